@@ -1,10 +1,10 @@
-"""The number of spot devices decided live, against as many as there are, under one replayed trace.
+"""Spot devices and the trainers' window decided live, against a fixed fleet, under one replayed trace.
 
 Runs of the embedded model on this machine, in processes without Ray, by the runtime that `spotlight train`
 uses. Each device sleeps for what is left of a set time (`benchmarks/paced_workers.py`), so that devices do
 not share the machine's cores. Both arms take their instances from the same trace, replayed in its own time:
-one rents what `decide_capacity` wants, the other all that is there, up to `runtime.spot_workers`. They take
-turns.
+one rents what `decide_capacity` wants, and its trainers leave a rollout when `LiveWindow` says so; the other
+rents all that is there, up to `runtime.spot_workers`, and its trainers stay. They take turns.
 
 `paid_ratio`: device-seconds paid for, decided over fixed, of runs of as many iterations with an evaluation
 before and after; `usd_ratio` and `wall_ratio` likewise. `identical`: all runs end with the same weights.
@@ -21,6 +21,7 @@ import argparse
 import hashlib
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -28,11 +29,16 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.paced_workers import PacedCluster
+from benchmarks.paced_workers import SamplePacedCluster
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.fleet import rented_capacity
-from gpu_runtime.fleet.capacity_decision import CapacityDecision, IterationForecast, RentingTerms
+from gpu_runtime.fleet.capacity_decision import (
+    CapacityDecision,
+    IterationForecast,
+    RentingTerms,
+    TrainingTime,
+)
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import WorkloadTimes
@@ -50,9 +56,9 @@ _MOST = 5
 _SETTINGS = (
     "runtime.cluster=local", "runtime.capacity=trace", f"runtime.spot_workers={_MOST}",
     "runtime.scorer_workers=1", "runtime.commit_steps=1", "algorithm.prompts_per_iteration=6",
-    "evaluation.prompts=4", "evaluation.every=0",
+    "evaluation.prompts=4", "evaluation.every=0", "reward.signal=graded",
 )  # fmt: skip
-"""Six batches an iteration, of four denoising steps."""
+"""Six batches an iteration, of four denoising steps. With graded scores nearly all groups are trained on."""
 
 _FULL, _QUICK = (16, 3), (5, 1)
 """Iterations of a run, and turns."""
@@ -79,7 +85,9 @@ class LiveArm:
         weights: digest of the trained weights.
         losses: workers that were lost.
         notes: the decisions, in words.
-        batch_s, rest_s, start_s: measured times: of a batch, of an iteration beside its rollout, of a start.
+        batch_s, start_s: medians of measured times: of a batch, of a start.
+        train_s, driver_s: means: of an iteration's training, and of what an iteration takes beside it and the
+            rollout. Prompt groups whose scores are equal are not trained on, so that training times differ.
     """
 
     paid_s: float
@@ -89,8 +97,9 @@ class LiveArm:
     losses: int
     notes: list[str]
     batch_s: float
-    rest_s: float
     start_s: float
+    train_s: float
+    driver_s: float
 
 
 def _all_that_is_there(
@@ -104,19 +113,25 @@ def live(config: RunConfig, decided: bool) -> LiveArm:
 
     Args:
         config: of the run.
-        decided: whether the number of spot devices is decided; else all that the trace has are rented.
+        decided: whether the number of spot devices is decided; else all that the trace has are rented. The
+            settings say whether trainers leave.
     """
     measured: list[tuple[str, float]] = []
+    train_s: list[float] = []
+    alone_s: list[float] = []  # of it, after the last score
     fixed = patch.object(rented_capacity, "decide_capacity", _all_that_is_there)
     with nullcontext() if decided else fixed, _measuring(measured):
-        cluster = PacedCluster(config)
+        cluster = SamplePacedCluster(config)
         try:
             with Runtime(config, cluster) as runtime:
                 runtime.evaluate()
                 for iteration in range(1, config.iterations + 1):
                     plan = runtime.explore(iteration)
                     rolled = runtime.rollout(plan)
-                    runtime.train(rolled, runtime.reward(rolled))
+                    scores, began_s = runtime.reward(rolled), time.monotonic()
+                    trained = runtime.train(rolled, scores)
+                    alone_s.append(time.monotonic() - began_s)
+                    train_s.append(alone_s[-1] + trained.beside_s)
                 runtime.evaluate()
                 intervals = runtime.take_intervals()
                 paid_s = sum(part.paid_s for part in runtime.take_paid_time())
@@ -126,13 +141,14 @@ def live(config: RunConfig, decided: bool) -> LiveArm:
             cluster.shutdown()
     wall_s = max(part.ended_at for part in intervals) - min(part.started_at for part in intervals)
 
-    def middle(name: str) -> float:
-        values = [seconds for known, seconds in measured if known == name]
-        return statistics.median(values) if values else 0.0
+    def times(name: str) -> list[float]:
+        return [seconds for known, seconds in measured if known == name] or [0.0]
 
+    driver_s = max(0.0, statistics.mean(times("rest")) - statistics.mean(alone_s[:-1]))
     return LiveArm(
         paid_s, sum(part.usd for part in intervals), wall_s, weights, losses, notes,
-        middle("batch"), middle("rest"), middle("start"),
+        statistics.median(times("batch")), statistics.median(times("start")),
+        statistics.mean(train_s), driver_s,
     )  # fmt: skip
 
 
@@ -145,9 +161,9 @@ def _measuring(into: list[tuple[str, float]]) -> Any:
             into.append(("batch", seconds))
             super().add_batch_time(seconds)
 
-        def add_rest(self, seconds: float) -> None:
+        def add_rest(self, seconds: float, training: TrainingTime | None) -> None:
             into.append(("rest", seconds))
-            super().add_rest(seconds)
+            super().add_rest(seconds, training)
 
         def add_start(self, seconds: float) -> None:
             into.append(("start", seconds))
@@ -172,8 +188,9 @@ def predicted(config: RunConfig, arms: list[LiveArm], trace: Trace) -> float:
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     step_s = middle(lambda arm: arm.batch_s) / steps
     times = WorkloadTimes(
-        step=ticks(step_s), decode=0, score=0, train_sample=ticks(middle(lambda arm: arm.rest_s) / samples),
+        step=ticks(step_s), decode=0, score=0, train_sample=ticks(middle(lambda arm: arm.train_s) / samples),
         weights=0, start=ticks(middle(lambda arm: arm.start_s)), regroup=0, step_s=step_s,
+        driver=ticks(middle(lambda arm: arm.driver_s)),
     )  # fmt: skip
     price = config.price
     fleet = FleetPlan(1, _MOST, 1, price.reserved_usd_per_hour, price.spot_usd_per_hour, decided="cheapest")
@@ -196,13 +213,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.csv"
         write_trace(trace, file)
-        options = f"runtime.options.file={file}"
-        config = load_config("smoke", [*_SETTINGS, f"iterations={iterations}", options], {})
+        settings = [*_SETTINGS, f"iterations={iterations}", f"runtime.options.file={file}"]
+        configs = {
+            decided: load_config("smoke", [*settings, f"runtime.trainers_leave={str(decided).lower()}"], {})
+            for decided in arms
+        }
         for turn in range(turns):
             for decided in (True, False) if turn % 2 else (False, True):
-                arms[decided].append(live(config, decided))
+                arms[decided].append(live(configs[decided], decided))
     both = [*arms[True], *arms[False]]
-    simulated_s = predicted(config, arms[False], trace)
+    simulated_s = predicted(configs[True], arms[False], trace)
 
     def total(decided: bool, of: Callable[[LiveArm], float]) -> float:
         return sum(of(arm) for arm in arms[decided])

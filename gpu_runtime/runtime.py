@@ -226,7 +226,8 @@ class Runtime:
         for one in drafts.values():
             if one.score is not None:
                 self._feed.note(one.sample, one.score)
-        self._fleet.decide_capacity(len(requests), self.config.iterations - plan.iteration + 1)
+        left = self.config.iterations - plan.iteration + 1
+        self._fleet.decide_capacity(len(requests), left, self._feed.time)
         self._use_training_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
@@ -293,7 +294,7 @@ class Runtime:
             before = self._current.digest
             self._current = self._fleet.trainers.publish(WeightsVersion(self.policy_version + 1))
             check_sync(self._current.digest, before)
-        return Trained(report, advantages, self.policy_version, self._feed.beside_s)
+        return Trained(report, advantages, self.policy_version, self._feed.time.beside_s)
 
     def review(
         self,

@@ -345,11 +345,6 @@ def refuse_unfit(config: RunConfig) -> None:
             f"the settings ask for {config.runtime.devices_in_words}, and a simulated one has none of its "
             "own; give their numbers: --reserved and --spot"
         )
-    if config.runtime.trainers_leave:
-        raise ConfigurationError(
-            "runtime.trainers_leave is true, which no policy simulates; set it to false. The policy window "
-            "is close to it"
-        )
 
 
 def refuse_profile(config: RunConfig, profile: Profile) -> None:

@@ -4,7 +4,9 @@ The live run and the simulator ask the same function. With R reserved devices, n
 seconds each and r seconds of an iteration in which nothing is rolled out, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
 device's time beside training that is of use (1 where it explores there, 0 where it idles). Another instance
-pays while the time that it saves, times what waits meanwhile, is more than its own price: while C falls. How
+pays while the time that it saves, times what waits meanwhile, is more than its own price: while C falls.
+Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is shorter by what they train
+meanwhile: `IterationForecast.course`. How
 fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f
 the trainer's share of waiting.
 """
@@ -15,6 +17,8 @@ import math
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
+
+from gpu_runtime.fleet.seeding_window import trainers_go_on
 
 LEAST_GAIN = 0.02
 """Share of an iteration's cost that giving instances back must save: an instance that is gone takes its start
@@ -34,9 +38,11 @@ class IterationForecast:
     Attributes:
         batches: of its rollout.
         batch_s: seconds that a device takes for one.
-        rest_s: seconds of the iteration in which nothing is rolled out.
+        rest_s: seconds of the iteration beside its rollout, and beside `train_s`.
         start_s: seconds that a new device is paid for before it has loaded.
         left: iterations that are left, the next one included, at least 1.
+        trainers: devices that leave the rollout to train; 0 where they stay, and training is in `rest_s`.
+        train_s: seconds of that training.
     """
 
     batches: int
@@ -44,14 +50,42 @@ class IterationForecast:
     rest_s: float
     start_s: float = 0.0
     left: int = 1
+    trainers: int = 0
+    train_s: float = 0.0
 
     def rollout_s(self, devices: int) -> float:
         """Seconds of the rollout on so many devices, at least 1: whole batches, in turns."""
-        return self.batch_s * math.ceil(self.batches / devices)
+        return self.course(devices)[0]
 
     def iteration_s(self, devices: int) -> float:
         """Seconds of the iteration."""
-        return self.rollout_s(devices) + self.rest_s
+        return self.course(devices)[1] + self.rest_s
+
+    def idle_s(self, devices: int) -> float:
+        """Seconds of the iteration in which nothing is rolled out."""
+        return self.iteration_s(devices) - self.rollout_s(devices)
+
+    def course(self, devices: int) -> tuple[float, float]:
+        """When the rollout ends, and when it and the training have, in seconds.
+
+        The trainers leave when `LiveWindow` lets them, each after the same number of batches. They train as
+        samples come: from the first batch on, and after the last one on what that turn has brought.
+        """
+        others, turns = devices - self.trainers, math.ceil(self.batches / devices)
+        if not self.trainers or others <= 0:
+            return turns * self.batch_s, turns * self.batch_s + self.train_s
+        done = 0
+        while done < turns and trainers_go_on(
+            self.batches - done * devices, others, self.batch_s, self.train_s
+        ):
+            done += 1
+        left = max(0, self.batches - done * devices)
+        turns_left = math.ceil(left / others)
+        rollout_s = (done + turns_left) * self.batch_s
+        last = left - others * (turns_left - 1) if left else self.batches - (done - 1) * devices
+        after_s = self.train_s * last / self.batches if self.batches else 0.0
+        trained_s = (max(done, 1) if left else done) * self.batch_s + self.train_s
+        return rollout_s, max(trained_s, rollout_s + after_s)
 
 
 @dataclass(frozen=True)
@@ -74,9 +108,10 @@ class RentingTerms:
 
     def cost_usd(self, forecast: IterationForecast, spot: int) -> float:
         """What the next iteration costs with so many spot devices."""
-        iteration_s = forecast.iteration_s(self.reserved + spot)
+        devices = self.reserved + spot
+        iteration_s = forecast.iteration_s(devices)
         reserved_s = self.reserved * iteration_s
-        spot_s = spot * (iteration_s - self.use_of_rest * forecast.rest_s)
+        spot_s = spot * (iteration_s - self.use_of_rest * forecast.idle_s(devices))
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
 
@@ -145,12 +180,25 @@ def most_generators(forecast: IterationForecast, generators: int) -> int:
         forecast: of the next iteration.
         generators: devices that roll out now, at least 1.
     """
-    iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s
-    if forecast.rollout_s(generators) <= LEAST_WAIT * iteration_s:
+    iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s + forecast.train_s
+    if iteration_s - rest_s <= LEAST_WAIT * iteration_s:
         return generators
     # G / (1 - f), where 1 - f is the rest's share of the iteration; more than a batch each has no use.
     most = generators * iteration_s / rest_s if rest_s else math.inf
     return max(generators, math.ceil(min(most, forecast.batches)))
+
+
+@dataclass(frozen=True)
+class TrainingTime:
+    """What an iteration's training took.
+
+    Attributes:
+        whole_s: seconds of it.
+        beside_s: of these, the seconds before the last score was there.
+    """
+
+    whole_s: float = 0.0
+    beside_s: float = 0.0
 
 
 @dataclass
@@ -160,31 +208,43 @@ class MeasuredTimes:
     _batch_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _rest_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    _train_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def add_batch_time(self, seconds: float) -> None:
         """What a device took for a batch of an iteration, in seconds: the median over its batches."""
         self._batch_s.append(seconds)
 
-    def add_rest(self, seconds: float) -> None:
-        """What an iteration took beside its rollout, in seconds."""
-        self._rest_s.append(seconds)
+    def add_rest(self, seconds: float, training: TrainingTime | None) -> None:
+        """What an iteration took after its rollout.
+
+        Args:
+            seconds: from the rollout's end to the next one's beginning.
+            training: of trainers that leave rollouts, some of which is in `seconds`; None where they stay.
+        """
+        if training is not None:
+            self._train_s.append(training.whole_s)
+            seconds -= training.whole_s - training.beside_s
+        self._rest_s.append(max(0.0, seconds))
 
     def add_start(self, seconds: float) -> None:
         """What a worker took from being asked for to having loaded, in seconds."""
         self._start_s.append(seconds)
 
-    def forecast(self, batches: int, left: int) -> IterationForecast | None:
+    def forecast(self, batches: int, left: int, trainers: int = 0) -> IterationForecast | None:
         """What the next iteration has to do; None before a whole iteration has been measured.
 
         Args:
             batches: of its rollout.
             left: iterations that are left, the next one included.
+            trainers: devices that leave the rollout to train.
         """
         if not self._batch_s or not self._rest_s:
             return None
-        start_s = statistics.median(self._start_s) if self._start_s else 0.0
+        start_s, train_s = (
+            statistics.median(known) if known else 0.0 for known in (self._start_s, self._train_s)
+        )
         batch_s, rest_s = statistics.median(self._batch_s), statistics.median(self._rest_s)
-        return IterationForecast(batches, batch_s, rest_s, start_s, left)
+        return IterationForecast(batches, batch_s, rest_s, start_s, left, trainers, train_s)
 
 
 def _cost_to_the_end(forecast: IterationForecast, terms: RentingTerms, spot: int, held: int) -> float:

@@ -17,6 +17,7 @@ from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import rented_capacity
@@ -114,15 +115,17 @@ class Fleet:
         """Book what a device does from now on."""
         self.accounts.enter(worker, state)
 
-    def decide_capacity(self, requests: int, left: int) -> None:
+    def decide_capacity(self, requests: int, left: int, training: TrainingTime) -> None:
         """Decide how many spot devices the next iteration has, where that is not fixed; nothing else goes on.
 
         Args:
             requests: samples of its rollout.
             left: iterations that are left, the next one included.
+            training: of the iteration before.
         """
         if self._rented is not None:
-            self._rented.decide(requests, left, sum(d.market == "reserved" for d in self._devices))
+            reserved = sum(device.market == "reserved" for device in self._devices)
+            self._rented.decide(requests, left, reserved, training)
             self._follow_capacity()
 
     def take_capacity_notes(self) -> list[str]:

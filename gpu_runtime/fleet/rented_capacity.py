@@ -15,7 +15,12 @@ from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.fleet.capacity.registry import build_capacity
-from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
+from gpu_runtime.fleet.capacity_decision import (
+    MeasuredTimes,
+    RentingTerms,
+    TrainingTime,
+    decide_capacity,
+)
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5
@@ -53,6 +58,7 @@ class RentedCapacity:
         self._most = most
         explores = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
         self._use_of_rest = 1.0 if explores else 0.0
+        self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
         self._measured = MeasuredTimes()
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
@@ -66,17 +72,18 @@ class RentedCapacity:
         self._decide(0, 1, 1)
         self.look(at_once=True)
 
-    def decide(self, requests: int, left: int, reserved: int) -> None:
+    def decide(self, requests: int, left: int, reserved: int, training: TrainingTime) -> None:
         """Ask for as many instances as pay in the next iteration, and give back the others.
 
         Args:
             requests: samples of its rollout.
             left: iterations that are left, the next one included.
             reserved: devices that stay.
+            training: of the iteration before.
         """
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
-            self._measured.add_rest(max(0.0, rest_s))
+            self._measured.add_rest(rest_s, training if self._leaving else None)
             self._rolled_out_at_s = None  # an iteration whose samples are all drafts rolls nothing out
         self._decide(-(-requests // self._config.sampling.batch_size), left, reserved)
         self.look(at_once=True)
@@ -87,7 +94,7 @@ class RentedCapacity:
         terms = RentingTerms(
             reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._use_of_rest
         )
-        forecast = self._measured.forecast(batches, left)
+        forecast = self._measured.forecast(batches, left, self._leaving)
         decision = decide_capacity(forecast, terms, self.devices)
         self._wanted, self._reason = decision.wanted, decision.reason
         if self._wanted != wanted_before:

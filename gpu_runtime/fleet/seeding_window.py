@@ -4,7 +4,8 @@ RLBoost (arXiv 2510.19225) calls it seeding: reserved devices begin the rollout,
 delivered, while the spot devices roll out the rest. Too short a window, and the trainers wait for samples;
 too long a one, and the spot devices wait for the trainers. RLBoost feeds the difference of both waits back
 and remembers the window of each number of spot devices. Where a sample takes a known time, the window can be
-solved instead: so do `spotlight what-if` and, batch by batch, live runs (`runtime.trainers_leave`).
+solved instead: so does the policy `window` of `spotlight what-if` and, batch by batch, a run whose trainers
+may leave rollouts, live or simulated (`runtime.trainers_leave`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ def solved_window_s(work_s: float, train_s: float, reserved: int, spot: int) -> 
     return max(0.0, (work_s - spot * train_s) / (reserved + spot))
 
 
+def trainers_go_on(batches: float, others: int, batch_s: float, train_s: float) -> bool:
+    """Whether a batch more for the trainers lets the rollout and the training end sooner.
+
+    Args:
+        batches: that are left of the rollout.
+        others: devices that roll out and do not train, at least 1.
+        batch_s: seconds of a batch.
+        train_s: seconds of training that can be done beside the rollout.
+    """
+    return batches * batch_s / others > train_s + batch_s
+
+
 class LiveWindow:
     """Whether trainers go on with a rollout, asked before each of their batches.
 
@@ -72,10 +85,9 @@ class LiveWindow:
         """
         if train_s is None or self._batch_s is None or others == 0:
             return True
-        left_s = batches * self._batch_s / others
-        goes_on = left_s > train_s + self._batch_s
+        goes_on = trainers_go_on(batches, others, self._batch_s, train_s)
         if not goes_on and others != self._others:
-            self._others = others
+            self._others, left_s = others, batches * self._batch_s / others
             self._notes.append(
                 f"trainers leave rollouts before the end: beside {others} other devices, which need "
                 f"{left_s:.1f} s for the rest of this one, training takes {train_s:.1f} s"

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
@@ -47,7 +48,7 @@ class TrainingFeed:
         enter: books what a device does from now on; may be called from any thread.
 
     Attributes:
-        beside_s: seconds for which they trained before the last `finish`.
+        time: what the last iteration's training took, that before `finish` beside the rest.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class TrainingFeed:
         self._asked: list[Asked[None]] = []
         self._lock = threading.Lock()
         self._under_way = 0
-        self._since_s = self._busy_s = self.beside_s = 0.0
+        self._since_s = self._busy_s = 0.0
+        self.time = TrainingTime()
 
     def expect(self, requests: Sequence[SampleRequest], policy_version: int) -> None:
         """An iteration's samples will come; what was given of another one is not trained on.
@@ -125,7 +127,7 @@ class TrainingFeed:
         began_s = time.monotonic()
         with self._lock:
             running_s = time.monotonic() - self._since_s if self._under_way else 0.0
-            self.beside_s = self._busy_s + running_s if self._asked else 0.0
+            beside_s = self._busy_s + running_s if self._asked else 0.0
         ordered = sorted(samples, key=lambda sample: sample.request)
         given = len(self._given)
         begins = not self._asked or _names(ordered[:given]) != _names(self._given)
@@ -134,7 +136,8 @@ class TrainingFeed:
         left = ordered if begins else ordered[given:]
         self._forget()
         report = self._trainers.wait_for(self._ask(lambda: self._trainers.begin(Worker.train, left, begins)))
-        self._trained_s.append(self.beside_s + time.monotonic() - began_s)
+        self.time = TrainingTime(beside_s + time.monotonic() - began_s, beside_s)
+        self._trained_s.append(self.time.whole_s)
         return report
 
     def abandon(self) -> None:

@@ -8,6 +8,7 @@ denoising steps is like the one before, so what a loss or a notice finds committ
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
 
 from gpu_runtime.exploration.window import DraftGate
@@ -20,7 +21,7 @@ from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
-from gpu_runtime.simulator.virtual_time import Event, EventLoop
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop
 from storage.database.records import DeviceState
 from storage.errors import SchedulingError
 
@@ -72,6 +73,7 @@ class GenerationPhase:
         # What the gate refuses once it refuses for the rest of the window, which only gets shorter: such a
         # device need not be asked again whenever a batch comes back.
         self._closed: set[str] = set()
+        self._left: set[str] = set()  # trainers that the live window has let go
         self._busy = 0
         self._scorers_free = loop.now
         self._loaded_by = 0
@@ -121,6 +123,7 @@ class GenerationPhase:
             self._pushed.on_notice(device.name)
             self._wake()
         self._call_trainers_back()
+        self._ask_trainers_again()
 
     def _stop(self, holder: Holder) -> None:
         self._idle.pop(holder.name, None)
@@ -158,6 +161,7 @@ class GenerationPhase:
             self._pushed.on_worker_lost(device.name)
             self._wake()
         self._call_trainers_back()
+        self._ask_trainers_again()
 
     def _take_back(self, holder: Holder, flight: Flight) -> None:
         holder.flight = None
@@ -218,7 +222,7 @@ class GenerationPhase:
             lease = self._scheduler.pull(holder.name, now, self._work.version, 1, (self._work.kind,))
         if lease is None:
             self._enter(holder, "idle")
-            if not (holder.noticed or self._is_away(holder) or holder.name in self._closed):
+            if not (holder.noticed or self._is_away(holder) or holder.name in self._closed | self._left):
                 self._idle[holder.name] = holder
             return
         self._busy += 1
@@ -241,7 +245,7 @@ class GenerationPhase:
 
     def _may_pull(self, holder: Holder) -> bool:
         closed = self._work.deadline is not None and self._loop.now >= self._work.deadline
-        if holder.noticed or closed or self._is_away(holder):
+        if holder.noticed or closed or self._is_away(holder) or self._leaves(holder):
             return False
         kind = self._work.kind
         if not self._scheduler.waiting(kind):
@@ -309,8 +313,8 @@ class GenerationPhase:
         self._next += batches
 
     def _is_idle(self, device: SimulatedDevice) -> bool:
-        """Whether it finds nothing to do."""
-        return self._idle.get(device.name) is device
+        """Whether it finds nothing to do, or something better."""
+        return self._idle.get(device.name) is device or device.name in self._left
 
     def _is_away(self, holder: Holder) -> bool:
         """Whether it trains, or waits for samples to train on."""
@@ -348,6 +352,55 @@ class GenerationPhase:
             self.outcome.trainers_back = self._loop.now - self._began
             self._let_trainers_join()
 
+    def _leaves(self, holder: Holder) -> bool:
+        """Whether a trainer trains from now on, by the live window. Once it was called back, it stays."""
+        if not holder.trains or self.outcome.trainers_back is not None or self._goes_on():
+            return False
+        self._left.add(holder.name)
+        return True
+
+    def _goes_on(self) -> bool:
+        """Whether the trainers roll out one more batch each."""
+        work = self._work
+        if work.window is None:
+            return True
+        others = [d for d in self._fleet if d.serves and d.holds == work.version and not d.trains]
+        train_s = work.train_s
+        if train_s is not None and self.outcome.trainers_left is not None:
+            since = self._loop.now - self._began - self.outcome.trainers_left
+            train_s = max(0.0, train_s - since / TICKS_PER_S)
+        return work.window.goes_on(self._steps_left() / work.steps, len(others), train_s)
+
+    def _steps_left(self) -> int:
+        """Denoising steps that are left, as the run knows it: of a batch under way it knows whole chunks."""
+        left = (self._work.batches - self.outcome.delivered) * self._work.steps
+        for number in range(self._first, self._next):
+            commit = self._scheduler.committed(number)
+            left -= 0 if commit is None else commit.step
+        for flight in (device.flight for device in self._fleet):
+            if flight is not None:
+                done = (self._loop.now - flight.since) // (flight.step * flight.chunk) * flight.chunk
+                left -= min(done, flight.lease.steps - flight.lease.step)
+        return left
+
+    def _ask_trainers_again(self) -> None:
+        """Another device is gone: trainers that train may have to roll out again."""
+        if not self._left or not self._goes_on():
+            return
+        trainers = self._fleet.trainers
+        if all(map(self._is_idle, trainers)):
+            self.outcome.trainers_left = self._idle_since(trainers)
+            self.outcome.trainers_back = self._loop.now - self._began
+        self._left.clear()
+        for device in trainers:
+            if device.flight is None:
+                self._pull(device)
+
+    def _idle_since(self, devices: Sequence[SimulatedDevice]) -> int:
+        """Ticks from the beginning until the last of some devices that are idle was."""
+        since = {holder.name: at for holder, _, at in self.entered}
+        return max(since[device.name] for device in devices) - self._began
+
     def _wake(self) -> None:
         """Something waits again: idle devices pull, as long as it does."""
         for _ in range(len(self._idle)):
@@ -370,9 +423,7 @@ class GenerationPhase:
         self.outcome.judging = max(0, self._scorers_free - now)
         rolls_out = self._work.kind is RequestKind.ROLLOUT and self.outcome.trainers_left is None
         if rolls_out and all(map(self._is_idle, self._fleet.trainers)):
-            idle_since = {holder.name: at for holder, _, at in self.entered}
-            left = max(idle_since[device.name] for device in self._fleet.trainers)
-            self.outcome.trainers_left = left - self._began
+            self.outcome.trainers_left = self._idle_since(self._fleet.trainers)
         for device in self._fleet:
             if device.coming is not None:
                 device.coming.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
 
@@ -25,6 +26,9 @@ class PhaseWork:
         trainers_join: when they are free and roll out too, in ticks; None for not in this phase.
         trainers_leave: when they stop rolling out and train, in ticks, if other devices go on; None for not
             before the end.
+        window: says before each of their batches whether trainers stop rolling out and train; None where
+            nothing asks.
+        train_s: seconds of training that it may be asked about; None where it is not known.
         deadline: when the phase is over in any case, in ticks; None for when all is delivered.
     """
 
@@ -38,6 +42,8 @@ class PhaseWork:
     beside_training: bool = False
     trainers_join: int | None = None
     trainers_leave: int | None = None
+    window: LiveWindow | None = None
+    train_s: float | None = None
     deadline: int | None = None
 
 

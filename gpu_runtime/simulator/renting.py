@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpu_runtime.fleet.capacity_decision import (
     MeasuredTimes,
     RentingTerms,
+    TrainingTime,
     decide_capacity,
     scale_generators,
 )
@@ -21,9 +22,10 @@ class Renting:
         loop: the clock.
         plan: what is rented, and by which decision.
         fleet: the devices.
+        leaves: whether trainers leave rollouts to train.
     """
 
-    def __init__(self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet) -> None:
+    def __init__(self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, leaves: bool) -> None:
         self.wanted: list[int] = []
         """Spot devices of each iteration; empty where that is not decided."""
         self._loop = loop
@@ -32,6 +34,8 @@ class Renting:
         self._measured = MeasuredTimes()
         self._rolled_out: int | None = None
         self._evaluated = 0  # ticks since then
+        self._leaving = plan.trainers if leaves else 0
+        self._training = TrainingTime()
 
     def begin(self) -> None:
         """Nothing is rented yet."""
@@ -49,7 +53,7 @@ class Renting:
             return
         if self._rolled_out is not None:
             rest = self._loop.now - self._rolled_out - self._evaluated
-            self._measured.add_rest(rest / TICKS_PER_S)
+            self._measured.add_rest(rest / TICKS_PER_S, self._training if self._leaving else None)
         self.wanted.append(self._rent(batches, left))
 
     def on_rolled_out(self, batch: int, start: int) -> None:
@@ -63,6 +67,10 @@ class Renting:
         self._measured.add_start(start / TICKS_PER_S)
         self._rolled_out, self._evaluated = self._loop.now, 0
 
+    def on_trained(self, training: TrainingTime) -> None:
+        """The trainers have trained."""
+        self._training = training
+
     def on_evaluated(self, length: int) -> None:
         """An evaluation took so many ticks: no part of an iteration."""
         self._evaluated += length
@@ -72,7 +80,7 @@ class Renting:
         assert plan.decided is not None, "asked by those who decide"
         reserved_usd, spot_usd = plan.price_at("reserved", at_s), plan.price_at("spot", at_s)
         terms = RentingTerms(plan.reserved, reserved_usd, spot_usd, plan.spot, 0.0)
-        forecast = self._measured.forecast(batches, left)
+        forecast = self._measured.forecast(batches, left, self._leaving)
         wanted = _DECISIONS[plan.decided](forecast, terms, self._fleet.spot_rented).wanted
         self._fleet.want(wanted)
         return wanted

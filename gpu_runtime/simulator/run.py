@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
-from gpu_runtime.fleet.seeding_window import most_useful_spot, solved_window_s
+from gpu_runtime.fleet.capacity_decision import TrainingTime
+from gpu_runtime.fleet.seeding_window import LiveWindow, most_useful_spot, solved_window_s
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
@@ -83,7 +84,6 @@ class Simulation:
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
-        self._renting = Renting(self._loop, plan.fleet, self._fleet)
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
@@ -93,6 +93,11 @@ class Simulation:
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, runs=plan.runs)
         self._usd: defaultdict[Market, float] = defaultdict(float)  # times ticks of a second
+        # Who deals batches beforehand, or has a window of its own, asks nothing in the midst of a rollout.
+        asks = config.runtime.trainers_leave and not (plan.pushes or plan.seeds)
+        self._window = LiveWindow() if asks else None
+        self._train_s: float | None = None  # what an update took
+        self._renting = Renting(self._loop, plan.fleet, self._fleet, asks)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:
@@ -132,7 +137,7 @@ class Simulation:
         if self._plan.timing is DraftTiming.BEFORE_ROLLOUT:
             with self._timed("draft"):
                 self._draft_on_all(version)
-        work = self._rollout(version)
+        work = replace(self._rollout(version), window=self._window, train_s=self._train_s)
         self._renting.decide(work.batches, config.iterations - version.policy_version)
         if self._plan.seeds:
             self._roll_out_then_train(work)
@@ -142,15 +147,25 @@ class Simulation:
                 outcome = self._generate(work)
             batch = work.steps * self._times.step + self._times.decode
             self._renting.on_rolled_out(batch, self._times.start)
+            if self._window is not None:
+                self._window.on_rolled_out([batch / TICKS_PER_S])
             spans = self._train_spans(
                 outcome, fed_groups(self._judged(outcome, work), config.algorithm), began
             )
+            self._note_training(spans, self._loop.now + outcome.judging)
             run.phases["reward"] += outcome.judging
             run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
             self._train(version, spans, more)
         run.batches += work.batches
         with self._timed("driver"):
             self._pass(self._times.driver)
+
+    def _note_training(self, spans: Sequence[tuple[int, int]], judged: int) -> None:
+        """Learn what the training of an iteration takes, which was judged by then."""
+        whole_s = sum(until - since for since, until in spans) / TICKS_PER_S
+        beside_s = sum(max(0, min(judged, until) - since) for since, until in spans) / TICKS_PER_S
+        self._renting.on_trained(TrainingTime(whole_s, beside_s))
+        self._train_s = whole_s / self._config.algorithm.updates_per_iteration
 
     def _rollout(self, version: WeightsVersion) -> PhaseWork:
         config, group = self._config, self._config.algorithm.group_size
@@ -354,7 +369,7 @@ class Simulation:
         """All that a phase's course depends on, as long as no event disturbs it."""
         now = self._loop.now
         moments = (work.deadline, work.trainers_join, work.trainers_leave)
-        turns = tuple(None if at is None else at - now for at in moments)
+        turns = (*(None if at is None else at - now for at in moments), work.train_s)
         known = self._forecast.state() if gate is not None else {}
         forecast = tuple((name, tuple(values)) for name, values in known.items())
         devices = list(self._fleet)

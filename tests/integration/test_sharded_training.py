@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.numpy import load
 
 from gpu_runtime.diffusion.sampler import Sampler
@@ -18,6 +17,7 @@ from gpu_runtime.learning.sharded_trainer import ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.sharing_processes import run_in_group
@@ -42,11 +42,11 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
 class ShardedRun:
     """A divided policy on the tiny model with its trainer."""
 
-    def __init__(self, config: RunConfig, group: dist.ProcessGroup, checkpointing: bool = False) -> None:
+    def __init__(self, config: RunConfig, group: InstanceGroup, checkpointing: bool = False) -> None:
         self.model = TinyModel()
         if checkpointing:
             self.model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
-        self.policy = ShardedPolicy(self.model, config.adaptation, seed=3, group=group)
+        self.policy = ShardedPolicy(self.model, config.adaptation, seed=3, group=group.group)
         self.sampler = Sampler(self.model, config.sampling)
         self.trainer = ShardedTrainer(self.policy, self.sampler, config)
 
@@ -66,7 +66,7 @@ def gradients_of(trainer: Any, work: list[TrainingSample]) -> tuple[TrainingRepo
 
 
 def shared_training(
-    group: dist.ProcessGroup,
+    group: InstanceGroup,
     cases: dict[str, dict[str, dict[str, Any]]],
     work: dict[str, tuple[dict[str, Any], list[TrainingSample]]],
 ) -> dict[str, Any]:
@@ -148,12 +148,12 @@ def test_all_processes_hold_the_same_checkpoint(answers: Any):
         assert first[name][2] == second[name][2]
 
 
-def gone_on_from(group: dist.ProcessGroup, sections: dict[str, Any], blobs: dict[str, bytes]) -> Any:
+def gone_on_from(group: InstanceGroup, sections: dict[str, Any], blobs: dict[str, bytes]) -> Any:
     run = ShardedRun(tiny_config(**sections), group)
     restore_trainer(run.trainer, blobs)
     for moments in run.trainer.optimizer.state.values():
         # safetensors reads a file's tensors in an order of its own in each process.
-        ordered = sorted(moments.items(), reverse=group.rank() == 1)
+        ordered = sorted(moments.items(), reverse=group.rank == 1)
         moments.clear()
         moments.update(ordered)
     held = sum(value.size for value in run.policy.local_state().values())
@@ -173,7 +173,7 @@ def test_a_checkpoint_of_one_process_goes_in_and_out_to_the_bit(name: str, answe
     assert all(held < 0.7 * total for _, held, _ in parts), "each process holds about half"
 
 
-def visits(group: dist.ProcessGroup, mode: str, state: dict[str, Any]) -> Any:
+def visits(group: InstanceGroup, mode: str, state: dict[str, Any]) -> Any:
     """Velocities before and after the weights are replaced, and of the reference in between."""
     run = ShardedRun(tiny_config(adaptation={"mode": mode}), group)
     velocities = []
@@ -214,16 +214,16 @@ def test_no_weight_is_stale_after_others_were_loaded_or_visited(mode: str):
 
 
 def generates_between(
-    group: dist.ProcessGroup, state: dict[str, Any], samples: list[TrainingSample]
+    group: InstanceGroup, state: dict[str, Any], samples: list[TrainingSample]
 ) -> tuple[dict[str, Any], Any]:
     """Each process has a number of forward passes of its own, then all train; velocities, and gradients."""
     run = ShardedRun(tiny_config(), group)
     found: dict[str, Any] = {}
     run.policy.gather()
     with torch.no_grad():
-        found["untouched"] = [velocity_of(run.model).numpy() for _ in range(3 * group.rank())]
+        found["untouched"] = [velocity_of(run.model).numpy() for _ in range(3 * group.rank)]
         run.policy.load(state)
-        found["moved"] = [velocity_of(run.model).numpy() for _ in range(1 + group.rank())]
+        found["moved"] = [velocity_of(run.model).numpy() for _ in range(1 + group.rank)]
     found["state"] = run.policy.state()
     report, gradients = gradients_of(run.trainer, samples)
     found["divided"] = not run.policy.is_gathered
@@ -257,7 +257,7 @@ def test_between_training_steps_each_process_generates_what_it_likes():
             assert np.linalg.norm(theirs[0][weight] - value) <= TOLERANCE * scale, weight
 
 
-def refused(group: dist.ProcessGroup, samples: list[TrainingSample]) -> tuple[str, bool]:
+def refused(group: InstanceGroup, samples: list[TrainingSample]) -> tuple[str, bool]:
     """One process alone sees a ratio that is off; both must refuse, with no weight changed."""
     run = ShardedRun(tiny_config(), group)
     before = run.policy.state()
@@ -280,7 +280,7 @@ def test_all_processes_refuse_what_one_of_them_sees():
 
 
 def in_parts(
-    group: dist.ProcessGroup, cases: dict[str, dict[str, dict[str, Any]]], samples: list[TrainingSample]
+    group: InstanceGroup, cases: dict[str, dict[str, dict[str, Any]]], samples: list[TrainingSample]
 ) -> dict[str, list[dict[str, bytes]]]:
     """Case -> checkpoints after an iteration whose samples came at once, and a prompt group at a time."""
     found: dict[str, list[dict[str, bytes]]] = {}
@@ -295,7 +295,7 @@ def in_parts(
             one_by_one.add(samples[first : first + 2])
             runs[1].policy.gather()  # each may generate meanwhile
             with torch.no_grad():
-                _ = [velocity_of(runs[1].model) for _ in range(group.rank())]
+                _ = [velocity_of(runs[1].model) for _ in range(group.rank)]
         one_by_one.finish()
         found[name] = [trainer_blobs(trainer) for trainer in (at_once, one_by_one)]
     return found

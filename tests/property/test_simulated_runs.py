@@ -41,15 +41,18 @@ def rough_trace(spot: int, seed: int) -> Trace:
     loss=st.sampled_from([0.0, 0.7, 20.0]),
     score=SECONDS,
     advantage_std=st.sampled_from(["batch", "group"]),
+    leave=st.booleans(),
     ways=WAYS,
 )
 def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
     reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float,
-    loss: float, score: float, advantage_std: str, ways: dict[str, Any],
+    loss: float, score: float, advantage_std: str, leave: bool, ways: dict[str, Any],
 ):  # fmt: skip
     timing = timing if not ways else DraftTiming.NEVER
     algorithm = {"prompts_per_iteration": 5, "group_size": 3, "advantage_std": advantage_std}
-    config, trace = small_config(algorithm=algorithm), rough_trace(spot, seed)
+    leave = leave and advantage_std == "group"
+    runtime = {"commit_steps": 2, "spot_workers": 8, "trainers_leave": leave}
+    config, trace = small_config(algorithm=algorithm, runtime=runtime), rough_trace(spot, seed)
     runs = [
         simulated(
             config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss, score=score),

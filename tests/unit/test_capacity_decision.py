@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gpu_runtime.fleet.capacity_decision import (
     IterationForecast,
     MeasuredTimes,
     RentingTerms,
+    TrainingTime,
     decide_capacity,
     most_generators,
     scale_generators,
@@ -33,6 +36,39 @@ TERMS = RentingTerms(reserved=1, reserved_usd_per_hour=10.0, spot_usd_per_hour=2
 def test_an_iteration_takes_and_costs_what_the_formula_says(spot: int, iteration_s: float, usd: float):
     assert WORK.iteration_s(1 + spot) == iteration_s
     assert TERMS.cost_usd(WORK, spot) == pytest.approx(usd)
+
+
+LEAVING = IterationForecast(batches=12, batch_s=10.0, rest_s=5.0, trainers=1, train_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("spot", "rollout_s", "iteration_s"),
+    [
+        (0, 120.0, 155.0),  # no other device can go on
+        # The trainer goes on while the other needs more than 40 s for the rest: until 4 are left after
+        # four turns. The other ends them at 80; the trainer trains from 40 on, and on the last one after 80.
+        (1, 80.0, 80.0 + 2.5 + 5.0),
+        (2, 50.0, 50.0 + 5.0 + 5.0),  # it goes on above 8: for two turns; 6 are left, the last two take 5 s
+        (3, 40.0, 40.0 + 7.5 + 5.0),  # above 12: it does not begin
+        (4, 30.0, 30.0 + 10.0 + 5.0),
+        (12, 10.0, 10.0 + 30.0 + 5.0),  # it waits for the first turn
+    ],
+)
+def test_trainers_that_leave_train_beside_the_rest_of_the_rollout(
+    spot: int, rollout_s: float, iteration_s: float
+):
+    assert LEAVING.rollout_s(1 + spot) == rollout_s
+    assert LEAVING.iteration_s(1 + spot) == pytest.approx(iteration_s)
+
+
+def test_fewer_devices_pay_where_trainers_leave():
+    """Dollar-seconds: 10 x 155, 12 x 87.5, 14 x 60, 16 x 52.5, 18 x 45, 20 x 45 for 0 to 5."""
+    costs = [3600 * TERMS.cost_usd(LEAVING, spot) for spot in range(6)]
+    assert costs == pytest.approx([1550, 1050, 840, 840, 810, 900])
+    assert decide_capacity(LEAVING, TERMS, held=4).wanted == 4
+    # Idle are the spot devices from the end of the rollout on: 15 s of 45.
+    exploring = replace(TERMS, use_of_rest=1.0)
+    assert 3600 * exploring.cost_usd(LEAVING, 4) == pytest.approx(10 * 45 + 8 * 30)
 
 
 def test_the_cheapest_number_is_wanted():
@@ -109,15 +145,25 @@ def test_before_anything_is_measured_all_are_wanted():
     assert (decision.wanted, decision.reason) == (8, "nothing has been measured yet: 8 spot devices at first")
     measured.add_batch_time(10.0)
     assert measured.forecast(12, 3) is None, "an iteration is measured when the next one begins"
-    measured.add_rest(30.0)
+    measured.add_rest(30.0, None)
     assert measured.forecast(12, 3) == IterationForecast(12, 10.0, 30.0, 0.0, 3)
+
+
+def test_training_beside_the_rollout_is_told_apart():
+    """Of 12 s after the rollout, 10 were training, whose other 20 had passed before."""
+    measured = MeasuredTimes()
+    measured.add_batch_time(10.0)
+    measured.add_rest(12.0, TrainingTime(whole_s=30.0, beside_s=20.0))
+    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 2.0, 0.0, 3, 1, 30.0)
+    measured.add_rest(9.0, TrainingTime(30.0, 20.0))  # the clocks of both are not read at once
+    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 1.0, 0.0, 3, 1, 30.0)
 
 
 def test_the_newest_iterations_count_by_their_median():
     measured = MeasuredTimes()
     for seconds in (99.0, 1.0, 2.0, 3.0, 50.0, 4.0):
         measured.add_batch_time(seconds)
-        measured.add_rest(2 * seconds)
+        measured.add_rest(2 * seconds, None)
         measured.add_start(3 * seconds)
     assert measured.forecast(1, 1) == IterationForecast(1, 3.0, 6.0, 9.0, 1)
 

@@ -13,7 +13,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet import rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
-from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms, decide_capacity
+from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms, TrainingTime, decide_capacity
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.scoring_pool import ScoringPool
@@ -53,7 +53,7 @@ class Stage:
     def measured(self, batch_s: float, rest_s: float) -> None:
         for _ in range(5):
             self.rented._measured.add_batch_time(batch_s)
-            self.rented._measured.add_rest(rest_s)
+            self.rented._measured.add_rest(rest_s, None)
 
     def events(self) -> list[tuple[str, str, str]]:
         return [(event.worker, event.kind, event.detail) for event in self.fleet.accounts.take_events()]
@@ -87,7 +87,7 @@ def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: S
     stage.events()
     stage.fleet.take_capacity_notes()
     stage.measured(batch_s=10.0, rest_s=5.0)
-    stage.fleet.decide_capacity(requests=8, left=4)  # two batches of four
+    stage.fleet.decide_capacity(8, 4, TrainingTime())  # two batches of four
     assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]
     (note,) = stage.fleet.take_capacity_notes()
     assert note.startswith("1 spot device instead of 3")
@@ -101,7 +101,7 @@ def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: S
         "spot-1",
     }
     # The same again: nothing changes, and nothing is said.
-    stage.fleet.decide_capacity(requests=8, left=4)
+    stage.fleet.decide_capacity(8, 4, TrainingTime())
     assert stage.fleet.take_capacity_notes() == [] and stage.events() == []
 
 
@@ -146,7 +146,7 @@ def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapa
     provider.offers = [Offer("a")]
     stage.prepare()
     stage.measured(batch_s=1.0, rest_s=1000.0)
-    stage.fleet.decide_capacity(requests=4, left=4)
+    stage.fleet.decide_capacity(4, 4, TrainingTime())
     assert provider.released == ["a"]
     ((worker, kind, detail),) = [event for event in stage.events() if event[0] == "spot-0"]
     assert (worker, kind) == ("spot-0", "left") and detail.startswith("before it had loaded: 0 spot devices")
@@ -261,7 +261,7 @@ def test_how_many_pay_is_decided_by_the_median_of_the_offers_prices(
     provider.offers = prices
     stage = Stage(provider)
     assert used == [2.0], "before there is an offer, by the settings"
-    stage.fleet.decide_capacity(64, 10)
+    stage.fleet.decide_capacity(64, 10, TrainingTime())
     assert used == [2.0, 4.0], "the devices' prices are 1, 4, 4, 4 and 9"
 
 
@@ -300,12 +300,12 @@ def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provi
     now = [0.0]
     config = tiny_config(runtime={"spot_workers": MOST, "capacity": "fake"})
     rented = RentedCapacity(provider, config, clock=lambda: now[0])
-    rented.decide(8, 3, 1)
+    rented.decide(8, 3, 1, TrainingTime())
     rented.on_rolled_out([4.0, 6.0, 5.0])
     now[0] = 17.0
     rented.on_evaluated(7.0)
     rented.on_started(3.0)
-    rented.decide(8, 2, 1)
+    rented.decide(8, 2, 1, TrainingTime())
     forecast = rented._measured.forecast(2, 2)
     assert forecast is not None
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
@@ -319,7 +319,7 @@ def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):
     rented.on_rolled_out([5.0])
     for at_s, requests in ((10.0, 0), (100.0, 8)):
         now[0] = at_s
-        rented.decide(requests, 2, 1)
+        rented.decide(requests, 2, 1, TrainingTime())
     forecast = rented._measured.forecast(2, 2)
     assert forecast is not None and forecast.rest_s == 10.0
     assert len(rented._measured._rest_s) == 1
@@ -347,8 +347,8 @@ def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_othe
     rented = fleet._rented
     assert rented is not None
     rented._measured.add_batch_time(1.0)
-    rented._measured.add_rest(1000.0)
-    fleet.decide_capacity(requests=4, left=4)
+    rented._measured.add_rest(1000.0, None)
+    fleet.decide_capacity(4, 4, TrainingTime())
     assert prepare() == ["reserved-0"] and fleet.lost == ["spot-0"]
     left = [event.worker for event in fleet.accounts.take_events() if event.kind == "left"]
     assert sorted(left) == ["spot-1", "spot-2"] and cluster.requested == [MOST, 0]

@@ -73,6 +73,32 @@ def test_a_trainer_that_finds_nothing_to_roll_out_trains_while_others_go_on():
     assert run.phases["rollout"] == 15 * TICKS_PER_S and run.spent["reserved", "train"] == 16 * TICKS_PER_S
 
 
+def leaving(of: Trace, **ways: object) -> SimulatedRun:
+    """Two iterations whose trainer may leave a rollout; training takes 16 s, as the second one knows."""
+    algorithm = {"prompts_per_iteration": 4, "group_size": 4}
+    runtime = {"commit_steps": 2, "spot_workers": 8, "trainers_leave": True}
+    config = small_config(iterations=2, algorithm=algorithm, runtime=runtime)
+    run = simulated(config, 1, 1, of, **ways)  # type: ignore[arg-type]
+    assert sum(run.spent.values()) == sum(run.paid.values()), "each second is in one state"
+    return run
+
+
+def test_a_trainer_leaves_a_rollout_that_the_other_device_ends_no_later_than_it_has_trained():
+    # The first rollout lasts from 21 to 33, and training to 49. In the second one both have the weights at
+    # 51 and end a batch at 57. The spot device needs 12 s for the other two: less than 6 and 16. It ends
+    # them at 63 and 69; batches are judged at 58, 59, 64 and 70, and trained on from 58 to 74.
+    run = leaving(STAYS)
+    assert run.iterations == [28 * TICKS_PER_S, 25 * TICKS_PER_S]
+    assert run.spent["spot", "rollout"] == (12 + 18) * TICKS_PER_S
+    assert leaving(STAYS, repeats=False).to_json() == run.to_json()
+
+
+def test_a_trainer_that_has_left_rolls_out_what_a_lost_device_cannot():
+    # At 66, when it ends the second group, the lost device has committed two steps of the last batch. The
+    # trainer does the others until 70, and trains on the last two groups then.
+    assert leaving(goes(66.0)).iterations == [28 * TICKS_PER_S, 29 * TICKS_PER_S]
+
+
 def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():
     run = simulated(ONE, 1, 1, STAYS)
     # Both deliver at the same time: their two batches are judged in 2.

@@ -346,10 +346,6 @@ def test_what_is_not_known_widens_the_answer():
         (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
         (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
-        (
-            ("--set", "runtime.trainers_leave=true"),
-            "runtime.trainers_leave is true, which no policy simulates",
-        ),
         (("--curve", "nothing"), "--curve 'nothing' is no learning curve (ocr-grpo, ocr-nft, "),
     ],
 )

@@ -42,7 +42,7 @@ class IterationForecast:
         start_s: seconds that a new device is paid for before it has loaded.
         left: iterations that are left, the next one included, at least 1.
         trainers: devices that leave the rollout to train; 0 where they stay, and training is in `rest_s`.
-        train_s: seconds of that training.
+        train_s: seconds of that training, which may begin before the rollout's end.
     """
 
     batches: int
@@ -203,8 +203,13 @@ class TrainingTime:
 
 @dataclass
 class MeasuredTimes:
-    """The times of the past iterations, of which the newest few count."""
+    """The times of the past iterations, of which the newest few count.
 
+    Attributes:
+        updates: of the weights in an iteration; only the first one's training can begin early.
+    """
+
+    updates: int = 1
     _batch_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _rest_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     _start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -222,8 +227,9 @@ class MeasuredTimes:
             training: of trainers that leave rollouts, some of which is in `seconds`; None where they stay.
         """
         if training is not None:
-            self._train_s.append(training.whole_s)
-            seconds -= training.whole_s - training.beside_s
+            early_s = training.whole_s / self.updates
+            self._train_s.append(early_s)
+            seconds -= early_s - training.beside_s
         self._rest_s.append(max(0.0, seconds))
 
     def add_start(self, seconds: float) -> None:

@@ -59,7 +59,7 @@ class RentedCapacity:
         explores = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
         self._use_of_rest = 1.0 if explores else 0.0
         self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
-        self._measured = MeasuredTimes()
+        self._measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
         self._usd_per_hour: dict[str, float] = {}  # by worker: of the offer that it was put on

@@ -1,8 +1,9 @@
 """The connected sockets of a process group, found in this process and shut down.
 
 gloo has no call that frees a member blocked on a silent peer before the time-out. Shutting its
-sockets down does, within milliseconds. They are distinguished from all other sockets of the process (of
-Ray, say) by an address of the loopback network that nothing else uses.
+sockets down does, within milliseconds, unless a message is cut off midway (`process_group.py`). They are
+distinguished from all other sockets of the process (of Ray, say) by an address of the loopback network that
+nothing else uses.
 """
 
 from __future__ import annotations

@@ -210,7 +210,10 @@ def _keep(group: dist.ProcessGroup, work: Any) -> None:
 
 
 def interrupt(device: torch.device) -> None:
-    """Free this process's other threads that wait for a peer of the group; they raise RuntimeError."""
+    """Free this process's other threads that wait for a peer of the group; they raise RuntimeError.
+
+    With gloo not those whose message is under way: see `InstanceGroup`.
+    """
     if device.type != "cuda":
         group_sockets.shut_down_group()
     elif dist.is_initialized():

@@ -222,7 +222,12 @@ class GenerationPhase:
             lease = self._scheduler.pull(holder.name, now, self._work.version, 1, (self._work.kind,))
         if lease is None:
             self._enter(holder, "idle")
-            if not (holder.noticed or self._is_away(holder) or holder.name in self._closed | self._left):
+            if not (
+                holder.noticed
+                or self._is_away(holder)
+                or holder.name in self._closed
+                or holder.name in self._left
+            ):
                 self._idle[holder.name] = holder
             return
         self._busy += 1
@@ -361,15 +366,28 @@ class GenerationPhase:
 
     def _goes_on(self) -> bool:
         """Whether the trainers roll out one more batch each."""
-        work = self._work
-        if work.window is None:
+        work, now = self._work, self._loop.now
+        if work.window is None or work.train_s is None:
             return True
-        others = [d for d in self._fleet if d.serves and d.holds == work.version and not d.trains]
-        train_s = work.train_s
-        if train_s is not None and self.outcome.trainers_left is not None:
-            since = self._loop.now - self._began - self.outcome.trainers_left
-            train_s = max(0.0, train_s - since / TICKS_PER_S)
-        return work.window.goes_on(self._steps_left() / work.steps, len(others), train_s)
+        others = [
+            device
+            for device in self._fleet
+            if device.joined and not device.noticed and not device.trains and device.holds == work.version
+            and (device.known_gone is None or device.known_gone > now)
+        ]  # fmt: skip
+        left_s = work.train_s - self._trained_s()
+        return work.window.goes_on(self._steps_left() / work.steps, len(others), left_s)
+
+    def _trained_s(self) -> float:
+        """Seconds of training that are done: since all trainers have left, on what is judged by now."""
+        assert self._work.train_s is not None, "else nothing asks"
+        if not all(map(self._is_idle, self._fleet.trainers)):
+            return 0.0
+        passed = self._loop.now - self._began
+        judged = sum(at <= passed for at in self.outcome.judged_at.values()) / self._work.batches
+        return min(
+            (passed - self._idle_since(self._fleet.trainers)) / TICKS_PER_S, judged * self._work.train_s
+        )
 
     def _steps_left(self) -> int:
         """Denoising steps that are left, as the run knows it: of a batch under way it knows whole chunks."""
@@ -379,7 +397,8 @@ class GenerationPhase:
             left -= 0 if commit is None else commit.step
         for flight in (device.flight for device in self._fleet):
             if flight is not None:
-                done = (self._loop.now - flight.since) // (flight.step * flight.chunk) * flight.chunk
+                until = self._loop.now if flight.halted is None else flight.halted
+                done = (until - flight.since) // (flight.step * flight.chunk) * flight.chunk
                 left -= min(done, flight.lease.steps - flight.lease.step)
         return left
 

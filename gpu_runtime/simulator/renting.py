@@ -22,16 +22,19 @@ class Renting:
         loop: the clock.
         plan: what is rented, and by which decision.
         fleet: the devices.
+        updates: of the weights in an iteration.
         leaves: whether trainers leave rollouts to train.
     """
 
-    def __init__(self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, leaves: bool) -> None:
+    def __init__(
+        self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, updates: int, leaves: bool
+    ) -> None:
         self.wanted: list[int] = []
         """Spot devices of each iteration; empty where that is not decided."""
         self._loop = loop
         self._plan = plan
         self._fleet = fleet
-        self._measured = MeasuredTimes()
+        self._measured = MeasuredTimes(updates)
         self._rolled_out: int | None = None
         self._evaluated = 0  # ticks since then
         self._leaving = plan.trainers if leaves else 0

@@ -97,7 +97,8 @@ class Simulation:
         asks = config.runtime.trainers_leave and not (plan.pushes or plan.seeds)
         self._window = LiveWindow() if asks else None
         self._train_s: float | None = None  # what an update took
-        self._renting = Renting(self._loop, plan.fleet, self._fleet, asks)
+        updates = config.algorithm.updates_per_iteration
+        self._renting = Renting(self._loop, plan.fleet, self._fleet, updates, asks)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:

@@ -159,6 +159,14 @@ def test_training_beside_the_rollout_is_told_apart():
     assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 1.0, 0.0, 3, 1, 30.0)
 
 
+def test_only_the_first_update_s_training_can_begin_early():
+    """Of 30 s in two updates 15 may. Of 25 s after the rollout 5 were of those, and 15 of the other one."""
+    measured = MeasuredTimes(updates=2)
+    measured.add_batch_time(10.0)
+    measured.add_rest(25.0, TrainingTime(whole_s=30.0, beside_s=10.0))
+    assert measured.forecast(12, 3, trainers=1) == IterationForecast(12, 10.0, 20.0, 0.0, 3, 1, 15.0)
+
+
 def test_the_newest_iterations_count_by_their_median():
     measured = MeasuredTimes()
     for seconds in (99.0, 1.0, 2.0, 3.0, 50.0, 4.0):

@@ -436,3 +436,14 @@ def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion()
     assert (times.score, times.train_sample, times.decode) == (ticks(0.25), ticks(0.5), ticks(1.0))
     drawn = small_profile(0.3).times(4, 1, 1, random.Random(1))
     assert drawn != small_profile(0.3).times(4, 1, 1, random.Random(2))
+
+
+def test_trainers_that_may_leave_shorten_iterations_also_where_the_number_of_devices_is_decided():
+    options = (*SMALL, "--policies", "spot,sized", "--set", "algorithm.prompts_per_iteration=24", "--json")
+    stay, leave = (
+        json.loads(asked(*options, "--set", f"runtime.trainers_leave={value}"))["policies"]
+        for value in ("false", "true")
+    )
+    for before, after in zip(stay, leave, strict=True):
+        assert after["iteration_s"]["median"] < before["iteration_s"]["median"]
+        assert after["iteration_usd"]["median"] < before["iteration_usd"]["median"]

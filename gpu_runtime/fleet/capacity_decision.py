@@ -5,10 +5,9 @@ seconds each and r seconds of an iteration in which nothing is rolled out, an it
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
 device's time beside training that is of use (1 where it explores there, 0 where it idles). Another instance
 pays while the time that it saves, times what waits meanwhile, is more than its own price: while C falls.
-Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is shorter by what they train
-meanwhile: `IterationForecast.course`. How
-fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f
-the trainer's share of waiting.
+Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is that of
+`IterationForecast.course`. How fast the number grows is bounded by the rule of AstraFlow
+(`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f the trainer's share of waiting.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class IterationForecast:
     def course(self, devices: int) -> tuple[float, float]:
         """When the rollout ends, and when it and the training have, in seconds.
 
-        The trainers leave when `LiveWindow` lets them, each after the same number of batches. They train as
+        The trainers leave by `LiveWindow`'s formula, each after the same number of batches. They train as
         samples come: from the first batch on, and after the last one on what that turn has brought.
         """
         others, turns = devices - self.trainers, math.ceil(self.batches / devices)

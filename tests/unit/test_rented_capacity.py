@@ -13,7 +13,13 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet import rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
-from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms, TrainingTime, decide_capacity
+from gpu_runtime.fleet.capacity_decision import (
+    CapacityDecision,
+    IterationForecast,
+    RentingTerms,
+    TrainingTime,
+    decide_capacity,
+)
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.scoring_pool import ScoringPool
@@ -309,6 +315,26 @@ def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provi
     forecast = rented._measured.forecast(2, 2)
     assert forecast is not None
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
+
+
+def test_where_trainers_leave_what_they_train_beside_a_rollout_is_forecast_apart(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    """Of 10 s after the rollout 4 were training, 2 s of which had passed before."""
+    now, asked = [0.0], []
+
+    def note(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
+        asked.append(forecast)
+        return decide_capacity(forecast, terms, held)
+
+    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
+    runtime = {"spot_workers": MOST, "capacity": "fake", "trainers_leave": True}
+    config = tiny_config(runtime=runtime, algorithm={"advantage_std": "group"})
+    rented = RentedCapacity(provider, config, clock=lambda: now[0])
+    rented.on_rolled_out([5.0])
+    now[0] = 10.0
+    rented.decide(8, 2, 1, TrainingTime(whole_s=6.0, beside_s=2.0))
+    assert asked[-1] == IterationForecast(2, 5.0, 6.0, 0.0, 2, trainers=1, train_s=6.0)
 
 
 def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):

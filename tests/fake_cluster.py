@@ -113,7 +113,7 @@ class FakeCluster:
         gpu_share: float = 0.0,
     ) -> RemoteActor[WorkerT]:
         """As of a cluster."""
-        _, _, watches, *_, among = args
+        _, _, watches, _, _, among, _ = args
         self.workers[name] = FakeWorker(name, watches)
         self.workers[name].among = among
         self.markets[name] = market

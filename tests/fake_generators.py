@@ -13,7 +13,6 @@ from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_left import WorkLeft
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
@@ -149,7 +148,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self._samples.drop()
         self.place = self._samples.sp_group = None
 
-    def _join_group(self, _address: object, place: WorkerGroup, _timeout_s: float) -> None:
+    def _join_group(self, place: WorkerGroup, _timeout_s: float) -> None:
         self._leave_group()
         assert self.rendezvous is not None
         if place.prefix in self.rendezvous.aborted or self.rendezvous.dead(place):
@@ -208,7 +207,6 @@ class FakeRendezvous:
     """
 
     def __init__(self, actors: dict[str, FakeGenerator], script: Script) -> None:
-        self.address = StoreAddress("nowhere", 1)
         self.actors = actors
         self.aborted: set[str] = set()
         self.answers: dict[tuple[str, int], bool] = {}

@@ -64,7 +64,7 @@ class VirtualTime(Script):
             return begin
         if call.method != "join_group":
             return begin + call.args[-1] * self.step_s[self.degree_of(name)]
-        place = call.args[1]
+        place = call.args[0]
         if len(place.members) == 1:
             return begin
         if place.prefix not in self._joined_at:
@@ -76,7 +76,7 @@ class VirtualTime(Script):
         """When a device comes to the rendezvous of a group."""
         at = self._free_at.get(name, 0.0)
         for call in self.asked[name]:
-            if call.method == "join_group" and call.args[1].prefix == prefix:
+            if call.method == "join_group" and call.args[0].prefix == prefix:
                 return max(at, call.at)
             at = self._after(name, at, call)
         raise AssertionError(f"{name} was not asked to join {prefix}")

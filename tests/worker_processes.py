@@ -11,6 +11,7 @@ from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import Worker
@@ -26,9 +27,15 @@ WEIGHTS = WeightsVersion(0)
 
 
 class ProcessFleet:
-    """What the loop that generates needs of a fleet; no worker is replaced."""
+    """What the loop that generates needs of a fleet; no worker is replaced.
 
-    def __init__(self, workers: Sequence[LocalActor[DeviceWorker]]) -> None:
+    Args:
+        workers: the trainer first.
+        store: where they meet.
+    """
+
+    def __init__(self, workers: Sequence[LocalActor[DeviceWorker]], store: ControlStore) -> None:
+        self.store = store
         self.actors = {worker.name: worker for worker in workers}
         self._devices = [
             Device(worker, "reserved" if n == 0 else "spot", WEIGHTS) for n, worker in enumerate(workers)
@@ -79,14 +86,15 @@ def process_fleet(
     """A trainer and some spot workers that hold the weights `WEIGHTS`; the latter may watch for notices."""
     place = None if history is None else HistoryPlace(history, process_clock().anchor)
     names = ["reserved-0", *(f"spot-{number}" for number in range(spot))]
-    cluster = LocalCluster(config)
+    cluster, store = LocalCluster(config), ControlStore()
     try:
-        workers = [
-            cluster.start(name, DeviceWorker, config, trains, watches and not trains, name, place, gpu=True)
-            for name, trains in zip(names, [True, *[False] * spot], strict=True)
-        ]
+        workers = []
+        for name in names:
+            trains = name == names[0]
+            arguments = config, trains, watches and not trains, name, place, None, store.address
+            workers.append(cluster.start(name, DeviceWorker, *arguments, gpu=True))
         for worker in workers:
             worker.call(Worker.use_training_weights, WEIGHTS).result(timeout=120)
-        yield ProcessFleet(workers)
+        yield ProcessFleet(workers, store)
     finally:
         cluster.shutdown()

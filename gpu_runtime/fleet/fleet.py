@@ -70,15 +70,16 @@ class Fleet:
         """Workers that died while they loaded, in order."""
         self._devices: list[Device] = []
         self._weights: Weights | None = None
+        training = config.runtime.trainer_workers
+        meets = training > 1 or config.sequence_parallel.largest > 1
+        # Kept for as long as the fleet: workers are connected to it.
+        self._meeting = ControlStore(cluster.host) if meets else None
         self.sharing = MeasuredSharing(
-            cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to)
+            cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to), self._meeting
         )
         """Groups of devices, where samples are shared."""
-        training = config.runtime.trainer_workers
-        # Kept for as long as the fleet: the trainers are connected to it.
-        self._meeting = ControlStore(cluster.host) if training > 1 else None
         address = None if self._meeting is None else self._meeting.address
-        self.standbys = Standbys(cluster, config, history)
+        self.standbys = Standbys(cluster, config, history, address)
         """Processes that take the place of workers that are lost."""
         self._rented = rented_capacity(config, cluster)
         self.accounts = DeviceAccounts(config.price, history, self._rented)

@@ -38,7 +38,7 @@ class WorkerProvisioner:
         config: the run's configuration; it says which slots there are.
         history: of the driver; the workers write theirs beside it.
         standbys: processes that take the slots of lost workers.
-        store: address of the store at which the training devices meet; None where one trains alone.
+        meeting: the driver's store, where workers meet; None where none does.
         rented: the spot instances; None where the settings say how many devices there are.
     """
 
@@ -48,10 +48,10 @@ class WorkerProvisioner:
         config: RunConfig,
         history: HistoryLog,
         standbys: Standbys,
-        store: StoreAddress | None = None,
+        meeting: StoreAddress | None = None,
         rented: RentedCapacity | None = None,
     ) -> None:
-        self._store = store
+        self._meeting = meeting
         self._rented = rented
         self._cluster = cluster
         self._config = config
@@ -213,7 +213,7 @@ class WorkerProvisioner:
             loaded = standby.actor.call(Worker.take_slot, name, watches, self._history.place)
         else:
             place = self._training_place(index) if trains else None
-            arguments = self._config, trains, watches, name, self._history.place, place
+            arguments = self._config, trains, watches, name, self._history.place, place, self._meeting
             actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=True, market=market)
             device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
@@ -232,13 +232,14 @@ class WorkerProvisioner:
 
     def _training_place(self, index: int) -> TrainingMembership | None:
         """The place of the index-th device that trains; None where one trains alone."""
-        if self._store is None:
-            return None
         settings = self._config.runtime
+        if settings.trainer_workers == 1:
+            return None
+        assert self._meeting is not None, "trainers meet"
         return TrainingMembership(
             index,
             settings.trainer_workers,
-            self._store,
+            self._meeting,
             meet_s=settings.start_timeout_s,
             exchange_s=settings.trainer_limit_s,
         )

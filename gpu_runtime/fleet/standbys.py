@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.fleet.slots import pause
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, Worker
 from gpu_runtime.worker.worker import DeviceWorker
@@ -64,9 +65,13 @@ class Standbys:
         cluster: where they are started.
         config: the run's configuration.
         history: of the driver; they write theirs beside it.
+        meeting: the driver's store, where workers meet; None where none does.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog) -> None:
+    def __init__(
+        self, cluster: Cluster, config: RunConfig, history: HistoryLog, meeting: StoreAddress | None = None
+    ) -> None:
+        self._meeting = meeting
         self._cluster = cluster
         self._config = config
         self._history = history
@@ -155,7 +160,7 @@ class Standbys:
     def _start(self, name: str) -> Standby:
         self._history.note("standby", standby=name)
         asked_at_s = time.monotonic()
-        arguments = self._config, False, False, name, self._history.place, None
+        arguments = self._config, False, False, name, self._history.place, None, self._meeting
         actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=False)
         standby = Standby(name, actor, asked_at_s)
         standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))

@@ -19,7 +19,6 @@ from gpu_runtime.groups.layout import Group, Layout, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.scheduling.work_left import WorkLeft
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
@@ -37,8 +36,6 @@ _MOST_FAILURES = 5
 
 class Rendezvous(Protocol):
     """Where groups meet and are called off: `gpu_runtime/sequence_parallel/control_store.py`."""
-
-    address: StoreAddress
 
     def abort(self, prefix: str) -> None:
         """Free the members of a group wherever they wait for each other."""
@@ -234,8 +231,7 @@ class GroupedFleet:
         # A member may have two chunks to do first; the driver is quicker to give up than the members are.
         limit_s = 2 * self._lease_s
         self._forming[group] = group.ask(
-            lambda device: device.actor.call(Worker.join_group, self._rendezvous.address, place, 2 * limit_s),
-            limit_s,
+            lambda device: device.actor.call(Worker.join_group, place, 2 * limit_s), limit_s
         )
 
     def _end_forming(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.phase import GeneratingFleet
-from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous
 from gpu_runtime.groups.measured_fleet import MeasuredFleet
 from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.groups.step_times import RequestClass, StepTimeTable
@@ -25,12 +25,17 @@ class MeasuredSharing(Sharing):
         cluster: where the workers run.
         config: the run's configuration.
         degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
+        rendezvous: where groups meet; None where each device works alone.
     """
 
     def __init__(
-        self, cluster: Cluster, config: RunConfig, degrees_up_to: Callable[[int], tuple[int, ...]]
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        degrees_up_to: Callable[[int], tuple[int, ...]],
+        rendezvous: Rendezvous | None,
     ) -> None:
-        super().__init__(cluster, config, degrees_up_to)
+        super().__init__(cluster, config, degrees_up_to, rendezvous)
         self._class = RequestClass(config.model.height, config.model.width, config.sampling.batch_size)
         self._step_times = StepTimeTable()
 
@@ -38,12 +43,13 @@ class MeasuredSharing(Sharing):
         if degree != AUTO:
             return super()._grouped(fleet, version, degree)
         lease_s = self._config.runtime.lease_s
+        assert self._rendezvous is not None, "some degree is above 1"
         return MeasuredFleet(
             fleet,
             version,
             self._step_times,
             self._degrees,
-            self._rendezvous_of(),
+            self._rendezvous,
             self._registry,
             self._instance_of,
             lease_s,

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
-from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous
 from gpu_runtime.groups.layout import large_first
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config.run_config import RunConfig
 from storage.database.records import GroupRecord
 from storage.errors import ConfigurationError, WorkerLostError
@@ -26,17 +25,22 @@ class Sharing:
         cluster: where the workers run; it says which of them are on one instance.
         config: the run's configuration.
         degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
+        rendezvous: where groups meet; None where each device works alone.
     """
 
     def __init__(
-        self, cluster: Cluster, config: RunConfig, degrees_up_to: Callable[[int], tuple[int, ...]]
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        degrees_up_to: Callable[[int], tuple[int, ...]],
+        rendezvous: Rendezvous | None,
     ) -> None:
         self._cluster = cluster
         self._config = config
         self._degrees_up_to = degrees_up_to
         self._degrees: tuple[int, ...] = ()
         self._registry = GroupRegistry()
-        self._store: ControlStore | None = None
+        self._rendezvous = rendezvous
         self._instances: dict[str, str] = {}
         self._records: list[GroupRecord] = []
         self.late = 0
@@ -78,15 +82,10 @@ class Sharing:
             )
         weights = large_first(possible, degree)
         lease_s = self._config.runtime.lease_s
+        assert self._rendezvous is not None, "some degree is above 1"
         return GroupedFleet(
-            fleet, version, weights, self._rendezvous_of(), self._registry, self._instance_of, lease_s
+            fleet, version, weights, self._rendezvous, self._registry, self._instance_of, lease_s
         )
-
-    def _rendezvous_of(self) -> ControlStore:
-        """Where groups meet; there from the first phase that shares."""
-        if self._store is None:
-            self._store = ControlStore(self._cluster.host)
-        return self._store
 
     def take_groups(self) -> list[GroupRecord]:
         """The groups that ended since the last call."""

@@ -23,15 +23,14 @@ class AbortWatch:
 
     Args:
         address: of the driver's store.
-        member: this process's name.
         device: where the group's tensors lie.
-        timeout_s: longest wait for the store.
+        connect_s: longest wait for the store.
     """
 
-    def __init__(self, address: StoreAddress, member: str, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, address: StoreAddress, device: torch.device, connect_s: float) -> None:
         # A connection serves one call at a time, and the one that waits for the next abort is in a call.
-        self._waiting = address.connect(timeout_s)
-        self._looking = address.connect(timeout_s)
+        self._waiting = address.connect(connect_s)
+        self._looking = address.connect(connect_s)
         self._own_ports = group_sockets.local_ports_to(address.port)
         self._port = address.port
         self._device = device
@@ -42,7 +41,7 @@ class AbortWatch:
         self.driver_gone = False
         """Whether the store stopped answering: no more work will come."""
         for work in (self._await_aborts, self._look_regularly):
-            threading.Thread(target=work, name=f"{work.__name__}-{member}", daemon=True).start()
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     def guard(self, prefix: str) -> None:
         """Watch a group from now on, first of all while it is being formed."""

@@ -31,28 +31,24 @@ class SequenceParallelMember:
     Args:
         name: of the device, unlike any other.
         model: with its weights loaded.
-        address: of the driver's store.
-        timeout_s: longest wait for a peer if the group is not broken off before: a backstop.
+        address: of the driver's store; connected to at once, and not when others wait for this device:
+            for each new connection torch looks names up, which can take five seconds.
+        connect_s: longest wait for the store.
+
+    Attributes:
+        name: as given; a standby gets another one with its place.
     """
 
-    def __init__(
-        self,
-        name: str,
-        model: DiffusionModel,
-        address: StoreAddress,
-        timeout_s: float = 10.0,
-    ) -> None:
+    def __init__(self, name: str, model: DiffusionModel, address: StoreAddress, connect_s: float) -> None:
         self.name = name
-        self.model = model
+        self._model = model
         self._address = address
-        self._timeout_s = timeout_s
         self._shape: SequenceShape | None = None
         self._place: WorkerGroup | None = None
         self._group: InstanceGroup | None = None
         self._shared: SharedSequence | None = None
-        self._watch = AbortWatch(address, name, model.device, timeout_s)
-        # Made now and kept: to connect looks names up, and that can take five seconds.
-        self._store: dist.TCPStore | None = address.connect(timeout_s)
+        self._watch = AbortWatch(address, model.device, connect_s)
+        self._store: dist.TCPStore | None = address.connect(connect_s)
 
     @property
     def epoch(self) -> int | None:
@@ -64,8 +60,13 @@ class SequenceParallelMember:
         """Whether this member is its group's leader."""
         return self._place is not None and self._place.leader == self.name
 
-    def join(self, group: WorkerGroup) -> None:
+    def join(self, group: WorkerGroup, timeout_s: float) -> None:
         """Leave the group so far and form another.
+
+        Args:
+            group: what to form.
+            timeout_s: longest wait for a peer, now and later, if the group is not broken off before: a
+                backstop.
 
         Raises:
             GroupBrokenError: if it was broken off before all were there.
@@ -77,8 +78,8 @@ class SequenceParallelMember:
         if degree > 1:
             self._watch.guard(group.prefix)
             try:
-                self._group = self._meet(group)
-                self._shared = SharedSequence(self.model.transformer, self._group, self._sequence_shape())
+                self._group = self._meet(group, timeout_s)
+                self._shared = SharedSequence(self._model.transformer, self._group, self._sequence_shape())
             except BaseException:
                 self.leave()
                 raise
@@ -121,10 +122,10 @@ class SequenceParallelMember:
             group.close()
         self._watch.release()
 
-    def _meet(self, group: WorkerGroup) -> InstanceGroup:
+    def _meet(self, group: WorkerGroup, timeout_s: float) -> InstanceGroup:
         rank, degree = group.rank(self.name), len(group.members)
         try:
-            store, self._store = self._store or self._address.connect(self._timeout_s), None
+            store, self._store = self._store or self._address.connect(timeout_s), None
             aborted = store.check([aborted_key(group.prefix)])  # before the watch was there to see it
         except RuntimeError as error:  # the watch has seen it, and shut the connection down
             raise GroupBrokenError(f"group {group.prefix} was broken off: {error}") from error
@@ -132,12 +133,12 @@ class SequenceParallelMember:
             self._store = store
             raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")
         formed = InstanceGroup(
-            store, group.prefix, rank, degree, self._timeout_s, self.model.device, lambda: self._watch.broken
+            store, group.prefix, rank, degree, timeout_s, self._model.device, lambda: self._watch.broken
         )
         self._store = store  # one that was interrupted is not used again
         return formed
 
     def _sequence_shape(self) -> SequenceShape:
         if self._shape is None:
-            self._shape = shape_of(self.model.transformer, *self.model.sequence_lengths())
+            self._shape = shape_of(self._model.transformer, *self._model.sequence_lengths())
         return self._shape

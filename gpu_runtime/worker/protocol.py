@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gpu_runtime.learning.trainer import TrainingReport
     from gpu_runtime.rewards.protocol import Score
     from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-    from gpu_runtime.sequence_parallel.process_group import StoreAddress
     from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
     from gpu_runtime.spot.notices.notice import Notice
     from gpu_runtime.worker.history_log import HistoryPlace
@@ -81,7 +80,7 @@ class Worker(Protocol):
 
     def degrees(self, up_to: int) -> tuple[int, ...]: ...
 
-    def join_group(self, address: StoreAddress, group: WorkerGroup, timeout_s: float) -> None: ...
+    def join_group(self, group: WorkerGroup, timeout_s: float) -> None: ...
 
     def leave_group(self) -> None: ...
 

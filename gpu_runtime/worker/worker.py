@@ -6,10 +6,10 @@ of the runtime wrap it.
 
 from __future__ import annotations
 
-import importlib
+import gc
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -20,12 +20,12 @@ from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import device_name, load_model
+from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import NoticeWatch
-from gpu_runtime.worker.group_membership import GroupMembership
 from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.worker.protocol import HostUsage, Worker, WorkerReady
 from gpu_runtime.worker.samples_in_flight import SampleChunk, SamplesInFlight
@@ -34,7 +34,10 @@ from gpu_runtime.worker.training_membership import TrainingMembership, exchangin
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
-from storage.errors import RuntimeFailure
+from storage.errors import GroupBrokenError, RuntimeFailure
+
+if TYPE_CHECKING:  # all families of diffusers: seconds, which the driver and devices that work alone save
+    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 
 class DeviceWorker:
@@ -47,9 +50,10 @@ class DeviceWorker:
         name: how the runtime calls it.
         history: where its history goes; None keeps none.
         training_group: its place, if it trains with others; it waits for them.
+        meeting: the driver's store, where devices that share samples meet; None where each works alone.
 
     Raises:
-        GroupBrokenError: if those did not come.
+        GroupBrokenError: if the others did not come, or the store does not answer.
     """
 
     LOADS_MODEL = True
@@ -63,6 +67,7 @@ class DeviceWorker:
         name: str = "worker",
         history: HistoryPlace | None = None,
         training_group: TrainingMembership | None = None,
+        meeting: StoreAddress | None = None,
     ) -> None:
         self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
@@ -72,17 +77,17 @@ class DeviceWorker:
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         self._device = device_name(config.model)
-        if config.sequence_parallel.largest > 1:
-            # While it starts: the members of a group wait for each other when they form it.
-            importlib.import_module("gpu_runtime.sequence_parallel.member")
         keeps_reference = trains and config.keeps_reference
         self._training_group = training_group
         self._policy = build_policy(self._model, config, keeps_reference, training_group)
         self._sampler = Sampler(self._model, config.sampling)
-        self._begin_work(name)
+        self._begin_work()
         self._trainer = build_trainer(self._policy, self._sampler, config, training_group) if trains else None
         self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
+        self._member = None
+        if meeting is not None:
+            self._member = _member_of_groups(name, self._model, meeting, config.runtime.start_timeout_s)
 
     def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
         """Standbys only: become the worker of a place; arguments as of the constructor.
@@ -97,7 +102,9 @@ class DeviceWorker:
         """
         self._history.close()
         self._open_history(name, watches, history)
-        self._begin_work(name)
+        self._begin_work()
+        if self._member is not None:
+            self._member.name = name
         return self.ready()
 
     def host_usage(self) -> HostUsage:
@@ -190,28 +197,32 @@ class DeviceWorker:
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
         """By how many devices, up to a number, the model's sequences can be shared."""
-        return self._membership.degrees(up_to)
+        from gpu_runtime.sequence_parallel.ulysses import shape_of
 
-    def join_group(self, address: StoreAddress, group: WorkerGroup, timeout_s: float) -> None:
+        return shape_of(self._model.transformer, *self._model.sequence_lengths()).degrees(up_to)
+
+    def join_group(self, group: WorkerGroup, timeout_s: float) -> None:
         """Leave the group so far, and form another one with its other members.
 
         Args:
-            address: of the driver's store, where they meet.
             group: what they form; a group of one works alone.
             timeout_s: longest wait for another member, if the group is not broken off before.
 
         Raises:
             GroupBrokenError: if it was broken off before all were there.
         """
-        self._samples.drop()
-        self._samples.sp_group = None
-        self._samples.sp_group = self._membership.take(address, group, timeout_s)
+        self.leave_group()
+        if self._member is None:
+            raise RuntimeFailure("this worker was started to work alone")
+        self._member.join(group, timeout_s)
+        self._samples.sp_group = self._member if len(group.members) > 1 else None
 
     def leave_group(self) -> None:
         """Work alone from now on."""
         self._samples.drop()
         self._samples.sp_group = None
-        self._membership.leave()
+        if self._member is not None:
+            self._member.leave()
 
     def in_group(self, epoch: int, method: str, *args: Any) -> Any:
         """Do what every member of a group does at the same time: one of the calls above.
@@ -219,7 +230,9 @@ class DeviceWorker:
         Raises:
             GroupBrokenError: if this worker is not in the group of that epoch any more, or it broke.
         """
-        return self._membership.together(epoch, lambda: getattr(self, method)(*args))
+        if self._member is None:
+            raise GroupBrokenError(f"this worker is in no group, not in that of epoch {epoch}")
+        return self._member.together(epoch, lambda: getattr(self, method)(*args))
 
     def add_to_training(
         self, samples: Sequence[TrainingSample], begins: bool, generates: bool = False
@@ -295,11 +308,10 @@ class DeviceWorker:
         watched = watches and self._notices != "none"
         self._watch = NoticeWatch(self._notices, url) if watched else None
 
-    def _begin_work(self, name: str) -> None:
-        """Begin the work of a place, without samples and in no group."""
+    def _begin_work(self) -> None:
+        """Begin the work of a place, without samples."""
         noticed = self.notice if self._watch is not None else None
         self._samples = SamplesInFlight(self._sampler, noticed, self._history, self._notices != "none")
-        self._membership = GroupMembership(name, self._model)
 
     @property
     def _leads(self) -> bool:
@@ -321,6 +333,19 @@ class DeviceWorker:
                 "the trainer holds weights that are not its own; call use_training_weights first"
             )
         return self._trainer
+
+
+def _member_of_groups(
+    name: str, model: DiffusionModel, meeting: StoreAddress, connect_s: float
+) -> SequenceParallelMember:
+    """What a worker is in groups; imported and connected while it starts, as others wait when it joins."""
+    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
+
+    member = SequenceParallelMember(name, model, meeting, connect_s)
+    # What is there now stays: no collection need look at it again, which makes leaving slow.
+    gc.collect()
+    gc.freeze()
+    return member
 
 
 _: type[Worker] = DeviceWorker  # the type checker holds it to what the driver may ask

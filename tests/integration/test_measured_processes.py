@@ -17,7 +17,6 @@ from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import SampleRequest
-from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
@@ -50,7 +49,7 @@ class Run:
 
     def __init__(self, fleet: ProcessFleet, config: RunConfig, history: Path) -> None:
         self.fleet, self.config, self.history = fleet, config, history
-        self.store, self.book = ControlStore(), GroupRegistry()
+        self.book = GroupRegistry()
         self.loop = Dispatcher(config, history=HistoryLog(history / "0001", "driver"))
 
     def generate(
@@ -59,7 +58,14 @@ class Run:
         """One phase, and the degrees of its groups that stood to the end or were changed for others."""
         lease_s = self.config.runtime.lease_s
         groups = MeasuredFleet(
-            self.fleet, WEIGHTS, step_times, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
+            self.fleet,
+            WEIGHTS,
+            step_times,
+            (1, 2, 4),
+            self.fleet.store,
+            self.book,
+            lambda device: "",
+            lease_s,
         )
         phase = SamplePhase(requests, self.config.sampling)
         try:

@@ -14,7 +14,6 @@ from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.worker.history_log import new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
@@ -77,7 +76,7 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         give_weights(fleet, weights)
         requests = requests_of(family)
-        shared = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), requests=requests)
+        shared = generate(fleet, config, tmp_path, GroupRegistry(), requests=requests)
     assert set(shared.degrees.values()) == {(2,) * STEPS}
     expected = alone(config, weights)
     assert max(shared.apart(expected).values()) == 0.0
@@ -95,7 +94,7 @@ def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: 
         give_weights(fleet, weights)
         strike = strike_after_chunks(fleet.actors["spot-0"], signal.SIGKILL, 2)
         requests = requests_of("qwen-image")
-        rough = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), strike, requests=requests)
+        rough = generate(fleet, config, tmp_path, GroupRegistry(), strike, requests=requests)
         assert fleet.lost == ["spot-0"]
     assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}
     assert max(rough.apart(alone(config, weights)).values()) <= NEAR

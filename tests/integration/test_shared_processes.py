@@ -26,6 +26,7 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
@@ -37,6 +38,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import GroupBrokenError
+from tests.sharing_processes import forking_context
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
@@ -80,7 +82,6 @@ def generate(
     fleet: ProcessFleet,
     config: RunConfig,
     history: Path,
-    store: ControlStore,
     book: GroupRegistry,
     strike: Callable[[Device], bool] = lambda group: True,
     scheduler: PullScheduler[SampleRequest] | None = None,
@@ -91,7 +92,7 @@ def generate(
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
     groups = GroupedFleet(
-        fleet, WEIGHTS, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s
+        fleet, WEIGHTS, WEIGHT[degree], fleet.store, book, lambda device: "", config.runtime.lease_s
     )
     batch = config.sampling.batch_size
     scheduler = scheduler or PullScheduler[SampleRequest](batch, config.runtime.lease_s, batch)
@@ -149,12 +150,12 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
     config = configuration(degree)
     life = new_life(tmp_path)
     with process_fleet(config, 3, str(life)) as fleet:
-        store, book = ControlStore(), GroupRegistry()
-        calm = generate(fleet, config, tmp_path, store, book)
+        book = GroupRegistry()
+        calm = generate(fleet, config, tmp_path, book)
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
         strike = strike_after_chunks(fleet.actors[victim], number, 2)
-        rough = generate(fleet, config, tmp_path, store, book, strike, calm.scheduler)
+        rough = generate(fleet, config, tmp_path, book, strike, calm.scheduler)
         assert fleet.lost == [victim]
         assert check_history(read_history(tmp_path)).broken() == []
         expected = [one.sample for one in calm.delivered]
@@ -172,27 +173,45 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
     assert max(calm.apart(alone(config)).values()) <= NEAR
 
 
-def form(fleet: ProcessFleet, store: ControlStore, group: WorkerGroup, names: Sequence[str]) -> list[Future]:
-    return [fleet.actors[name].call(Worker.join_group, store.address, group, 120.0) for name in names]
+def form(fleet: ProcessFleet, group: WorkerGroup, names: Sequence[str]) -> list[Future]:
+    return [fleet.actors[name].call(Worker.join_group, group, 120.0) for name in names]
 
 
 def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp_path: Path):
     with process_fleet(configuration(2), 1, str(new_life(tmp_path))) as fleet:
-        store, members = ControlStore(), ("reserved-0", "spot-0")
+        members = "reserved-0", "spot-0"
         first = WorkerGroup(1, 0, members)
         os.kill(fleet.actors["spot-0"].pid, signal.SIGSTOP)
-        (waiting,) = form(fleet, store, first, ["reserved-0"])
+        (waiting,) = form(fleet, first, ["reserved-0"])
         with pytest.raises(TimeoutError):
             waiting.result(timeout=1.0)  # long enough to be in the midst of forming the group
-        store.abort(first.prefix)
+        fleet.store.abort(first.prefix)
         with pytest.raises(GroupBrokenError):
             waiting.result(timeout=30.0)
         os.kill(fleet.actors["spot-0"].pid, signal.SIGCONT)
-        late = form(fleet, store, first, ["spot-0"])[0]  # to a group that is over
+        late = form(fleet, first, ["spot-0"])[0]  # to a group that is over
         with pytest.raises(GroupBrokenError):
             late.result(timeout=30.0)
-        for joined in form(fleet, store, WorkerGroup(2, 0, members), members):
+        for joined in form(fleet, WorkerGroup(2, 0, members), members):
             joined.result(timeout=30.0)
+
+
+def standby_that_joins() -> None:
+    store, group = ControlStore(), WorkerGroup(1, 0, ("spot-0", "spot-1"))
+    worker = DeviceWorker(configuration(2), trains=False, name="standby-0", meeting=store.address)
+    del StoreAddress.connect
+    worker.take_slot("spot-0", False, None)
+    store.abort(group.prefix)
+    with pytest.raises(GroupBrokenError, match="broken off before it was formed"):
+        worker.join_group(group, 120.0)
+    os._exit(0)  # at once, as its threads watch the store
+
+
+def test_a_worker_that_joins_need_not_connect_first():
+    process = forking_context().Process(target=standby_that_joins)
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
 
 
 def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
@@ -201,9 +220,9 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
         watched = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
         config = config.model_copy(update={"runtime": watched})
         with process_fleet(config, 1, str(new_life(tmp_path)), watches=True) as fleet:
-            store, members = ControlStore(), ("reserved-0", "spot-0")
+            members = "reserved-0", "spot-0"
             group = WorkerGroup(1, 0, members)
-            for joined in form(fleet, store, group, members):
+            for joined in form(fleet, group, members):
                 joined.result(timeout=60.0)
             notices.warn("spot-0")
             deadline = time.monotonic() + 60

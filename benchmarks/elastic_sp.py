@@ -9,6 +9,9 @@ history that every run can keep gives the times of
 - a planned change: from the moment at which the replacement holds the weights to its group's first step;
 - a cold restart: from the start of all processes to the first step that all four share.
 
+`between_phases` counts losses and changes during which a phase of generating ended, or had not begun, so that
+there was nothing to do for a new group; their times are in none of these.
+
 All samples are compared with the same samples computed by one process alone.
 
     python -m benchmarks.elastic_sp [--quick] [--keep]
@@ -142,18 +145,18 @@ def main() -> None:
     config = load_config("glyphs", list(_SETTINGS), {})
     with tempfile.TemporaryDirectory() as folder:
         trials, seen = measure(config, Path(folder), kills)
-    killed_s = [kill.regroup_s for kill in trials.kills if kill.regroup_s is not None]
-    measured = killed_s + trials.planned_s
+    measured = trials.killed_s + trials.planned_s
     regroup_s = nearest_rank(measured, 0.5)
     figures = {
         "live": True,
         "regroup_p50_s": regroup_s,
         "regroup_p99_s": nearest_rank(measured, 0.99),
         "trials": len(measured),
+        "between_phases": trials.between_phases,
         "hangs": trials.hangs,
         "max_abs_error": seen.pop("max_abs_error"),
         "ratio": seen["cold_restart_s"] / regroup_s,
-        "killed": spread(killed_s),
+        "killed": spread(trials.killed_s),
         "killed_in_mid_chunk": sum(kill.in_chunk for kill in trials.kills),
         "planned": spread(trials.planned_s),
         "replacement_first_step_p50_s": statistics.median(trials.replaced_s),

@@ -3,6 +3,7 @@
 A thread kills a spot worker while its group is in the middle of a chunk, waits until a group of all devices
 is at work again, and does so again. All times come from the run's history: the moment of the kill, the first
 denoising step of the survivors' group, and the first one of the group that the replacement has joined.
+Where a phase ended or began meanwhile, that step had to wait for it: such a time says nothing.
 """
 
 from __future__ import annotations
@@ -40,11 +41,13 @@ class Kill:
     Attributes:
         regroup_s: until the first denoising step of a group of at least two survivors; None where none came.
         in_chunk: whether the worker had begun a chunk that it did not end.
+        in_phase: whether that step was one of the same phase.
     """
 
     worker: str
     regroup_s: float | None
     in_chunk: bool
+    in_phase: bool
 
 
 @dataclass
@@ -53,13 +56,20 @@ class Trials:
 
     Attributes:
         kills: one each.
-        planned_s: from a replacement that holds the weights to its group's first denoising step.
+        planned_s: from a replacement that holds the weights to its group's first denoising step, in a phase.
+        between_phases: losses and planned changes during which a phase ended, or had not begun.
         replaced_s: from a kill to the first denoising step of the replacement.
     """
 
     kills: list[Kill] = field(default_factory=list)
     planned_s: list[float] = field(default_factory=list)
+    between_phases: int = 0
     replaced_s: list[float] = field(default_factory=list)
+
+    @property
+    def killed_s(self) -> list[float]:
+        """From a kill to the survivors' first step in the same phase."""
+        return [kill.regroup_s for kill in self.kills if kill.regroup_s is not None and kill.in_phase]
 
     @property
     def hangs(self) -> int:
@@ -142,6 +152,7 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
     ordered = sorted(lines, key=lambda line: line.at)
     leases = {line.facts["lease"]: line for line in ordered if line.by == DRIVER and line.event == "lease"}
     steps = [line for line in ordered if line.event == "step"]
+    bounds = [line.at for line in ordered if line.by == DRIVER and line.event in ("generate", "generated")]
     loaded_at: dict[str, float] = {}
     for part in intervals:
         if part.state == "load":
@@ -149,18 +160,31 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
     trials = Trials()
     for line in ordered:
         if line.by == KILLER and line.event == "kill":
-            trials.kills.append(_kill(line, ordered, steps, leases))
+            kill = _kill(line, ordered, steps, leases, bounds)
+            trials.kills.append(kill)
+            trials.between_phases += kill.regroup_s is not None and not kill.in_phase
             slot = line.facts["worker"].split(".")[0]
             own = [step for step in steps if step.at > line.at and step.by.split(".")[0] == slot]
             if own:
                 trials.replaced_s.append(own[0].at - line.at)
-                if own[0].by in loaded_at:
-                    trials.planned_s.append(own[0].at - loaded_at[own[0].by])
+                since, until = loaded_at.get(own[0].by), own[0].at
+                if since is not None and _any_within(bounds, since, until):
+                    trials.between_phases += 1
+                elif since is not None:
+                    trials.planned_s.append(until - since)
     return trials
 
 
+def _any_within(moments: Iterable[float], since: float, until: float) -> bool:
+    return any(since <= moment <= until for moment in moments)
+
+
 def _kill(
-    kill: HistoryLine, ordered: list[HistoryLine], steps: list[HistoryLine], leases: dict[int, HistoryLine]
+    kill: HistoryLine,
+    ordered: list[HistoryLine],
+    steps: list[HistoryLine],
+    leases: dict[int, HistoryLine],
+    bounds: list[float],
 ) -> Kill:
     victim = kill.facts["worker"]
     last = [line.event for line in ordered if line.by == victim and line.at <= kill.at]
@@ -169,5 +193,5 @@ def _kill(
         lease = leases[step.facts["lease"]]
         members = lease.facts["worker"].split(MEMBERS_JOINED_BY)
         if lease.at > kill.at and len(members) > 1 and victim not in members:
-            return Kill(victim, step.at - kill.at, in_chunk)
-    return Kill(victim, None, in_chunk)
+            return Kill(victim, step.at - kill.at, in_chunk, not _any_within(bounds, kill.at, step.at))
+    return Kill(victim, None, in_chunk, False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -113,6 +113,7 @@ class InProcessCluster:
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """As of every cluster, but that it loads at once."""
         return InProcessActor(name, worker(*args), self.times)

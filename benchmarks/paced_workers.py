@@ -84,6 +84,7 @@ class PacedCluster(LocalCluster):
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> LocalActor[WorkerT]:
         """As of every cluster."""
         paced: type[Any] = self.paced if worker is DeviceWorker else worker

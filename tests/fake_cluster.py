@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -111,6 +111,7 @@ class FakeCluster:
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """As of a cluster."""
         _, _, watches, _, _, among, _ = args

@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -64,8 +64,9 @@ class LocalCluster:
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> LocalActor[WorkerT]:
-        """As of every cluster, from any thread; market and GPU mean nothing here."""
+        """As of every cluster, from any thread; market, GPU and folders mean nothing here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)
         actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (worker, args))

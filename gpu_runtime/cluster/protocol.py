@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -108,6 +108,7 @@ class Cluster(Protocol):
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """Start a process for a worker of a plain class; it loads in the background.
 
@@ -119,6 +120,7 @@ class Cluster(Protocol):
             market: of the instance that it is to be placed on, where instances say theirs; its start is
                 pending until one has room.
             gpu_share: the share of a GPU that it needs otherwise.
+            reads: folders of this host that it reads; another host without one gets a copy first.
         """
         ...
 

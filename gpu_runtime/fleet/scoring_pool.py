@@ -13,6 +13,7 @@ from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
+from gpu_runtime.rewards.registry import model_folders
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.waiting_requests import PRIORITIES
@@ -306,4 +307,5 @@ class ScoringPool:
             RewardConfig(scorer=evaluation.judge, options=evaluation.options) if evaluation.judge else None
         )
         arguments = (self._config.reward, name, self._history, share > 0, judge)
-        return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share)
+        reads = [folder for one in (self._config.reward, judge) if one for folder in model_folders(one)]
+        return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)

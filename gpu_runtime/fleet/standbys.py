@@ -161,7 +161,8 @@ class Standbys:
         self._history.note("standby", standby=name)
         asked_at_s = time.monotonic()
         arguments = self._config, False, False, name, self._history.place, None, self._meeting
-        actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=False)
+        reads = [self._config.model.path]
+        actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=False, reads=reads)
         standby = Standby(name, actor, asked_at_s)
         standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
         return standby

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -348,6 +349,20 @@ def build_scorer(settings: RewardConfig) -> Scorer:
         ModelError: weights that it needs are missing or do not fit.
     """
     return chosen_scorer(settings).build()
+
+
+def model_folders(settings: RewardConfig) -> list[str]:
+    """The folders of this machine that the scorer's models are read from; those of the hub's cache are not.
+
+    Raises:
+        ConfigurationError: it does not exist, or an option of it is wrong.
+    """
+    named = (
+        getattr(judge.options, option)
+        for judge in chosen_scorer(settings).judges
+        for option in hub_models(judge.options)
+    )
+    return [name for name in named if os.path.isdir(name)]
 
 
 def read_scorer_options(config: RunConfig) -> RunConfig:

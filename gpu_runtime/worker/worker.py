@@ -56,9 +56,6 @@ class DeviceWorker:
         GroupBrokenError: if the others did not come, or the store does not answer.
     """
 
-    LOADS_MODEL = True
-    """A cluster sees to it that the folder of the base weights is on the worker's host."""
-
     def __init__(
         self,
         config: RunConfig,

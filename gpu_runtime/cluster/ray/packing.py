@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from gpu_runtime.cluster.ray.base_weights import bring
+from gpu_runtime.cluster.ray.model_folders import bring
 
 MOST_ARRAY_BYTES = 1024**2
 """Bytes of arrays in a value that is packed; one that has more goes as it is."""
@@ -81,15 +81,20 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 
 
 class OnPreparedHost:
-    """What a worker's class has before its own: it begins once the base weights are on its host."""
+    """What a worker's class has before its own: it begins once the folders that it reads are on its host."""
 
-    def __init__(self, folder: str, source: Any, *args: Any) -> None:
-        bring(
-            Path(folder),
-            lambda: ray.get(source.sizes.remote()),
-            lambda name, offset: ray.get(source.part.remote(name, offset)),
-        )
+    def __init__(self, folders: Sequence[str], source: Any, *args: Any) -> None:
+        for folder in folders:
+            _bring_from(source, folder)
         super().__init__(*args)
+
+
+def _bring_from(source: Any, folder: str) -> None:
+    bring(
+        Path(folder),
+        lambda: ray.get(source.sizes.remote(folder)),
+        lambda name, offset: ray.get(source.part.remote(folder, name, offset)),
+    )
 
 
 class Answering:

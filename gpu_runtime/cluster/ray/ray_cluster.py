@@ -24,10 +24,10 @@ from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
-from gpu_runtime.cluster.ray.base_weights import FolderSource
 from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
+from gpu_runtime.cluster.ray.model_folders import FolderSource
 from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
@@ -47,7 +47,7 @@ _MOST_GPUS = 16
 _MOST_WORKERS_A_CPU = 8
 
 _PARTS_AT_ONCE = 4
-"""Of the base weights, that are read for hosts."""
+"""Of files, that are read for hosts."""
 
 WorkerT = TypeVar("WorkerT")
 P = ParamSpec("P")
@@ -209,6 +209,7 @@ class RayCluster:
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
+        reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """As of every cluster."""
         # Ray's own record of each call costs a tenth of it; ours is the time line.
@@ -225,28 +226,30 @@ class RayCluster:
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if on_spot else "!spot"}
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
-        first = (OnPreparedHost,) if self._may_lack_weights(worker) else ()
-        files = (self._config.model.path, self._source_of_weights()) if first else ()
+        folders = self._given_out(reads)
+        first = (OnPreparedHost,) if folders else ()
+        files = (folders, self._source_of_folders()) if folders else ()
         named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
         handle = ray.remote(named).options(**options).remote(*files, *args)
         return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
 
-    def _may_lack_weights(self, worker: type[Any]) -> bool:
-        """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
+    def _given_out(self, reads: Sequence[str]) -> list[str]:
+        """Folders that are on the driver's host, and perhaps on no other.
 
         A driver that is on no host of the cluster cannot give files out.
         """
-        gives_out = self._config.runtime.driver_is_on_cluster and os.path.isdir(self._config.model.path)
-        return gives_out and getattr(worker, "LOADS_MODEL", False)
+        if not self._config.runtime.driver_is_on_cluster:
+            return []
+        return [folder for folder in reads if os.path.isdir(folder)]
 
-    def _source_of_weights(self) -> Any:
-        """An actor on the driver's host that gives the base weights out; it takes no processor."""
+    def _source_of_folders(self) -> Any:
+        """An actor on the driver's host that gives files out; it takes no processor."""
         if self._source is None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             source = ray.remote(FolderSource).options(
                 num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
             )
-            self._source = source.remote(self._config.model.path)
+            self._source = source.remote()
         return self._source
 
     @property

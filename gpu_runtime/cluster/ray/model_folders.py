@@ -1,6 +1,6 @@
-"""Brings the folder of the base weights to hosts of a cluster that do not have it, to the same path.
+"""Brings the folders of models to hosts of a cluster that do not have them, to the same paths.
 
-The driver's host gives the files out in parts, through Ray's object store. A host that has the folder uses
+The driver's host gives the files out in parts, through Ray's object store. A host that has a folder uses
 it. Ray itself is not needed here.
 """
 
@@ -19,28 +19,22 @@ _PART_BYTES = 16 * 1024**2
 
 
 class FolderSource:
-    """Gives out the files of a folder of its host, as an actor on the driver's.
+    """Gives out the files of folders of its host, as an actor on the driver's."""
 
-    Args:
-        folder: the folder.
-    """
-
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
-    def sizes(self) -> dict[str, int]:
+    def sizes(self, folder: str) -> dict[str, int]:
         """Bytes of each file, by its path in the folder."""
-        found = (path for path in self._folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(self._folder)): path.stat().st_size for path in sorted(found)}
+        found = (path for path in Path(folder).rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(found)}
 
-    def part(self, name: str, offset: int) -> bytes:
+    def part(self, folder: str, name: str, offset: int) -> bytes:
         """The next bytes of a file.
 
         Args:
+            folder: that it is in.
             name: its path in the folder.
             offset: of the first byte.
         """
-        with (self._folder / name).open("rb") as file:
+        with Path(folder, name).open("rb") as file:
             file.seek(offset)
             return file.read(_PART_BYTES)
 

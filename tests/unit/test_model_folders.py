@@ -1,35 +1,47 @@
-"""Base weights come to a host that does not have them, once, whole, and to the same path."""
+"""The folder of a model comes to a host that does not have it, once, whole, and to the same path."""
 
 from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from gpu_runtime.cluster.ray import base_weights
-from gpu_runtime.cluster.ray.base_weights import FolderSource, bring
+from gpu_runtime.cluster.ray import model_folders
+from gpu_runtime.cluster.ray.model_folders import FolderSource, bring
 from storage.errors import ModelError
 
 FILES = {"config.json": b"{}", "transformer/weights.bin": bytes(range(256)) * 50, "empty": b""}
 
 
+@dataclass(frozen=True)
+class Source:
+    """Of one folder."""
+
+    sizes: Callable[[], dict[str, int]]
+    part: Callable[[str, int], bytes]
+
+
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FolderSource:
-    monkeypatch.setattr(base_weights, "_PART_BYTES", 1000)
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Source:
+    monkeypatch.setattr(model_folders, "_PART_BYTES", 1000)
     for name, content in FILES.items():
         path = tmp_path / "driver" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    return FolderSource(str(tmp_path / "driver"))
+    folder = str(tmp_path / "driver")
+    return Source(partial(FolderSource().sizes, folder), partial(FolderSource().part, folder))
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_a_folder_arrives_whole_and_in_parts(source: FolderSource, tmp_path: Path):
+def test_a_folder_arrives_whole_and_in_parts(source: Source, tmp_path: Path):
     asked: list[int] = []
 
     def part(name: str, offset: int) -> bytes:
@@ -43,7 +55,7 @@ def test_a_folder_arrives_whole_and_in_parts(source: FolderSource, tmp_path: Pat
     bring(folder, lambda: pytest.fail("a folder that is there is used"), part)
 
 
-def test_what_a_killed_process_has_left_is_replaced(source: FolderSource, tmp_path: Path):
+def test_what_a_killed_process_has_left_is_replaced(source: Source, tmp_path: Path):
     left = tmp_path / "host" / ".base.coming"
     left.mkdir(parents=True)
     (left / "half").write_bytes(b"half")
@@ -51,9 +63,7 @@ def test_what_a_killed_process_has_left_is_replaced(source: FolderSource, tmp_pa
     assert files_in(tmp_path / "host" / "base") == FILES
 
 
-def test_a_host_without_room_is_refused(
-    source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_host_without_room_is_refused(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 99, 1))
     with pytest.raises(ModelError, match="GiB free"):
@@ -62,7 +72,7 @@ def test_a_host_without_room_is_refused(
 
 
 def test_what_a_killed_process_has_left_takes_no_room(
-    source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     left = tmp_path / "host" / ".base.coming"
     left.mkdir(parents=True)
@@ -72,13 +82,13 @@ def test_what_a_killed_process_has_left_takes_no_room(
     assert files_in(tmp_path / "host" / "base") == FILES
 
 
-def test_a_path_that_cannot_be_made_is_refused(source: FolderSource, tmp_path: Path):
+def test_a_path_that_cannot_be_made_is_refused(source: Source, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ModelError, match="copy the model there"):
         bring(tmp_path / "file" / "base", source.sizes, source.part)
 
 
-def test_a_file_that_ends_early_is_no_model(source: FolderSource, tmp_path: Path):
+def test_a_file_that_ends_early_is_no_model(source: Source, tmp_path: Path):
     with pytest.raises(ModelError, match="shorter"):
         bring(tmp_path / "host" / "base", source.sizes, lambda name, offset: b"")
     assert not (tmp_path / "host" / "base").exists()

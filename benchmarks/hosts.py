@@ -5,7 +5,7 @@ and Ray's head, `reserved` the trainer and the scorer, and spot hosts one worker
 a file of the run. In each trial a run of `spotlight train` meets its faults, each when the host that it is
 about has just been given samples: another host joins; a host is powered off (no packet says so); or it is cut
 off for `--cut` seconds, and joins anew. Or a host's link takes 50 ms in each direction, carries 20 Mbit/s and
-loses 2 % of the frames.
+loses 2 % of the frames. Or a host's clock is five minutes ahead, and that of another one as much behind.
 
 `identical` counts trials that end with the weights, the moving average and the optimiser of a run on `head`
 alone that meets nothing. `lost` and `twice` are samples, by the run's history (`spotlight chaos` checks it
@@ -53,6 +53,7 @@ _QUICK_ITERATIONS = 3
 _HANG_S = 300.0
 _START_LIMIT_S = 900.0
 _LOOK_S = 0.05
+_CLOCK_S = 300.0
 _SLOW = Link(delay_s=0.05, bits_per_s=20e6, loss=0.02)
 SETTINGS = (
     "algorithm.prompts_per_iteration=4", "algorithm.group_size=8", "sampling.batch_size=4",
@@ -86,11 +87,13 @@ class Trial:
         name: of the trial.
         faults: at least one, or none where the link is all.
         link: of a spot host that is there from the start; None for one that is neither slow nor lossy.
+        clock_s: by how much that host's clock is ahead, and that of the other spot hosts behind.
     """
 
     name: str
     faults: tuple[Fault, ...] = ()
     link: Link | None = None
+    clock_s: float = 0.0
 
 
 TRIALS = (
@@ -98,7 +101,8 @@ TRIALS = (
     Trial("power-off", (Fault("power_off", 2),)),
     Trial("cut", (Fault("cut", 2),)),
     Trial("slow-link", link=_SLOW),
-    Trial("all", (Fault("join", 2), Fault("cut", 3), Fault("power_off", 4)), _SLOW),
+    Trial("clocks", (Fault("power_off", 2),), clock_s=_CLOCK_S),
+    Trial("all", (Fault("join", 2), Fault("cut", 3), Fault("power_off", 4)), _SLOW, _CLOCK_S),
 )
 QUICK_TRIALS = (Trial("quick", (Fault("join", 1), Fault("power_off", 2))),)
 
@@ -262,7 +266,7 @@ def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: flo
         cut_s: how long a host is cut off.
     """
     joins = any(fault.kind == "join" for fault in trial.faults[:1])
-    hosts.renew_spots(1 if joins else 2, trial.link)
+    hosts.renew_spots(1 if joins else 2, trial.link, trial.clock_s)
     log = hosts.head.files / f"{trial.name}.log"
     disturbance = Disturbance(hosts, trial, cut_s)
     began_s = time.monotonic()

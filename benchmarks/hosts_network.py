@@ -27,6 +27,15 @@ ROOT = Path(__file__).resolve().parent.parent
 HOME = Path("/tmp/home")
 """`SPOTLIGHT_HOME` of every host, in its own `/tmp`."""
 
+_CLOCK = Path("/tmp/clock")
+_SET_CLOCK = """
+import time
+
+_time, _time_ns = time.time, time.time_ns
+time.time = lambda: _time() + {ahead_s}
+time.time_ns = lambda: _time_ns() + int({ahead_s} * 1e9)
+"""
+
 _NEEDED = ("unshare", "nsenter", "ip", "mount")
 _NETWORK = "10.77.0"
 _BRIDGE = "bridge0"
@@ -100,17 +109,19 @@ class HostNetwork:
             host.close()
         self._switch.end()
 
-    def add(self, name: str, link: Link | None = None) -> Host:
+    def add(self, name: str, link: Link | None = None, clock_s: float = 0.0) -> Host:
         """Start a host; its network is up when this returns.
 
         Args:
             name: of the host.
             link: how slow and lossy its connection is; None for one that is neither.
+            clock_s: by how much its wall clock is ahead, for programs in Python.
 
         Raises:
             HostError: if namespaces are not permitted.
         """
         host = Host(name, len(self.hosts) + 1, self._switch, link)
+        host.set_clock(clock_s)
         self.hosts.append(host)
         return host
 
@@ -177,13 +188,30 @@ class Host:
             environment: beside its `PATH`, `HOME` and `SPOTLIGHT_HOME`.
             output: where it writes, errors included.
         """
-        own = {"PATH": os.environ["PATH"], "HOME": "/tmp/account", "SPOTLIGHT_HOME": str(HOME)}
+        own = {
+            "PATH": os.environ["PATH"],
+            "HOME": "/tmp/account",
+            "SPOTLIGHT_HOME": str(HOME),
+            "PYTHONPATH": str(_CLOCK),
+        }
         values = [f"{name}={value}" for name, value in (own | dict(environment)).items()]
         inside = self._own.inside(_NAMESPACES)
         return subprocess.Popen(
             [*inside, "env", "-i", "-C", str(ROOT), *values, *command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Set the wall clock of programs in Python that are started from now on.
+
+        Namespaces have no wall clock of their own: Python's is changed, that of Ray's own processes is not.
+
+        Args:
+            ahead_s: seconds before this machine's.
+        """
+        folder = self.files / _CLOCK.relative_to("/tmp")
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(_SET_CLOCK.format(ahead_s=ahead_s))
 
     def disconnect(self) -> None:
         """Drop all that it sends and all that is sent to it; both sides hear nothing of it."""

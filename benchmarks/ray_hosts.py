@@ -54,32 +54,34 @@ class RayHosts:
         as_head = ["--head", "--port", str(PORT), "--include-dashboard=false"]
         self._start(self.head, _health_checks(answer_s), as_head, 0)
         self.await_started(self.head)
-        self._reserved = self._join("reserved", "on-demand", 2, None)
+        self._reserved = self._join("reserved", "on-demand", 2)
         self.await_started(self._reserved)
         self.spots: dict[str, Host] = {}
         self.all = [self.head, self._reserved]
 
-    def renew_spots(self, count: int, link: Link | None = None) -> None:
+    def renew_spots(self, count: int, link: Link | None = None, clock_s: float = 0.0) -> None:
         """Power off the spot hosts that are there, and start others.
 
         Args:
             count: how many.
             link: of the first one.
+            clock_s: by how much the first one's clock is ahead, and that of all others behind.
         """
         for name in list(self.spots):
             self.power_off(name)
         self.all = [self.head, self._reserved]
-        started = [self.add_spot(link if number == 0 else None) for number in range(count)]
+        started = [self.add_spot(link, clock_s), *(self.add_spot(None, -clock_s) for _ in range(count - 1))]
         for host in started:
             self.await_started(host)
 
-    def add_spot(self, link: Link | None = None) -> Host:
+    def add_spot(self, link: Link | None = None, clock_s: float = 0.0) -> Host:
         """Power on a spot host that joins the cluster; does not wait until it has.
 
         Args:
             link: as of `HostNetwork.add`.
+            clock_s: likewise.
         """
-        host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link)
+        host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link, clock_s)
         self.spots[host.name] = host
         self.all.append(host)
         return host
@@ -88,8 +90,10 @@ class RayHosts:
         """Power off a spot host."""
         self.spots.pop(name).power_off()
 
-    def _join(self, name: str, market: str, cpus: int, link: Link | None) -> Host:
-        host = self._network.add(name, link)
+    def _join(
+        self, name: str, market: str, cpus: int, link: Link | None = None, clock_s: float = 0.0
+    ) -> Host:
+        host = self._network.add(name, link, clock_s)
         self._start(host, {}, ["--address", self.address, "--labels", f"{MARKET_LABEL}={market}"], cpus)
         return host
 

@@ -17,6 +17,7 @@ from benchmarks.hosts import SETTINGS, Trial, put_inputs, reference, run_trial
 from benchmarks.hosts_network import ROOT, Host, HostError, HostNetwork, refusal
 from benchmarks.ray_hosts import RayHosts
 from benchmarks.slow_link import Link
+from tests.tiny_judges import save_clip
 
 REFUSAL = refusal()
 pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=f"no hosts can be made here: {REFUSAL}")
@@ -132,22 +133,31 @@ time.sleep(3600)
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_a_run_over_hosts_with_none_of_its_files_ends_with_the_bits_of_one_host():
-    settings = ["iterations=4", *SETTINGS]
-    trial = Trial("apart")
+def test_a_run_over_hosts_with_none_of_its_files_and_other_clocks_ends_with_the_bits_of_one_host():
+    settings = [
+        "iterations=4", *SETTINGS, "evaluation.judge=clip-score", "evaluation.options.clip=/tmp/clip",
+    ]  # fmt: skip
+    trial = Trial("apart", clock_s=300.0)
     with HostNetwork() as network:
         hosts = RayHosts(network, answer_s=20.0)  # longer than processes of a busy machine wait for a core
         settings += put_inputs(hosts.head)
+        save_clip(hosts.head.files / "clip")
         expected = reference(hosts, settings)
         outcome = run_trial(hosts, trial, settings, cut_s=45.0)
         base = [host.files / "base" for host in hosts.all]
         assert [path.is_dir() for path in base[:3]] == [True] * 3, "the base weights were brought"
+        assert [(host.files / "clip").is_dir() for host in hosts.all[:3]] == [True, True, False], (
+            "the judge's weights were brought to the scorer's host, and to no other"
+        )
+        clock = [sys.executable, "-c", "import time; print(time.time())"]
+        ahead_s = [float(said(host, *clock)) - time.time() for host in hosts.all]
         assert not any((host.files / "train.txt").exists() for host in hosts.all[1:]), (
             "prompts travel in calls"
         )
     assert set(expected) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
     assert outcome.state == expected
     assert (outcome.lost, outcome.twice, outcome.hung, outcome.disturbance.left) == (0, 0, False, [])
+    assert ahead_s == pytest.approx([0, 0, 300, -300], abs=30)
 
 
 def test_a_killed_process_leaves_no_interface():

@@ -58,12 +58,16 @@ _SETTINGS = (
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and largest."""
-    return {
-        "p50_s": nearest_rank(values, 0.5),
-        "p99_s": nearest_rank(values, 0.99),
-        "largest_s": max(values),
-    }
+    """Median, 99th percentile and largest; nothing of nothing."""
+    return (
+        {}
+        if not values
+        else {
+            "p50_s": nearest_rank(values, 0.5),
+            "p99_s": nearest_rank(values, 0.99),
+            "largest_s": max(values),
+        }
+    )
 
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
@@ -146,6 +150,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trials, seen = measure(config, Path(folder), kills)
     measured = trials.killed_s + trials.planned_s
+    if not measured:
+        raise SystemExit("no loss and no change fell into a phase; try more --kills")
     regroup_s = nearest_rank(measured, 0.5)
     figures = {
         "live": True,

@@ -142,7 +142,7 @@ class Disturbance:
         self.left = list(trial.faults)
         self.losses: dict[str, HostLoss] = {}
         self.joined_s: list[float] = []
-        self._hosts, self._cut_s = hosts, cut_s
+        self._hosts, self._cut_s, self._clock_s = hosts, cut_s, trial.clock_s
         self._iteration = 0
         self._rolls_out = False
         self._host_of: dict[str, str] = {}
@@ -192,7 +192,7 @@ class Disturbance:
             return
         fault = self.left.pop(0)
         if fault.kind == "join":
-            self._joining[self._hosts.add_spot().name] = time.time()
+            self._joining[self._hosts.add_spot(clock_s=-self._clock_s).name] = time.time()
             return
         self.losses[name] = HostLoss(time.time())
         if fault.kind == "power_off":

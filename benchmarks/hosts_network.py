@@ -49,6 +49,8 @@ _HOST = f"""
 set -e
 hostname "$0"
 mount -t proc proc /proc
+# By it programs tell whether two of them have one clock.
+boot_id=$(cat /proc/sys/kernel/random/uuid)
 mount -o remount,bind,ro /
 # The project may lie in a folder that is hidden now.
 case "$2" in /tmp/*|/var/tmp/*|/dev/shm/*) hidden=1; mount --bind "$2" /mnt;; *) hidden="";; esac
@@ -66,6 +68,8 @@ $1 $0" > /tmp/names/hosts
 echo "nameserver 127.0.0.1
 options timeout:1 attempts:1" > /tmp/names/resolv.conf
 for file in hosts resolv.conf; do mount --bind /tmp/names/$file /etc/$file; done
+echo "$boot_id" > /tmp/names/boot_id
+mount --bind /tmp/names/boot_id /proc/sys/kernel/random/boot_id
 ip link set lo up
 {_WAIT}
 """

@@ -23,6 +23,7 @@ class FakeWorker(RemoteActor[Any]):
         notice: what it says when it is asked.
         watches: whether it was told to watch for notices.
         among: its place, if it was told to train with others.
+        reads: folders that it needs.
         silent: methods that it does not answer, unless the test does: see `open_calls`.
         open_calls: the calls of those, by method.
         dead: all calls end with its loss.
@@ -37,6 +38,7 @@ class FakeWorker(RemoteActor[Any]):
         self.notice: Notice | None = None
         self.watches = watches
         self.among: Any = None
+        self.reads: Sequence[str] = ()
         self.silent: set[str] = set()
         self.open_calls: dict[str, Future[Any]] = {}
         self.dead = False
@@ -117,6 +119,7 @@ class FakeCluster:
         _, _, watches, _, _, among, _ = args
         self.workers[name] = FakeWorker(name, watches)
         self.workers[name].among = among
+        self.workers[name].reads = reads
         self.markets[name] = market
         self.workers[name].dead = name in self.stillborn
         if name in self.slow:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
@@ -84,7 +85,8 @@ class ScoringPool:
         self._history = history
         self._look = look
         self._started = 0
-        self._hung: set[str] = set()
+        self._loaded: dict[str, Future[str]] = {}
+        self._hung: dict[str, float] = {}
         # A scorer that hangs is killed, so no lease expires.
         most = max(_IMAGES_A_CALL.values())
         self._queue: PullScheduler[_Image] = PullScheduler(most, math.inf, most)
@@ -107,9 +109,9 @@ class ScoringPool:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
         limit = self._config.runtime.start_timeout_s
-        for actor, call in [(actor, actor.call(ImageScorer.ready)) for actor in self.actors]:
+        for actor in self.actors:
             try:
-                call.result(timeout=limit)
+                self._loaded[actor.name].result(timeout=limit)
             except TimeoutError as error:
                 raise RuntimeFailure(
                     f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster "
@@ -166,13 +168,21 @@ class ScoringPool:
             actor.kill()
 
     def _end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
-        """Kill a scorer whose call takes longer than `CALL_LIMIT_S`: the call then ends as lost."""
+        """Kill a scorer that does not load, or whose call then takes longer than `CALL_LIMIT_S`."""
+        loaded = self._loaded[actor.name]
+        self._limit(actor, loaded, self._config.runtime.start_timeout_s)
+        loaded.add_done_callback(lambda _: self._limit(actor, call, CALL_LIMIT_S))
+
+    def _limit(self, actor: RemoteActor[ImageScorer], call: Future[Any], limit_s: float) -> None:
+        """Kill a scorer that does not end a call in time: its calls then end as lost."""
+        if call.done():
+            return
 
         def end() -> None:
-            self._hung.add(actor.name)
+            self._hung[actor.name] = limit_s
             actor.kill()
 
-        timer = threading.Timer(CALL_LIMIT_S, end)
+        timer = threading.Timer(limit_s, end)
         timer.daemon = True  # a run that ends does not wait for it
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
@@ -181,7 +191,7 @@ class ScoringPool:
         """In words, how a scorer ended."""
         if actor.name not in self._hung:
             return str(error)
-        return f"scorer {actor.name} gave no answer in {CALL_LIMIT_S:g} s and was killed"
+        return f"scorer {actor.name} gave no answer in {self._hung[actor.name]:g} s and was killed"
 
     def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
         """Tell the pool's thread of images that were added, or of a call that has ended."""
@@ -308,4 +318,6 @@ class ScoringPool:
         )
         arguments = (self._config.reward, name, self._history, share > 0, judge)
         reads = [folder for one in (self._config.reward, judge) if one for folder in model_folders(one)]
-        return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
+        actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
+        self._loaded[name] = actor.call(ImageScorer.ready)
+        return actor

@@ -39,6 +39,9 @@ from storage.errors import GroupBrokenError, RuntimeFailure
 if TYPE_CHECKING:  # all families of diffusers: seconds, which the driver and devices that work alone save
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
+_CONNECT_S = 30.0
+"""Longest wait for the driver's store, which answers at once or cannot be reached."""
+
 
 class DeviceWorker:
     """Generates samples with the weights it holds; trains if asked to.
@@ -50,7 +53,8 @@ class DeviceWorker:
         name: how the runtime calls it.
         history: where its history goes; None keeps none.
         training_group: its place, if it trains with others; it waits for them.
-        meeting: the driver's store, where devices that share samples meet; None where each works alone.
+        meeting: the driver's store, where devices that share samples meet; not used where the settings let
+            each work alone.
 
     Raises:
         GroupBrokenError: if the others did not come, or the store does not answer.
@@ -83,8 +87,8 @@ class DeviceWorker:
         self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
         self._member = None
-        if meeting is not None:
-            self._member = _member_of_groups(name, self._model, meeting, config.runtime.start_timeout_s)
+        if meeting is not None and config.sequence_parallel.largest > 1:
+            self._member = _member_of_groups(name, self._model, meeting)
 
     def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
         """Standbys only: become the worker of a place; arguments as of the constructor.
@@ -332,13 +336,11 @@ class DeviceWorker:
         return self._trainer
 
 
-def _member_of_groups(
-    name: str, model: DiffusionModel, meeting: StoreAddress, connect_s: float
-) -> SequenceParallelMember:
+def _member_of_groups(name: str, model: DiffusionModel, meeting: StoreAddress) -> SequenceParallelMember:
     """What a worker is in groups; imported and connected while it starts, as others wait when it joins."""
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
-    member = SequenceParallelMember(name, model, meeting, connect_s)
+    member = SequenceParallelMember(name, model, meeting, _CONNECT_S)
     # What is there now stays: no collection need look at it again, which makes leaving slow.
     gc.collect()
     gc.freeze()

@@ -214,6 +214,13 @@ def test_a_worker_that_joins_need_not_connect_first():
     assert process.exitcode == 0
 
 
+def test_a_worker_that_works_alone_connects_to_no_store():
+    unreachable = StoreAddress("127.0.0.1", 1)
+    worker = DeviceWorker(load_config("smoke", [], {}), trains=False, meeting=unreachable)
+    with pytest.raises(GroupBrokenError, match="in no group"):
+        worker.in_group(1, "ready")
+
+
 def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
     config = configuration(2)
     with SimulatedNotices(WORKER_IN_URL) as notices:

@@ -365,6 +365,12 @@ def test_a_single_trainer_needs_no_rendezvous():
     assert Stage().cluster.workers[TRAINER].among is None
 
 
+def test_workers_read_the_base_weights():
+    workers = Stage().cluster.workers
+    assert len(workers) >= 2
+    assert {tuple(worker.reads) for worker in workers.values()} == {(tiny_config().model.path,)}
+
+
 def test_the_loss_of_one_of_several_trainers_ends_them_all():
     stage = Stage("none", trainers=2)
     stage.cluster.workers["reserved-1"].dead = True

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.cluster.ray import model_folders
-from gpu_runtime.cluster.ray.model_folders import FolderSource, bring
+from gpu_runtime.cluster.ray.model_folders import FolderSource, bring, outermost
 from storage.errors import ModelError
 
 FILES = {"config.json": b"{}", "transformer/weights.bin": bytes(range(256)) * 50, "empty": b""}
@@ -53,6 +53,12 @@ def test_a_folder_arrives_whole_and_in_parts(source: Source, tmp_path: Path):
     assert files_in(folder) == FILES
     assert max(asked) == 12_000
     bring(folder, lambda: pytest.fail("a folder that is there is used"), part)
+
+
+def test_of_two_folders_the_outer_one_is_brought():
+    assert outermost(["/m/clip", "/m", "/n"], []) == ["/m", "/n"]
+    assert outermost(["/base/clip", "/other"], ["/base"]) == ["/base", "/other"]
+    assert outermost(["/base", "/base"], ["/base/clip", "/basement"]) == ["/base"]
 
 
 def test_what_a_killed_process_has_left_is_replaced(source: Source, tmp_path: Path):

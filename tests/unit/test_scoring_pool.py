@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind
@@ -152,18 +154,49 @@ class AnsweringCluster:
 
     def start(self, name: str, *args: Any, **options: Any) -> Answering:
         self.started.append(Answering(name, self.answer))
+        self.reads = options["reads"]
         return self.started[-1]
 
 
-def live_pool(answer: Any) -> tuple[ScoringPool, AnsweringCluster]:
+def live_pool(answer: Any, **settings: Any) -> tuple[ScoringPool, AnsweringCluster]:
     cluster = AnsweringCluster(answer)
-    pool = ScoringPool(cast(Any, cluster), tiny_config(runtime={"scorer_workers": 2}))
+    pool = ScoringPool(cast(Any, cluster), tiny_config(runtime={"scorer_workers": 2}, **settings))
     pool.await_ready()
     return pool, cluster
 
 
 def judged(call: Future[Any], pictures: list[np.ndarray], prompts: list[Any], held_out: bool) -> None:
     call.set_result([Score(float(picture[0, 0, 1]) / 100, False, "") for picture in pictures])
+
+
+def test_a_scorer_reads_the_folders_that_its_options_and_the_judges_name(tmp_path: Path):
+    clip, judge = (tmp_path / name for name in ("clip", "judge"))
+    for folder in (clip, judge):
+        folder.mkdir()
+    parts = {"ocr": 1.0, "pick-score": {"weight": 1.0, "model": "a/name-of-the-hub", "processor": str(clip)}}
+    pool, cluster = live_pool(
+        judged,
+        reward={"scorer": "sum", "options": {"parts": parts}},
+        evaluation={"judge": "clip-score", "options": {"clip": str(judge)}},
+    )
+    pool.close()
+    assert cluster.reads == [str(clip), str(judge)]
+    pool, cluster = live_pool(judged)
+    pool.close()
+    assert cluster.reads == []
+
+
+def test_the_limit_of_a_call_begins_when_the_scorer_has_loaded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(scoring_pool, "CALL_LIMIT_S", 0.05)
+    pool, cluster = live_pool(judged)
+    scorer, loading = cluster.started[0], Future[str]()
+    pool._loaded[scorer.name] = loading
+    pool._end_if_hung(scorer, Future())
+    assert not scorer.killed.wait(0.3)
+    loading.set_result("scorer")
+    assert scorer.killed.wait(20)
+    assert "0.05 s" in pool._end_of(scorer, WorkerLostError("gone"))
+    pool.close()
 
 
 def test_threads_share_a_pool():

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from storage.errors import ModelError
@@ -37,6 +37,18 @@ class FolderSource:
         with Path(folder, name).open("rb") as file:
             file.seek(offset)
             return file.read(_PART_BYTES)
+
+
+def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
+    """For each folder the outermost one that it lies in, or itself: none is brought into another.
+
+    Args:
+        folders: absolute paths.
+        among: other ones that may be brought.
+    """
+    every = [Path(folder) for folder in (*folders, *among)]
+    found = {min(one for one in every if Path(folder).is_relative_to(one)) for folder in folders}
+    return sorted(map(str, found))
 
 
 def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:

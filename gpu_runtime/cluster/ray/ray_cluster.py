@@ -11,6 +11,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -27,7 +28,7 @@ from gpu_runtime.cluster.ray import RAY_TOKEN
 from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
-from gpu_runtime.cluster.ray.model_folders import FolderSource
+from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
 from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
@@ -115,6 +116,7 @@ class RayCluster:
         self._local = not config.runtime.ray_address
         self._worker_options: dict[str, Any] = {}
         self._source: Any = None
+        self._source_lock = threading.Lock()
         with kept_signal_handlers():
             self._connect()
         close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
@@ -240,17 +242,22 @@ class RayCluster:
         """
         if not self._config.runtime.driver_is_on_cluster:
             return []
-        return [folder for folder in reads if os.path.isdir(folder)]
+        folders = [folder for folder in reads if os.path.isdir(folder)]
+        return outermost(folders, [self._config.model.path])
 
     def _source_of_folders(self) -> Any:
         """An actor on the driver's host that gives files out; it takes no processor."""
-        if self._source is None:
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-            source = ray.remote(FolderSource).options(
-                num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
-            )
-            self._source = source.remote()
+        with self._source_lock:  # workers and scorers are started by several threads
+            if self._source is None:
+                self._source = self._start_source()
         return self._source
+
+    def _start_source(self) -> Any:
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        source = ray.remote(FolderSource).options(
+            num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
+        )
+        return source.remote()
 
     @property
     def host(self) -> str:

@@ -116,7 +116,7 @@ class FakeCluster:
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """As of a cluster."""
-        _, _, watches, _, _, among, _ = args
+        watches, among = args[2], args[5] if len(args) > 5 else None
         self.workers[name] = FakeWorker(name, watches)
         self.workers[name].among = among
         self.workers[name].reads = reads

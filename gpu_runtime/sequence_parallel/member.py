@@ -82,6 +82,8 @@ class SequenceParallelMember:
                 self._shared = SharedSequence(self._model.transformer, self._group, self._sequence_shape())
             except BaseException:
                 self.leave()
+                if self._watch.broken:  # it may have shut the connection down, also after an answer
+                    self._store = None
                 raise
             self._watch.formed()
         self._place = group

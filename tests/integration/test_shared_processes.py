@@ -207,8 +207,30 @@ def standby_that_joins() -> None:
     os._exit(0)  # at once, as its threads watch the store
 
 
-def test_a_worker_that_joins_need_not_connect_first():
-    process = forking_context().Process(target=standby_that_joins)
+def late_member_that_joins_again() -> None:
+    store, late, next_one = ControlStore(), *(WorkerGroup(epoch, 0, ("spot-0", "spot-1")) for epoch in (1, 2))
+    worker = DeviceWorker(configuration(2), trains=False, name="spot-0", meeting=store.address)
+    assert worker._member is not None
+    watch, leave = worker._member._watch, worker._member.leave
+
+    def leave_late() -> None:
+        while watch._prefix is not None and not watch.broken:  # then it has shut the connection down
+            time.sleep(0.01)
+        leave()
+
+    for group in (late, next_one):
+        store.abort(group.prefix)
+    worker._member.leave = leave_late  # type: ignore[method-assign]
+    with pytest.raises(GroupBrokenError, match="broken off before it was formed"):
+        worker.join_group(late, 120.0)
+    with pytest.raises(GroupBrokenError, match="broken off before it was formed"):
+        worker.join_group(next_one, 120.0)
+    os._exit(0)
+
+
+@pytest.mark.parametrize("work", [standby_that_joins, late_member_that_joins_again])
+def test_a_worker_that_joins_has_a_connection(work: Callable[[], None]):
+    process = forking_context().Process(target=work)
     process.start()
     process.join(120)
     assert process.exitcode == 0

@@ -59,15 +59,13 @@ _SETTINGS = (
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and largest; nothing of nothing."""
-    return (
-        {}
-        if not values
-        else {
-            "p50_s": nearest_rank(values, 0.5),
-            "p99_s": nearest_rank(values, 0.99),
-            "largest_s": max(values),
-        }
-    )
+    if not values:
+        return {}
+    return {
+        "p50_s": nearest_rank(values, 0.5),
+        "p99_s": nearest_rank(values, 0.99),
+        "largest_s": max(values),
+    }
 
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:

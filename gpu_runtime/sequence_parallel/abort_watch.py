@@ -38,6 +38,7 @@ class AbortWatch:
         self._prefix: str | None = None
         self._broken = False
         self._forming = False
+        self._shut = False
         self.driver_gone = False
         """Whether the store stopped answering: no more work will come."""
         for work in (self._await_aborts, self._look_regularly):
@@ -53,10 +54,16 @@ class AbortWatch:
         with self._lock:
             self._forming = False
 
-    def release(self) -> None:
-        """The group is left; after this returns, none of its sockets is touched any more."""
+    def release(self) -> bool:
+        """The group is left; after this returns, none of its sockets is touched any more.
+
+        Returns:
+            Whether the member's connection to the store was shut down, to free it while the group was formed.
+        """
         with self._lock:
             self._prefix = None
+            shut, self._shut = self._shut, False
+        return shut
 
     @property
     def broken(self) -> bool:
@@ -106,3 +113,4 @@ class AbortWatch:
             interrupt(self._device)
             if self._forming:  # a connection that is not in the way is kept: a new one can take seconds
                 group_sockets.shut_down_connections_to(self._port, self._own_ports)
+                self._shut = True

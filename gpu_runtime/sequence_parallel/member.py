@@ -82,8 +82,6 @@ class SequenceParallelMember:
                 self._shared = SharedSequence(self._model.transformer, self._group, self._sequence_shape())
             except BaseException:
                 self.leave()
-                if self._watch.broken:  # it may have shut the connection down, also after an answer
-                    self._store = None
                 raise
             self._watch.formed()
         self._place = group
@@ -122,23 +120,21 @@ class SequenceParallelMember:
         group, self._group = self._group, None
         if group is not None:
             group.close()
-        self._watch.release()
+        if self._watch.release():
+            self._store = None
 
     def _meet(self, group: WorkerGroup, timeout_s: float) -> InstanceGroup:
         rank, degree = group.rank(self.name), len(group.members)
         try:
-            store, self._store = self._store or self._address.connect(timeout_s), None
+            store = self._store = self._store or self._address.connect(timeout_s)
             aborted = store.check([aborted_key(group.prefix)])  # before the watch was there to see it
         except RuntimeError as error:  # the watch has seen it, and shut the connection down
             raise GroupBrokenError(f"group {group.prefix} was broken off: {error}") from error
         if aborted:
-            self._store = store
             raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")
-        formed = InstanceGroup(
+        return InstanceGroup(
             store, group.prefix, rank, degree, timeout_s, self._model.device, lambda: self._watch.broken
         )
-        self._store = store  # one that was interrupted is not used again
-        return formed
 
     def _sequence_shape(self) -> SequenceShape:
         if self._shape is None:

@@ -5,51 +5,58 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from benchmarks.learning_curve import Curve
 from benchmarks.report import RESULTS
 from storage.config.run_config import RunConfig
 from storage.home import Home
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
 
 KEPT = RESULTS / "curves"
 """Curves that the repository keeps, so that a benchmark can go on on another machine."""
 
 
 @dataclass(frozen=True)
-class CurveStore:
+class CurveStore(Generic[C]):
     """A folder of curves in the home, and one in the repository.
 
-    A curve counts for its commit, configuration and length only.
+    A curve counts for its commit and for its name only, which says what it was made with (`curve_name`).
 
     Attributes:
         name: the benchmark's.
         commit: of the code that makes the curves, read once at the start: workers run the code of that
             moment.
+        read: a curve from its JSON values.
         earlier: commits whose curves count too, as nothing that makes them has changed since.
     """
 
     name: str
     commit: str
+    read: Callable[[Mapping[str, Any]], C]
     earlier: tuple[str, ...] = ()
 
-    def load(self, arm: str, config: RunConfig, iterations: int, every: int) -> Curve | None:
-        """A kept curve; None where there is none."""
-        file = self._file(arm, config, iterations, every)
+    def load(self, curve: str) -> C | None:
+        """A kept curve by its name; None where there is none."""
         for folder in self._folders:
-            if (folder / file).is_file():
-                return _read(folder / file)
+            if (path := folder / f"{curve}.json").is_file():
+                return self.read(json.loads(path.read_text(encoding="utf-8")))
         return None
 
-    def save(self, arm: str, config: RunConfig, iterations: int, every: int, curve: Curve) -> None:
-        """Keep a curve; a half-written one is never found."""
+    def save(self, curve: str, values: C) -> None:
+        """Keep a curve under its name; a half-written one is never found."""
         if _is_unknown(self.commit):
             return
-        path = self._home / self.commit / self._file(arm, config, iterations, every)
+        path = self._home / self.commit / f"{curve}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".writing")
-        draft.write_text(json.dumps(curve.to_json()), encoding="utf-8")
+        draft.write_text(json.dumps(asdict(values)), encoding="utf-8")
         draft.replace(path)
 
     def keep(self) -> None:
@@ -73,17 +80,19 @@ class CurveStore:
     def _folders(self) -> list[Path]:
         return [place / commit for commit in self._commits for place in (self._home, KEPT / self.name)]
 
-    @staticmethod
-    def _file(arm: str, config: RunConfig, iterations: int, every: int) -> str:
-        # Without what is default: a setting that comes later does not make another run of it.
-        identity = f"{config.model_dump_json(exclude_defaults=True)}|{iterations}|{every}"
-        digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-        return f"{arm}-{config.seed}-{digest}.json"
+
+def curve_name(arm: str, config: RunConfig, *more: int) -> str:
+    """What a curve is kept as: the same for the same settings alone.
+
+    Args:
+        arm: begins the name.
+        config: of the run.
+        more: what else makes another curve of it, such as its length.
+    """
+    # Without what is default: a setting that comes later does not make another run of it.
+    identity = "|".join([config.model_dump_json(exclude_defaults=True), *map(str, more)])
+    return f"{arm}-{config.seed}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
 
 
 def _is_unknown(commit: str) -> bool:
     return commit == "unknown" or commit.endswith("-dirty")
-
-
-def _read(path: Path) -> Curve:
-    return Curve(**json.loads(path.read_text(encoding="utf-8")))

@@ -25,11 +25,10 @@ from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any
 
 import torch
 
-from benchmarks.curve_store import CurveStore
+from benchmarks.curve_store import CurveStore, curve_name
 from benchmarks.exploration_summary import summarise
 from benchmarks.learning_curve import Curve, make_curve
 from benchmarks.report import add_keep_option, finish
@@ -107,10 +106,10 @@ def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     return load_config(PRESETS[task], settings, {})
 
 
-def curve_in_process(config_json: str, iterations: int, every: int) -> dict[str, Any]:
+def curve_in_process(config_json: str, iterations: int, every: int) -> Curve:
     """Make one curve in a process of its own."""
     torch.set_num_threads(1)
-    return make_curve(RunConfig.model_validate_json(config_json), iterations, every).to_json()
+    return make_curve(RunConfig.model_validate_json(config_json), iterations, every)
 
 
 @dataclass(frozen=True)
@@ -130,13 +129,20 @@ class CurveWanted:
     iterations: int
     every: int
 
+    @property
+    def name(self) -> str:
+        """What it is kept as."""
+        return curve_name(self.arm, self.config, self.iterations, self.every)
 
-def stored(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
+
+def curve_store(name: str, commit: str, earlier: tuple[str, ...] = ()) -> CurveStore[Curve]:
+    """The kept curves of a benchmark; arguments are `CurveStore`'s."""
+    return CurveStore(name, commit, lambda values: Curve(**values), earlier)
+
+
+def stored(store: CurveStore[Curve], wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
     """The wanted curves that there are."""
-    found = {
-        (want.arm, want.run_seed): store.load(want.arm, want.config, want.iterations, want.every)
-        for want in wanted
-    }
+    found = {(want.arm, want.run_seed): store.load(want.name) for want in wanted}
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
@@ -158,7 +164,9 @@ def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) ->
     return wanted
 
 
-def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> dict[tuple[str, int], Curve]:
+def run_arms(
+    store: CurveStore[Curve], wanted: list[CurveWanted], processes: int
+) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
     curves = stored(store, wanted)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -170,8 +178,8 @@ def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> di
             running[pool.submit(curve_in_process, config_json, want.iterations, want.every)] = want
         for call in as_completed(running):
             want = running[call]
-            curves[want.arm, want.run_seed] = curve = Curve(**call.result())
-            store.save(want.arm, want.config, want.iterations, want.every, curve)
+            curves[want.arm, want.run_seed] = curve = call.result()
+            store.save(want.name, curve)
             ends = f"exact {curve.exact[0]:.3f} -> {curve.exact[-1]:.3f}"
             print(f"{want.arm} {want.run_seed}: {ends}", file=sys.stderr, flush=True)
     return curves
@@ -200,7 +208,8 @@ def main() -> None:
     seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
-    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, tuple(arguments.after))
+    name = f"exploration-{arguments.task}"
+    store = curve_store(name, arguments.curves_of or commit, tuple(arguments.after))
     wanted = wanted_curves(arguments.task, arguments.arms, seeds, share)
     if arguments.curves_of:
         curves = stored(store, wanted)
@@ -216,7 +225,6 @@ def main() -> None:
         "curves_after": store.earlier,
         **summarise(arguments.task, curves, configs),
     }
-    name = f"exploration-{arguments.task}"
     finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.curve_store import CurveStore
-from benchmarks.exploration import ALL, ARMS, DRAFTS, PRESETS, CurveWanted, run_arms
+from benchmarks.exploration import ALL, ARMS, DRAFTS, PRESETS, CurveWanted, curve_store, run_arms
 from benchmarks.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
@@ -149,7 +148,7 @@ def main() -> None:
     torch.set_num_threads(1)
     commit = environment()["commit"]
     bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / f"bases-{commit}", wanted)
-    store = CurveStore("exploration-map", commit)
+    store = curve_store("exploration-map", commit)
     curves = [
         CurveWanted(f"{success:.2f}-{signal}-{arm}", 0, cell_config(base, signal, arm), iterations, every)
         for success, base in bases.items()

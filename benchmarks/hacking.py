@@ -1,8 +1,9 @@
 """Reward hacking: whether the alarm comes before the loss, and what keeps images good at an equal score.
 
-Every run is a `spotlight train` on local processes, kept in the home under a name of its settings: what was
-interrupted is resumed, and what is finished is not done again. Every part has a run for each seed; `--parts`
-does some of them, and the figures are of the runs that are there.
+Every run is a `spotlight train` on local processes. What was interrupted is resumed. The course of a finished
+run is kept under a name of its settings, with `--keep` in the repository, so that a later call goes on, on
+another machine too (`--after COMMIT`). Every part has a run for each seed; `--parts` does some of them. The
+figures are of the courses that are there; a result is kept once all are.
 
 The alarm: two arms hack, `long` (OCR without KL, fast and long) and `jpeg` (a small file, whatever the prompt
 says). `lost_runs` are those in which the second judge falls to less than 90 % of its start;
@@ -30,6 +31,7 @@ from typing import Any
 
 import scipy.stats
 
+from benchmarks.curve_store import CurveStore
 from benchmarks.hacking_runs import (
     FULL,
     GUARDS,
@@ -39,9 +41,7 @@ from benchmarks.hacking_runs import (
     TASKS,
     Course,
     Wanted,
-    course_of,
     do_runs,
-    status_of,
     wanted_runs,
 )
 from benchmarks.report import add_keep_option, finish
@@ -197,14 +197,35 @@ def _gain(course: Course) -> float:
     return course.score[-1] - course.score[0]
 
 
-def finished_courses(home: Home, wanted: Sequence[Wanted]) -> dict[tuple[str, str, int], Course]:
-    """The courses of the runs that are finished."""
-    done = [want for want in wanted if status_of(home, want) == "finished"]
-    return {(want.task, want.arm, want.seed): course_of(home, want) for want in done}
+def course_store(commit: str, earlier: Sequence[str] = ()) -> CurveStore[Course]:
+    """The kept courses; arguments are `CurveStore`'s."""
+    return CurveStore(
+        "hacking", commit, lambda kept: Course(**{name: tuple(kept[name]) for name in kept}), tuple(earlier)
+    )
+
+
+def kept_courses(store: CurveStore[Course], wanted: Sequence[Wanted]) -> dict[tuple[str, str, int], Course]:
+    """The courses of the wanted runs that there are."""
+    found = {(want.task, want.arm, want.seed): store.load(want.name) for want in wanted}
+    return {name: course for name, course in found.items() if course is not None}
 
 
 def main() -> None:
     """Print one JSON line."""
+    arguments, every, wanted = _asked()
+    home, commit = Home.from_environment().ensure(), environment()["commit"]
+    store = course_store(commit, arguments.after)
+    try:
+        courses = kept_courses(store, every) | do_runs(home, store, wanted, arguments.processes)
+    finally:
+        if arguments.keep:
+            store.keep()
+    figures = {"runs": len(courses), "of_runs": len(every), **summarise(courses)}
+    finish("hacking", figures, arguments.keep and len(courses) == len(every), began_at=commit)
+
+
+def _asked() -> tuple[argparse.Namespace, list[Wanted], list[Wanted]]:
+    """The command line, the runs of a whole benchmark, and those to do now."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -212,15 +233,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="run seeds of each arm")
     parser.add_argument("--parts", nargs="+", default=[], help="do these only, such as glyphs-long")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument(
+        "--after",
+        metavar="COMMIT",
+        nargs="+",
+        default=[],
+        help="these commits' courses count: nothing that makes them has changed since",
+    )
     add_keep_option(parser)
     arguments = parser.parse_args()
     length, seeds = (QUICK, 1) if arguments.quick else (FULL, arguments.seeds)
     every = wanted_runs(seeds, length)
     if unknown := set(arguments.parts) - {want.part for want in every}:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    home, commit = Home.from_environment().ensure(), environment()["commit"]
-    do_runs(home, wanted_runs(seeds, length, arguments.parts), arguments.processes)
-    finish("hacking", summarise(finished_courses(home, every)), arguments.keep, began_at=commit)
+    return arguments, every, wanted_runs(seeds, length, arguments.parts)
 
 
 if __name__ == "__main__":

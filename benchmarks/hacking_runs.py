@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pandas as pd
 
+from benchmarks.curve_store import CurveStore, curve_name
 from flows.disturbed_run import start
 from flows.progress import reporter
 from storage.config.loading import load_config
@@ -107,11 +107,13 @@ class Wanted:
         return settings
 
     @property
-    def run_id(self) -> str:
-        """The same for the same settings alone."""
-        config = load_config(self.task, self.settings, {}).model_dump_json(exclude_defaults=True)
-        digest = hashlib.blake2b(config.encode(), digest_size=4).hexdigest()
-        return f"hacking-{self.part}-{self.seed}-{digest}"
+    def name(self) -> str:
+        """What its course is kept as: the same for the same settings alone."""
+        return curve_name(self.part, load_config(self.task, self.settings, {}))
+
+    def run_id(self, commit: str) -> str:
+        """What the run of a commit's code is called in the home."""
+        return f"hacking-{self.name}-{commit}"
 
 
 @dataclass(frozen=True)
@@ -147,54 +149,69 @@ def wanted_runs(seeds: int, length: Length, parts: Iterable[str] = ()) -> list[W
     return [want for want in every if not chosen or want.part in chosen]
 
 
-def do_runs(home: Home, wanted: Sequence[Wanted], processes: int) -> None:
-    """Do each run that the home does not hold finished; one that was interrupted is resumed.
+def do_runs(
+    home: Home, store: CurveStore[Course], wanted: Sequence[Wanted], processes: int
+) -> dict[tuple[str, str, int], Course]:
+    """Do each run whose course is not kept; one that was interrupted is resumed.
 
     Args:
-        home: where they are kept.
+        home: of the runs.
+        store: of their courses.
         wanted: which.
         processes: runs at a time.
+
+    Returns:
+        The courses by task, arm and run seed.
 
     Raises:
         RuntimeFailure: one of them failed.
     """
     with ThreadPoolExecutor(processes) as pool:
-        calls = [pool.submit(_do, home, want) for want in wanted]
+        calls = {(want.task, want.arm, want.seed): pool.submit(_do, home, store, want) for want in wanted}
         try:
-            for call in calls:
-                call.result()
+            return {name: call.result() for name, call in calls.items()}
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # what waits does not begin
             raise
 
 
-def _do(home: Home, want: Wanted) -> None:
-    run_id, status = want.run_id, status_of(home, want)
-    if status == "finished":
-        return
+def _do(home: Home, store: CurveStore[Course], want: Wanted) -> Course:
+    if (kept := store.load(want.name)) is not None:
+        return kept
+    run_id = want.run_id(store.commit)
+    status = status_of(home, run_id)
     if status is None:
         chosen = [part for setting in want.settings for part in ("--set", setting)]
         arguments = ["train", "--preset", want.task, "--run-id", run_id, *chosen]
     else:
         arguments = ["resume", run_id]
-    reporter().note(f"{arguments[0]} {run_id}")
-    if start(home, *arguments).wait() != 0 or status_of(home, want) != "finished":
-        raise RuntimeFailure(
-            f"run {run_id} did not finish; look at it with `spotlight runs`, then start the benchmark again"
-        )
+    if status != "finished":
+        reporter().note(f"{arguments[0]} {run_id}")
+        if start(home, *arguments).wait() != 0 or status_of(home, run_id) != "finished":
+            raise RuntimeFailure(
+                f"run {run_id} did not finish; look at it with `spotlight runs`, then start again"
+            )
+    course = course_of(home, run_id, TASKS[want.task])
+    store.save(want.name, course)
+    return course
 
 
-def status_of(home: Home, want: Wanted) -> str | None:
+def status_of(home: Home, run_id: str) -> str | None:
     """How a run stands; None where it never began."""
     try:
-        return RunStore(home).run(want.run_id).status
+        return RunStore(home).run(run_id).status
     except RunNotFoundError:
         return None
 
 
-def course_of(home: Home, want: Wanted) -> Course:
-    """What a run shows so far, finished or not."""
-    run_id, scorer = want.run_id, TASKS[want.task]
+def course_of(home: Home, run_id: str, scorer: str) -> Course:
+    """What a run shows so far, finished or not.
+
+    Args:
+        home: of the run.
+        run_id: its name.
+        scorer: the score is this one's, where the reward has other parts.
+    """
     with RunStore(home).database.reading() as connection:
         means = figure_means(connection, run_id)
         scores = connection.execute(

@@ -12,8 +12,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from benchmarks.in_process_cluster import SCORE, TRAIN, InProcessCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
@@ -61,10 +60,6 @@ class Curve:
     dropped: list[int] = field(default_factory=list)
     spearman: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values."""
-        return asdict(self)
 
 
 def make_curve(

@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 from benchmarks import curve_store
-from benchmarks.curve_store import CurveStore
+from benchmarks.curve_store import curve_name
 from benchmarks.exploration import arm_config
+from benchmarks.exploration import curve_store as store_of
 from benchmarks.learning_curve import Curve
 
 
@@ -24,42 +25,48 @@ def curve(last):
 
 
 CONFIG = arm_config("shapes", "plain", 1)
+NAME = curve_name("plain", CONFIG, 8, 4)
 
 
 def test_a_curve_is_found_for_its_commit_configuration_and_length_only():
-    store = CurveStore("speed", "abc")
-    store.save("plain_nft", CONFIG, 8, 4, curve(8))
-    assert store.load("plain_nft", CONFIG, 8, 4) == curve(8)
-    assert store.load("plain_nft", CONFIG, 12, 4) is None
-    assert store.load("plain_nft", CONFIG, 8, 2) is None
-    assert store.load("plain_nft", CONFIG.model_copy(update={"seed": 2}), 8, 4) is None
-    assert CurveStore("speed", "def").load("plain_nft", CONFIG, 8, 4) is None
+    store = store_of("speed", "abc")
+    store.save(NAME, curve(8))
+    assert store.load(NAME) == curve(8)
+    assert store_of("speed", "def").load(NAME) is None
+    other = CONFIG.model_copy(update={"seed": 2})
+    others = [
+        ("plain", CONFIG, 12, 4),
+        ("plain", CONFIG, 8, 2),
+        ("plain", other, 8, 4),
+        ("nft", CONFIG, 8, 4),
+    ]
+    assert len({NAME, *(curve_name(*made_with) for made_with in others)}) == 5
 
 
 @pytest.mark.parametrize("commit", ["unknown", "abc-dirty"])
 def test_unknown_code_keeps_nothing(commit, home):
-    store = CurveStore("speed", commit)
-    store.save("stale", CONFIG, 8, 4, curve(8))
-    assert store.load("stale", CONFIG, 8, 4) is None
+    store = store_of("speed", commit)
+    store.save("stale", curve(8))
+    assert store.load("stale") is None
     assert not (home / "benchmarks" / "speed").exists()
 
 
 def test_a_half_written_curve_is_not_found(home):
-    store = CurveStore("speed", "abc")
-    store.save("stale", CONFIG, 8, 4, curve(8))
+    store = store_of("speed", "abc")
+    store.save("stale", curve(8))
     (path,) = (home / "benchmarks" / "speed" / "abc").glob("*.json")
     path.rename(path.with_suffix(".writing"))
-    assert store.load("stale", CONFIG, 8, 4) is None
+    assert store.load("stale") is None
 
 
 def test_curves_that_the_repository_keeps_serve_a_later_commit_that_says_so(home):
-    store = CurveStore("speed", "abc")
-    store.save("plain_nft", CONFIG, 8, 4, curve(8))
+    store = store_of("speed", "abc")
+    store.save(NAME, curve(8))
     store.keep()
     shutil.rmtree(home / "benchmarks")
-    assert CurveStore("speed", "def").load("plain_nft", CONFIG, 8, 4) is None
-    later = CurveStore("speed", "def", earlier=("abc",))
-    assert later.load("plain_nft", CONFIG, 8, 4) == curve(8)
-    later.save("stale", CONFIG, 8, 4, curve(8))
-    assert CurveStore("speed", "def").load("stale", CONFIG, 8, 4) == curve(8)
-    assert store.load("stale", CONFIG, 8, 4) is None
+    assert store_of("speed", "def").load(NAME) is None
+    later = store_of("speed", "def", earlier=("abc",))
+    assert later.load(NAME) == curve(8)
+    later.save("stale", curve(8))
+    assert store_of("speed", "def").load("stale") == curve(8)
+    assert store.load("stale") is None

@@ -6,7 +6,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks.hacking import arm_figures, chosen_arm, ends_sound, loss_at, stopped, summarise, warned
+from benchmarks import curve_store
+from benchmarks.hacking import (
+    arm_figures,
+    chosen_arm,
+    course_store,
+    ends_sound,
+    kept_courses,
+    loss_at,
+    stopped,
+    summarise,
+    warned,
+)
 from benchmarks.hacking_runs import FULL, QUICK, SOUND, Course, wanted_runs
 from storage.config.loading import load_config
 from tasks.checks.quick_checks import with_read_options
@@ -93,6 +104,21 @@ def test_every_run_has_settings_that_are_accepted_and_a_name_of_its_own(length):
     for want in wanted:
         config = with_read_options(load_config(want.task, want.settings, {}))
         assert config.evaluation.judge == "templates" and config.runtime.cluster == "local"
-    assert len({want.run_id for want in wanted}) == len(wanted) == 2 * 14
+    assert len({want.name for want in wanted}) == len(wanted) == 2 * 14
     assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 12
     assert [want.seed for want in wanted_runs(2, length, ["glyphs-long"])] == [0, 1]
+
+
+def test_courses_that_the_repository_keeps_are_found_on_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "here"))
+    monkeypatch.setattr(curve_store, "KEPT", tmp_path / "repository")
+    first, second, *_ = wanted = wanted_runs(1, QUICK)
+    store = course_store("abc")
+    store.save(first.name, course([0.5, 0.6], (10,)))
+    store.keep()
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "elsewhere"))
+    assert kept_courses(course_store("def", ["abc"]), wanted) == {
+        (first.task, first.arm, first.seed): course([0.5, 0.6], (10,))
+    }
+    assert kept_courses(course_store("def"), wanted) == {}
+    assert first.run_id("abc") != second.run_id("abc") != second.run_id("def")

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+from playwright.sync_api import expect
 
 from storage.database.run_store import RunStore
 from storage.home import Home
@@ -177,7 +178,7 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
         page.get_by_role("spinbutton", name="Trainers").fill("9")
         page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
         page.get_by_text("runtime.trainer_workers is 9, above runtime.reserved_workers=4").wait_for()
-        assert page.get_by_test_id("stDataFrame").count() == 0
+        expect(page.get_by_test_id("stDataFrame")).to_have_count(0)
     assert colours > 300
     assert errors == []
     assert "Traceback" not in (tmp_path / "log").read_text()

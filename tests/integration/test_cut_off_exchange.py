@@ -19,7 +19,10 @@ pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 FLOATS = 16 << 20
 """Of a message: gloo takes tens of milliseconds for it, and next to nothing between two."""
 
-ATTEMPTS = 20
+ATTEMPTS = 30
+LATER_S = 0.02
+"""By so much later than the last attempt each one strikes, until a moment is in the midst of a message."""
+
 FREED_S = 5.0
 
 
@@ -68,7 +71,7 @@ def test_a_peer_killed_in_the_midst_of_a_message_holds_no_member_up():
             assert end.poll(TIMEOUT_S) and end.recv() == "under way"
         if said[-1] == GroupBrokenError.__name__:
             break  # it was freed, and works with another peer
-        time.sleep(0.05)
+        time.sleep(LATER_S * attempt)
         peer.kill()
         peer.join()
         if link.poll(0.5):  # killed between two messages: gloo sees that, and no one need call the group off

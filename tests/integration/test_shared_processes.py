@@ -221,7 +221,7 @@ def late_member_that_joins_again() -> None:
     for group in (late, next_one):
         store.abort(group.prefix)
     worker._member.leave = leave_late  # type: ignore[method-assign]
-    with pytest.raises(GroupBrokenError, match="broken off before it was formed"):
+    with pytest.raises(GroupBrokenError, match="was broken off"):  # as the store says, or a shut connection
         worker.join_group(late, 120.0)
     with pytest.raises(GroupBrokenError, match="broken off before it was formed"):
         worker.join_group(next_one, 120.0)

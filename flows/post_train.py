@@ -75,7 +75,7 @@ def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") ->
     show_links(run_id, home, config.tracking.uri)
     if page := flow_run_page():
         NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
-    guard = RunGuard(home.path, run_id)
+    guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -12,14 +11,12 @@ from typing import Any, ParamSpec, TypeVar
 import psutil
 from prefect.states import Crashed
 
+from flows.process.lost_head import lost_head
 from storage.clock import process_is_alive, process_start_s
 from storage.errors import ClusterLostError, RuntimeFailure
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_ANSWER_S = 5.0
-"""For the head of a joined cluster to take a connection."""
 
 
 @contextmanager
@@ -46,13 +43,8 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
         ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
         if ended:
             raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
-        if _is_silent(address):
-            raise ClusterLostError(
-                f"{error}: the head of the Ray cluster at {address} does not answer any more; start it "
-                f"again and {go_on}, or go on elsewhere with `spotlight resume {run_id} --ray-address "
-                "HOST:PORT`; on a machine without this home, set SPOTLIGHT_CHECKPOINT__MIRROR to the run's "
-                "checkpoint.mirror and add --take-over"
-            ) from error
+        if (lost := lost_head(address, run_id)) is not None:
+            raise ClusterLostError(f"{error}: {lost}") from error
         raise RuntimeFailure(f"{error}; {go_on}") from error
 
 
@@ -77,18 +69,6 @@ def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
     # Prefect would look for the names of these types in this file.
     vars(done)["__signature__"] = inspect.signature(do, eval_str=True)
     return done
-
-
-def _is_silent(address: str) -> bool:
-    """Whether nothing listens at a HOST:PORT; an address of another form (`auto`) is not asked."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return False
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
-    except OSError:
-        return True
-    return False
 
 
 def _start_s(pid: int) -> float | None:

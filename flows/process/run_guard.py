@@ -3,9 +3,10 @@
 SIGKILL, the system's out-of-memory killer, and Ray's core, which ends the driver when its own processes are
 gone, leave no time for a word. This process holds the other end of a pipe: when the pipe closes without the
 byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
-follows Ray's processes, so that it can say which of them ended first.
+follows Ray's processes, so that it can say which of them ended first; of a cluster that the run has joined it
+asks whether the head still answers.
 
-    python -m flows.process.run_guard HOME RUN_ID PID
+    python -m flows.process.run_guard HOME RUN_ID PID [HOST:PORT]
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ class RunGuard:
     Args:
         home: the home's folder.
         run_id: the run that this process works on.
+        address: of the head of the cluster that the run joins; empty where it joins none.
     """
 
-    def __init__(self, home: Path, run_id: str) -> None:
+    def __init__(self, home: Path, run_id: str, address: str = "") -> None:
+        about = (str(home), run_id, str(os.getpid()), address)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.process.run_guard", str(home), run_id, str(os.getpid())],
+            [sys.executable, "-m", "flows.process.run_guard", *about],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 
@@ -109,19 +112,22 @@ def _descriptor_of(pid: int) -> int | None:
 
 def main() -> None:
     """Watch a run, and speak for it if it could not."""
-    folder, run_id, pid = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    folder, run_id, pid, address = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "".join(sys.argv[4:])
     ended = watch(pid)
     if ended is None:
         return
     # Only now: while it waits, this process takes no more memory than an empty interpreter.
+    from flows.process.lost_head import lost_head
     from storage.database.run_store import RunStore
     from storage.errors import SpotlightError
     from storage.home import Home
 
+    lost = None if ended else lost_head(address, run_id)
     reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"
+    why = f" ({reason}); go on with `spotlight resume {run_id}`" if lost is None else f": {lost}"
     store = RunStore(Home(folder))
     try:
-        store.reconcile(reason)
+        store.reconcile(lost or reason)
         row = store.run(run_id)
         # Otherwise it did say how it ended, or it has been resumed.
         is_silent = row.status == "interrupted" and row.pid == pid
@@ -130,8 +136,7 @@ def main() -> None:
         is_silent, done = True, f" ({error})"
     if is_silent:
         print(
-            f"error: run {run_id} was interrupted{done}: process {pid} ended without a word ({reason}); "
-            f"go on with `spotlight resume {run_id}`",
+            f"error: run {run_id} was interrupted{done}: process {pid} ended without a word{why}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
     _tell_prefect(store.home)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from storage.database.run_store import RunStore
 home = Home(Path(sys.argv[1]))
 store = RunStore(home)
 store.create_run("r", RunConfig(), {}, os.getpid())
-guard = RunGuard(home.path, "r")
+guard = RunGuard(home.path, "r", sys.argv[2])
 first, second = (subprocess.Popen(["sleep", "20"], stderr=subprocess.DEVNULL) for _ in range(2))
 guard.follow({"Ray's dashboard agent": first.pid, "Ray's raylet": second.pid})
 print("ready", flush=True)
@@ -45,10 +46,16 @@ for process in (first, second):
 """
 
 
-def run(home: Home, *lines: str) -> tuple[int, str]:
-    """Exit code and standard error of a run that is told to end in some way."""
+def run(home: Home, *lines: str, address: str = "") -> tuple[int, str]:
+    """Exit code and standard error of a run that is told to end in some way.
+
+    Args:
+        home: of the run.
+        lines: what it is told.
+        address: of the head that it has joined.
+    """
     child = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(home.path)],
+        [sys.executable, "-c", RUN, str(home.path), address],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
     )  # fmt: skip
     assert child.stdout is not None
@@ -90,3 +97,16 @@ def test_a_killed_process_is_interrupted(home):
     assert said.startswith("error: run r was interrupted after iteration 0: process ")
     assert said.count("\n") == 1
     assert RunStore(home).run("r").status == "interrupted"
+
+
+def test_a_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere(home):
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        _, said = run(home, "out of memory", address=address)
+        assert "perhaps killed, or out of memory" in said and address not in said
+    code, said = run(Home(home.path / "other"), "out of memory", address=address)
+    assert code == -signal.SIGKILL and said.count("\n") == 1
+    assert f"without a word: the head of the Ray cluster at {address} does not answer any more" in said
+    assert "`spotlight resume r --ray-address HOST:PORT`" in said
+    row = RunStore(Home(home.path / "other")).run("r")
+    assert row.status == "interrupted" and f"at {address} does not answer" in (row.error or "")

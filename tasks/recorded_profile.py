@@ -92,6 +92,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     steps = {shape: statistics.median(values) for shape, values in sorted(recorded.items())}
     ratios = [value / steps[shape] for shape, values in recorded.items() for value in values]
     starts, evaluation = found.values["start_s"], found.values["evaluation"]
+    parts: dict[str, Any] = {name: measured(found.values[name]) for name in _PARTS}
     return Profile(
         name=run_ids[0] if len(run_ids) == 1 else f"{len(run_ids)}-runs",
         summary=f"recorded by {source}; decoding and commits are in the step",
@@ -105,7 +106,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         evaluation=measured(evaluation) if evaluation else _ASSUMED_EVALUATION,
         decode_s=Quantity(value=0.0, evidence="measured", source="in the step"),
         start_s=measured(starts) if starts else _ASSUMED_START,
-        **{name: measured(found.values[name]) for name in _PARTS},
+        **parts,
     )
 
 

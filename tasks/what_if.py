@@ -33,7 +33,8 @@ from gpu_runtime.simulator.comparison.what_if import (
 )
 from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.profile import Profile, read_profile
+from gpu_runtime.simulator.profile import Profile as Profile
+from gpu_runtime.simulator.profile import read_profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
@@ -185,7 +186,7 @@ def answer(
     refuse_profile(config, profile)
     offer, market = offer_of(config, question), market_of(question)
     degrees = config.sequence_parallel.by_kind
-    policies = chosen_policies(None, config, question.serving) if policies is None else policies
+    policies = chosen_policies(None, config, question.serving, profile) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
     said = market_in_words(market, question), prices_in_words(offer)
     return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees)
@@ -249,7 +250,10 @@ def record(
     fleet = policy.plan(offer, 0.0).fleet
     trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
     devices = f"{trainers}, {fleet.spot} spot devices at most"
-    about = f"{devices}; profile {profile.name}; {market}; {prices_in_words(offer)}; seed {seed}"
+    kinds = f"profile {profile.name}"
+    if profile.spot is not None:
+        kinds += f", of spot devices {profile.spot.name}"
+    about = f"{devices}; {kinds}; {market}; {prices_in_words(offer)}; seed {seed}"
     run = _first_run(config, profile, question, policy.name, seed)
     record_run(store, run_id, config, policy, run, about, curves)
 
@@ -301,26 +305,27 @@ def runs_of(futures: int, policies: Sequence[Policy]) -> int:
     return futures * len(simulated_policies(policies))
 
 
-def chosen_policies(names: str | None, config: RunConfig, serving: str) -> Sequence[Policy]:
+def chosen_policies(names: str | None, config: RunConfig, serving: str, profile: Profile) -> Sequence[Policy]:
     """The policies to compare.
 
     Args:
         names: with commas between; `all` for all that can be, None for the default ones.
         config: of the run; by how many devices its samples are shared says which can be.
         serving: of the question; where it names a serving fleet, its policy is among the default ones.
+        profile: of the workload; it may be of two kinds of device.
 
     Raises:
         ConfigurationError: there is none of a name, or it cannot be simulated.
     """
-    degrees = config.sequence_parallel.by_kind
+    of_run = config.sequence_parallel.by_kind, 1 if profile.spot is None else 2
     if names is None:
-        lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, degrees)]
-        return [*default_policies(degrees), *lending]
+        lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
+        return [*default_policies(*of_run), *lending]
     if names == "all":
-        return [policy for policy in POLICIES if not unfit(policy, degrees)]
+        return [policy for policy in POLICIES if not unfit(policy, *of_run)]
     chosen = policies_of(name.strip() for name in names.split(","))
     for policy in chosen:
-        if why := unfit(policy, degrees):
+        if why := unfit(policy, *of_run):
             raise ConfigurationError(f"policy {policy.name} {why}")
     if serving and LENDING not in [policy.name for policy in chosen]:
         raise ConfigurationError(
@@ -351,14 +356,20 @@ def refuse_profile(config: RunConfig, profile: Profile) -> None:
     """Refuse a profile that does not know what a denoising step takes as the settings let devices share it.
 
     Raises:
-        ConfigurationError: naming what it lacks.
+        ConfigurationError: naming what it lacks; or it is of two kinds of device, and the settings let
+            trainers leave rollouts by a time that is taken as that of all devices.
     """
+    if profile.spot is not None and config.runtime.trainers_leave:
+        raise ConfigurationError(
+            "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out the "
+            "profile of spot devices"
+        )
     shared = sorted(set(config.sequence_parallel.by_kind.values()) - {AUTO})
     # A device that no group has a place for works alone, and measured times begin with one that does.
     profile.refuse_without(*sorted({1, *shared}))
 
 
-def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
+def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | None = None) -> Profile:
     """The profile to take.
 
     Args:
@@ -366,10 +377,18 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
         config: the workload.
         name: of a profile that the project carries, a .json file (a profile, or a result of
             `benchmarks.gpu_profile`), or a recorded run; None for the carried one of this model and size.
+        spot: likewise, of spot devices of another kind; None for the same kind.
 
     Raises:
         ConfigurationError: there is none, or it cannot be read.
     """
+    if spot is not None:
+        return find_profile(home, config, name).beside(_named_profile(home, config, spot, "--spot-profile"))
+    return _named_profile(home, config, name, "--profile")
+
+
+def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
+    """A profile by its name; arguments of `find_profile`, and the option that named it."""
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
     names = ", ".join(profile.name for profile in carried)
     key = model_key(config)
@@ -390,5 +409,5 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
         return recorded_profile(home, name)
     except RunNotFoundError as error:
         raise ConfigurationError(
-            f"--profile {quoted(name)} is no profile ({names}), no .json file and no run"
+            f"{option} {quoted(name)} is no profile ({names}), no .json file and no run"
         ) from error

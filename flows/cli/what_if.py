@@ -24,7 +24,7 @@ from storage.home import Home
 from storage.new_folder import writable_file
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import PolicyAnswer, Spread, WhatIf
+    from tasks.what_if import PolicyAnswer, Profile, Spread, WhatIf
 
 
 def what_if(
@@ -93,6 +93,12 @@ def what_if(
             help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_profile), a run.",
         ),
     ] = None,
+    spot_profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE|RUN", help="Likewise on spot devices, where these are of another kind."
+        ),
+    ] = None,
     policies: Annotated[
         str | None,
         typer.Option(metavar="NAME,NAME", help="Policies to compare: `all`, or some of them."),
@@ -149,15 +155,15 @@ def what_if(
 
     config = config if price else with_prices(config)
     refuse_unfit(config)
-    compared = chosen_policies(policies, config, serving or "")
+    home = Home.from_environment()
+    chosen, curves = find_profile(home, config, profile, spot_profile), find_curves(home, config, curve)
+    compared = chosen_policies(policies, config, serving or "", chosen)
+    refuse_profile(config, chosen)
     drawn = _drawn_file(timeline, policy, record)
     if drawn is not None or (record and policy is not None):
         refuse_time_line(config, policy, compared)
     if record:
         refuse_long(config)
-    home = Home.from_environment()
-    chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
-    refuse_profile(config, chosen)
     question = MarketQuestion(
         trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
     )
@@ -256,14 +262,20 @@ def show(result: WhatIf) -> None:
         f"spot: {result.market}",
         *_sharing_line(result),
         *([result.serving] if result.serving else []),
-        f"profile {result.profile.name}: {result.profile.summary}",
-        *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
+        *_profile_lines(result.profile, "profile"),
+        *([] if result.profile.spot is None else _profile_lines(result.profile.spot, "on spot devices")),
         "In the first table all policies do the same iterations: what is learned in them is not in it.",
     ]
     if result.curves is not None:
         lines.append(f"curves {result.curves.name}: {result.curves.summary} ({result.curves.source})")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _profile_lines(profile: Profile, called: str) -> list[str]:
+    """What a profile is of, and where its figures come from."""
+    evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
+    return [f"{called} {profile.name}: {profile.summary}", *evidence]
 
 
 def _named(answer: PolicyAnswer) -> str:

@@ -128,7 +128,8 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
             form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
         )
         home = Home.from_environment()
-        profile, curves = find_profile(home, config, form.profile or None), find_curves(home, config, None)
+        profile = find_profile(home, config, form.profile or None, form.spot_profile or None)
+        curves = find_curves(home, config, None)
         result = answer(config, profile, question, form.windows, curves=curves).to_json()
         show_policies(result["policies"])
         show_conclusions(result)

@@ -147,6 +147,9 @@ class WhatIfForm(Section):
     """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's
     model and size."""
 
+    spot_profile: str = ""
+    """What it takes on spot devices, where these are of another kind. Empty: the same."""
+
     windows: int = Field(default=5, ge=1, le=200)
     """Windows of the trace, each with a draw of the profile within its uncertainty."""
 

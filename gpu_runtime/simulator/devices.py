@@ -75,6 +75,11 @@ class SimulatedDevice:
         """Whether it has joined and stays, as far as the run can know."""
         return self.joined and self.known_gone is None and not self.noticed
 
+    @property
+    def members(self) -> tuple[SimulatedDevice, ...]:
+        """Itself: it works alone."""
+        return (self,)
+
 
 class Holder(Protocol):
     """What pulls: a device, or devices that share samples."""
@@ -105,6 +110,11 @@ class Holder(Protocol):
     @property
     def trains(self) -> bool:
         """Whether a trainer is in it."""
+        ...
+
+    @property
+    def members(self) -> tuple[SimulatedDevice, ...]:
+        """The devices that pull as one."""
         ...
 
 

@@ -129,6 +129,7 @@ class SimulatedFleet:
         start: ticks from an instance's coming to a loaded worker.
         replay: when spot instances come, are warned and go; None for none.
         loss: ticks from the loss of an instance to the failure of a call to its worker.
+        spot_start: as `start`, of spot devices; None for the same.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class SimulatedFleet:
         start: int,
         replay: Replay | LentDevices | None = None,
         loss: int = 0,
+        spot_start: int | None = None,
     ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
@@ -147,7 +149,10 @@ class SimulatedFleet:
         self.phase: PhaseOfDevices | None = None
         self._loop = loop
         self._plan = plan
-        self._start = start
+        self._start: dict[Market, int] = {
+            "reserved": start,
+            "spot": start if spot_start is None else spot_start,
+        }
         self._replay = replay
         self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
@@ -230,7 +235,7 @@ class SimulatedFleet:
         now = self._loop.now
         device = self._devices[name] = SimulatedDevice(name, market, now, trains)
         device.place, device.instance = place, self._plan.instance(market, place)
-        device.loading = self._loop.at(now + self._start, partial(self._on_loaded, device))
+        device.loading = self._loop.at(now + self._start[market], partial(self._on_loaded, device))
         self._loading += 1
         self._reserved_loading += market == "reserved"
         self._staying += market == "spot"

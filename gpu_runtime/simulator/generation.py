@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.commit_interval import steps_to_commit
@@ -22,8 +23,24 @@ from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop
-from storage.database.records import DeviceState
+from storage.database.records import DeviceState, Market
 from storage.errors import SchedulingError
+
+_ONE_KIND: frozenset[Market] = frozenset({"reserved"})
+
+
+class BatchTimes(NamedTuple):
+    """How fast a batch is done.
+
+    Attributes:
+        step: ticks of a denoising step.
+        decode: of decoding.
+        chunk: denoising steps between commits.
+    """
+
+    step: int
+    decode: int
+    chunk: int
 
 
 class GenerationPhase:
@@ -57,7 +74,6 @@ class GenerationPhase:
         self._scheduler = scheduler
         self._times = times
         self._work = work
-        self._step = times.step_of(work.kind)
         self._pushed = scheduler if isinstance(scheduler, PushDispatch) else None
         self._first = self._next = first
         self._last = first + work.batches
@@ -67,7 +83,7 @@ class GenerationPhase:
         self._began = loop.now
         self._drafts = work.kind is RequestKind.EXPLORE
         self._state: DeviceState = "explore" if self._drafts else "rollout"
-        self._chunk = steps_to_commit(work.commit_steps, times.step_s, self._drafts)
+        self._batch_times: dict[tuple[frozenset[Market], int], BatchTimes] = {}
         # Those that may still pull. Ordered: taken from the front and from the middle in constant time.
         self._idle: OrderedDict[str, Holder] = OrderedDict()
         # What the gate refuses once it refuses for the rest of the window, which only gets shorter: such a
@@ -176,12 +192,8 @@ class GenerationPhase:
         begun = min(lease.steps, committed + flight.chunk)
         self._scheduler.on_worker_lost(holder.name, dict.fromkeys(lease.requests, begun))
         self.outcome.redone += begun - committed
-        self.outcome.redone_time += (begun - committed) * self._redone_step(flight)
+        self.outcome.redone_time += (begun - committed) * flight.step * len(holder.members)
         self._wake()
-
-    def _redone_step(self, flight: Flight) -> int:
-        """Ticks of devices' time that a step takes which is done again."""
-        return self._times.step
 
     def _take_in(self, device: SimulatedDevice) -> None:
         if not device.serves or self._is_away(device):
@@ -191,7 +203,7 @@ class GenerationPhase:
             self._on_ready(device)
             return
         self._enter(device, "load" if behind else "idle")
-        ready = max(now, device.free_at) + (self._times.weights if behind else 0)
+        ready = max(now, device.free_at) + (self._times.of(device.market).weights if behind else 0)
         ready = max(ready, self._loaded_by)
         self._busy += 1
         device.coming = self._loop.at(ready, partial(self._ready, device))
@@ -232,21 +244,30 @@ class GenerationPhase:
             return
         self._busy += 1
         self._enter(holder, self._state)
-        self._begin(holder, lease, self._step, self._chunk)
+        self._begin(holder, lease)
 
-    def _begin(self, holder: Holder, lease: Lease[int], step: int, chunk: int) -> None:
-        """A lease begins.
-
-        Args:
-            holder: of it.
-            lease: on a batch.
-            step: ticks of a denoising step.
-            chunk: denoising steps between commits.
-        """
-        now = self._loop.now
-        at = now + (lease.steps - lease.step) * step + self._times.decode
+    def _begin(self, holder: Holder, lease: Lease[int]) -> None:
+        """A lease on a batch begins."""
+        times, now = self._times_of(holder), self._loop.now
+        at = now + (lease.steps - lease.step) * times.step + times.decode
         event = self._loop.at(at, partial(self._deliver, holder))
-        holder.flight = Flight(lease, now, event, step, chunk)
+        holder.flight = Flight(lease, now, event, times.step, times.chunk)
+
+    def _times_of(self, holder: Holder) -> BatchTimes:
+        """How fast a holder does a batch: as the slowest kind of its devices."""
+        degree, kinds = len(holder.members), _ONE_KIND
+        if self._times.spot is not None:
+            kinds = frozenset[Market](device.market for device in holder.members)
+        found = self._batch_times.get((kinds, degree))
+        if found is None:
+            kind = self._work.kind
+            known = [self._times.of(market) for market in kinds]
+            slowest = max(known, key=lambda times: times.step_of(kind, degree))
+            step_s = slowest.step_s if degree == 1 else slowest.step_seconds(slowest.shared[degree])
+            chunk = steps_to_commit(self._work.commit_steps, step_s, self._drafts)
+            found = BatchTimes(slowest.step_of(kind, degree), slowest.decode, chunk)
+            self._batch_times[kinds, degree] = found
+        return found
 
     def _may_pull(self, holder: Holder) -> bool:
         closed = self._work.deadline is not None and self._loop.now >= self._work.deadline

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
+from storage.database.records import Market
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class PhaseOutcome:
 
 def devices_alike(
     devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
-) -> tuple[tuple[int, bool, bool, int | None, bool], ...]:
+) -> tuple[tuple[int, bool, bool, int | None, bool, Market], ...]:
     """All that a phase depends on of its devices: when each is free, and whether it has the weights.
 
     Args:
@@ -97,6 +98,7 @@ def devices_alike(
             # The others wait until the run knows of it.
             None if device.known_gone is None else device.known_gone - now,
             device.trains,
+            device.market,
         )
         for device in devices
     )

@@ -24,6 +24,7 @@ from pydantic import (
 
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, ticks
+from storage.database.records import Market
 from storage.errors import ConfigurationError
 from storage.json_file import read_json_model
 
@@ -88,7 +89,7 @@ class StepTime(_Part):
 
 
 class Profile(_Part):
-    """Seconds of each part of a workload on one kind of device."""
+    """Seconds of each part of a workload on one kind of device, or on two."""
 
     name: str = Field(min_length=1, max_length=100)
     """What it is asked for by."""
@@ -138,6 +139,10 @@ class Profile(_Part):
     loss_s: Quantity = Quantity(value=0.0, source="left out")
     """From the loss of an instance to the failure of a call to its worker."""
 
+    spot: Profile | None = None
+    """The same workload on spot devices, where these are of another kind. Of a run it says what generating,
+    weights, starting and regrouping take there; all else is this profile's."""
+
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         known = [(step.batch, step.degree) for step in self.steps]
@@ -147,12 +152,34 @@ class Profile(_Part):
             raise ValueError("a time of steps has an uncertainty but no evidence; give its evidence")
         if not self.step.value > 0:
             raise ValueError("step.value is 0, but it multiplies all steps; it is 1 unless it corrects them")
+        if self.spot is not None and self.spot.spot is not None:
+            raise ValueError("spot has a profile of spot devices of its own; leave that out")
+        if not self.degrees:
+            raise ValueError("spot has no time of a degree that steps has one of; give it one")
         return self
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The degrees that it has times of."""
-        return tuple(sorted({step.degree for step in self.steps}))
+        """The degrees that it has times of, on each kind of device."""
+        known = {step.degree for step in self.steps}
+        return tuple(sorted(known if self.spot is None else known.intersection(self.spot.degrees)))
+
+    def beside(self, spot: Profile) -> Profile:
+        """This one for the reserved devices, and another one for the spot devices.
+
+        Args:
+            spot: of the same workload.
+
+        Raises:
+            ConfigurationError: they have no degree in common.
+        """
+        if not set(self.degrees) & set(spot.degrees):
+            raise ConfigurationError(
+                f"profile {self.name} has degrees {', '.join(map(str, self.degrees))}, and {spot.name}, of "
+                f"spot devices, {', '.join(map(str, spot.degrees))}; name two that share one"
+            )
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return Profile.model_validate(given | {"spot": spot})
 
     def refuse_without(self, *degrees: int) -> None:
         """Refuse to stand for runs whose devices share samples otherwise than it knows.
@@ -206,6 +233,10 @@ class Profile(_Part):
         def value(quantity: Quantity) -> float:
             return quantity.value if chance is None else quantity.drawn(chance)
 
+        # Both kinds of device by the same draws: what is not known of the workload is the same on both.
+        again = None if chance is None else random.Random()
+        if chance is not None and again is not None:
+            again.setstate(chance.getstate())
         # Always in this order, so that a seed means the same for every policy.
         step = value(self.step) / self.step.value
         decode_s, score_s, train_s = map(value, (self.decode_s, self.score_s, self.train_sample_s))
@@ -236,6 +267,7 @@ class Profile(_Part):
             shared_evaluation={
                 degree: max(1, ticks(seconds * evaluation)) for degree, seconds in shared_s.items()
             },
+            spot=None if self.spot is None else self.spot.times(batch, scorers, trainers, again),
         )
 
     def _sharing(self, degree: int) -> Quantity:
@@ -283,6 +315,7 @@ class WorkloadTimes:
         shared: a denoising step by how many devices share it, 1 among them; empty where none is known but
             `step`.
         shared_evaluation: likewise of an evaluation's batch.
+        spot: of spot devices, where they are of another kind.
     """
 
     step: int
@@ -299,6 +332,11 @@ class WorkloadTimes:
     evaluation_step: int = 0
     shared: Mapping[int, int] = field(default_factory=dict)
     shared_evaluation: Mapping[int, int] = field(default_factory=dict)
+    spot: WorkloadTimes | None = None
+
+    def of(self, market: Market) -> WorkloadTimes:
+        """Those of a market's devices, for what devices do themselves."""
+        return self if self.spot is None or market == "reserved" else self.spot
 
     def step_of(self, kind: RequestKind, degree: int = 1) -> int:
         """Ticks of a denoising step of a batch of a kind that so many devices share."""

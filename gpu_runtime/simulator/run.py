@@ -81,7 +81,8 @@ class Simulation:
         self._plan = plan
         self._times = times
         self._loop = EventLoop()
-        self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss)
+        spot_start = times.of("spot").start
+        self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
         self._next_batch = 0

@@ -56,6 +56,16 @@ class SimulatedPlan:
         )
 
     @property
+    def of_one_kind(self) -> str | None:
+        """What takes all devices to be of one kind, in words; None for nothing."""
+        return _first(
+            {
+                "a window in which trainers roll out": self.seeds,
+                "deciding how many spot devices are rented": self.fleet.decided is not None,
+            }
+        )
+
+    @property
     def _ways_alone(self) -> dict[str, bool]:
         """What no live run does, and is simulated for devices that work alone."""
         return {

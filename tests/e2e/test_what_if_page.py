@@ -85,7 +85,8 @@ def test_at_first_there_is_a_form_and_no_figure(store: RunStore):
     assert not page.metric and not page.dataframe
     assert "glyphs" in page.selectbox[0].options and page.selectbox[0].value == "qwen-image-geneval-512"
     assert "qwen-image-512-h100" in page.selectbox[1].options
-    assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox[2].options)
+    assert "qwen-image-512-a100" in page.selectbox[2].options
+    assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox[3].options)
     assert not store.home.database.exists(), "looking must not make anything"
 
 

@@ -343,6 +343,15 @@ def test_what_is_not_known_widens_the_answer():
             ("--serving", "0.9,0,2", "--policies", "spot"),
             "a serving fleet is given, and none of the policies spot borrows from one; add lending",
         ),
+        (
+            ("--spot-profile", "glyphs-cpu", "--policies", "window"),
+            "means a window in which trainers roll out, which is simulated for devices of one kind",
+        ),
+        (
+            ("--spot-profile", "glyphs-cpu", "--set", "runtime.trainers_leave=true"),
+            "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out",
+        ),
+        (("--spot-profile", "l4"), "--spot-profile 'l4' is no profile (glyphs-cpu, "),
         (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
         (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
@@ -354,11 +363,30 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str):
 
 
 def test_every_carried_profile_is_read_and_named_after_its_file():
+    models: list[str] = []
     for path in PROFILES.glob("*.json"):
         profile = read_profile(path)
-        assert profile.name == path.stem and profile.models
+        models += profile.models
+        assert profile.name == path.stem and profile.device
         for name in profile.evidence.get("measured", ()):
             assert getattr(profile, name).source
+    assert len(set(models)) == len(models) > 0, (
+        "a model has one profile that is taken unless another is named"
+    )
+
+
+def test_spot_devices_may_be_of_another_kind():
+    fleet = ("--reserved", "4", "--spot", "8", "--trainers", "4")
+    qwen = ("--preset", "qwen-image-ocr-512", "--iterations", "3", "--windows", "1", *fleet)
+    same = json.loads(asked(*qwen, "--json"))
+    kinds = json.loads(asked(*qwen, "--spot-profile", "qwen-image-512-a100", "--json"))
+    assert (same["profile"]["spot"], kinds["profile"]["spot"]["device"]) == (None, "A100")
+    found = [{row["policy"]: row["wall_s"]["median"] for row in of["policies"]} for of in (same, kinds)]
+    assert found[0].keys() - found[1].keys() == {"sized", "window"}
+    assert found[0]["reserved"] == found[1]["reserved"]
+    assert found[0]["spot"] < found[1]["spot"] < found[0]["reserved"]
+    table = asked(*qwen, "--spot-profile", "qwen-image-512-a100")
+    assert "profile qwen-image-512-h100: " in table and "on spot devices qwen-image-512-a100: " in table
 
 
 def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):

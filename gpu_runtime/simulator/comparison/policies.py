@@ -143,25 +143,28 @@ DEFAULT_POLICIES = POLICIES[:7]
 """Those that are compared unless others are named, where devices work alone."""
 
 
-def default_policies(degrees: Mapping[str, int]) -> tuple[Policy, ...]:
+def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy, ...]:
     """Those that are compared unless others are named.
 
     Args:
         degrees: by how many devices samples are shared, by kind of request.
+        kinds: of devices.
     """
     return tuple(
         policy
         for policy in POLICIES
-        if (policy in DEFAULT_POLICIES or policy.plan(_ANY, 1.0).static_groups) and not unfit(policy, degrees)
+        if (policy in DEFAULT_POLICIES or policy.plan(_ANY, 1.0).static_groups)
+        and not unfit(policy, degrees, kinds)
     )
 
 
-def unfit(policy: Policy, degrees: Mapping[str, int]) -> str | None:
+def unfit(policy: Policy, degrees: Mapping[str, int], kinds: int = 1) -> str | None:
     """Why a policy cannot be simulated; None where it can.
 
     Args:
         policy: which.
         degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
+        kinds: of devices.
     """
     plan = policy.plan(_ANY, 1.0)
     if plan.static_groups and degrees["rollout"] <= 1:
@@ -170,6 +173,11 @@ def unfit(policy: Policy, degrees: Mapping[str, int]) -> str | None:
         return (
             f"means {plan.done_alone}, which is simulated for devices that work alone; leave it out, or set "
             "all degrees of sequence_parallel to 1"
+        )
+    if kinds > 1 and plan.of_one_kind is not None:
+        return (
+            f"means {plan.of_one_kind}, which is simulated for devices of one kind; leave it out, or the "
+            "profile of spot devices"
         )
     return None
 

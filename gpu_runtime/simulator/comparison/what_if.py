@@ -241,7 +241,7 @@ def _simulate(
     replay = None
     if plan.lends:
         free = fleet.serving.free(fleet.spot, random.Random(f"serving {future}"))
-        rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.step_s)
+        rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s)
         replay = LentDevices(rule, free, fleet.serving.slack_s)
     elif fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.

@@ -12,10 +12,7 @@ from functools import partial
 
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.groups.layout import Group, Layout
-from gpu_runtime.scheduling.commit_interval import steps_to_commit
-from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.work_items import Lease
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
 from gpu_runtime.simulator.fleet import SimulatedFleet
@@ -296,15 +293,6 @@ class GroupedPhase(GenerationPhase):
     def _may_pull(self, holder: Holder) -> bool:
         return holder.serves and super()._may_pull(holder)
 
-    def _begin(self, holder: Holder, lease: Lease[int], step: int, chunk: int) -> None:
-        assert isinstance(holder, SimulatedGroup)
-        degree = len(holder.members)
-        if degree > 1:
-            step = self._times.step_of(self._work.kind, degree)
-            step_s = self._times.step_seconds(self._times.shared[degree])
-            chunk = steps_to_commit(self._work.commit_steps, step_s, self._drafts)
-        super()._begin(holder, lease, step, chunk)
-
     def _go_on(self, holder: Holder) -> None:
         assert isinstance(holder, SimulatedGroup)
         self._after_lease(holder)
@@ -336,9 +324,6 @@ class GroupedPhase(GenerationPhase):
         if self._plan_due is None:
             super()._wake()
 
-    def _redone_step(self, flight: Flight) -> int:
-        return flight.step * len(flight.lease.holder.split(MEMBERS_JOINED_BY))
-
     def _end(self) -> None:
         if self._plan_due is not None:
             self._plan_due.cancel()
@@ -354,11 +339,5 @@ class GroupedPhase(GenerationPhase):
         super()._end()
 
     def _enter(self, holder: Holder, state: DeviceState) -> None:
-        devices: Sequence[SimulatedDevice]
-        if isinstance(holder, SimulatedGroup):
-            devices = holder.members
-        else:
-            assert isinstance(holder, SimulatedDevice)
-            devices = (holder,)
-        for device in devices:
+        for device in holder.members:
             super()._enter(device, state)

@@ -117,14 +117,19 @@ class Grouping:
             members: of it.
         """
         names = tuple(device.name for device in members)
-        regroup = self._times.regroup if len(names) > 1 else 0
+        times = [self._times.of(device.market) for device in members]
+        regroup = self._regroup(members) if len(names) > 1 else 0
         if not self.static:
             return Forming(regroup=regroup)
         began = [self._together.get(name) for name in names]
         if all(other == names for other in began):
             return Forming()
-        restart = self._times.start + self._times.weights if any(began) else 0
+        restart = max(each.start + each.weights for each in times) if any(began) else 0
         return Forming(restart, regroup)
+
+    def _regroup(self, members: Sequence[SimulatedDevice]) -> int:
+        """Ticks until devices have met: as long as the slowest kind of them takes."""
+        return max(self._times.of(device.market).regroup for device in members)
 
     def formed(self, members: Sequence[SimulatedDevice]) -> None:
         """Devices are a group."""
@@ -132,7 +137,7 @@ class Grouping:
         if self.static:
             self._together |= dict.fromkeys(names, names)
         elif len(names) > 1:
-            self.step_times.note_regroup(self._times.step_seconds(self._times.regroup), names)
+            self.step_times.note_regroup(self._times.step_seconds(self._regroup(members)), names)
 
     def gone(self, device: SimulatedDevice) -> None:
         """A device is lost."""

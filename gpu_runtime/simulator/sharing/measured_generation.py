@@ -46,8 +46,8 @@ class MeasuredPhase(GroupedPhase):
         self._plan_soon()
         super()._on_formed(group)
 
-    def _begin(self, holder: Holder, lease: Lease[int], step: int, chunk: int) -> None:
-        super()._begin(holder, lease, step, chunk)
+    def _begin(self, holder: Holder, lease: Lease[int]) -> None:
+        super()._begin(holder, lease)
         assert isinstance(holder, SimulatedGroup)
         self._time_chunk(holder)
 

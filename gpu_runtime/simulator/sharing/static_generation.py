@@ -56,7 +56,8 @@ class StaticPhase(GroupedPhase):
         self._grouping.gone(device)
         self._enter(device, "load")
         self._busy += 1
-        again = self._times.start + self._times.weights
+        times = self._times.of(device.market)
+        again = times.start + times.weights
         device.coming = self._loop.at(self._loop.now + again, partial(self._ready, device))
 
     def _end(self) -> None:

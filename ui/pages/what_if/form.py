@@ -14,6 +14,7 @@ _PRESET = "qwen-image-geneval-512"
 _DRAWN = "drawn, by rate and share"
 _MOST_MIB = 16  # of a file of a visitor's own
 _OWN = "that of the preset's model and size"
+_SAME = "the same kind of device"
 
 
 def show_form(profiles: Sequence[str]) -> Question | None:
@@ -24,7 +25,7 @@ def show_form(profiles: Sequence[str]) -> Question | None:
     """
     presets = [preset.name for preset in list_presets()]
     with st.form("what_if_form"):
-        workload, profile, trace = st.columns(3)
+        workload, profile, spot, trace = st.columns(4)
         preset = workload.selectbox(
             "Preset", presets, index=presets.index(_PRESET) if _PRESET in presets else 0,
             help="The workload: samples, batches, denoising steps, evaluations, exploration.",
@@ -33,6 +34,9 @@ def show_form(profiles: Sequence[str]) -> Question | None:
             "Profile",
             [_OWN, *profiles],
             help="What each part of the workload takes, or a recorded run's times.",
+        )
+        chosen_spot = spot.selectbox(
+            "Profile of spot devices", [_SAME, *profiles], help="Where they are of another kind of device."
         )
         chosen_trace = trace.selectbox(
             "Trace of spot instances", [_DRAWN, *trace_names()],
@@ -46,6 +50,7 @@ def show_form(profiles: Sequence[str]) -> Question | None:
     return Question(
         preset=preset or _PRESET,
         profile="" if chosen_profile == _OWN else chosen_profile or "",
+        spot_profile="" if chosen_spot == _SAME else chosen_spot or "",
         trace="" if chosen_trace == _DRAWN else chosen_trace or "",
         **numbers,
         **own,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -138,20 +139,26 @@ def _show_basis(asked: Asked) -> None:
     """What the answer rests on: devices, prices, market, and the evidence of the profile."""
     answer = asked.answer
     profile = answer["profile"]
-    evidence: dict[str, list[str]] = {}
-    for name, figure in profile.items():
-        if isinstance(figure, dict) and "evidence" in figure:
-            evidence.setdefault(figure["evidence"], []).append(name)
     lines = [
         f"preset {asked.question.preset}: {answer['iterations']:,} iterations on {answer['reserved']} "
         f"reserved devices, {answer['trainers']} of which train, and {answer['spot']} spot devices",
         f"prices: {answer['prices']}",
         f"spot: {answer['market']}",
-        f"profile {profile['name']}: {profile['summary']}",
-        *(f"{kind}: {', '.join(names)}" for kind, names in evidence.items()),
+        *_profile_lines(profile, "profile"),
+        *(_profile_lines(profile["spot"], "on spot devices") if profile.get("spot") else []),
     ]
     with st.expander("What it rests on", expanded=True):
         st.markdown("\n".join(f"- {plain_markdown(line)}" for line in lines))
+
+
+def _profile_lines(profile: Mapping[str, Any], called: str) -> list[str]:
+    """What a profile is of, and where its figures come from."""
+    evidence: dict[str, list[str]] = {}
+    for name, figure in profile.items():
+        if isinstance(figure, dict) and "evidence" in figure:
+            evidence.setdefault(figure["evidence"], []).append(name)
+    said = [f"{kind}: {', '.join(names)}" for kind, names in evidence.items()]
+    return [f"{called} {profile['name']}: {profile['summary']}", *said]
 
 
 def _show_time_line(asked: Asked, home: Path) -> None:

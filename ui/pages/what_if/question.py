@@ -44,6 +44,7 @@ class Question:
         joint: share of them that take several devices at once.
         notice_s: seconds of notice before a loss.
         profile: what the workload takes: a profile's name, or a recorded run.
+        spot_profile: likewise on spot devices, where these are of another kind.
         futures: windows of the trace, each with a draw of the profile.
         seed: of the futures.
         degree: devices that share a sample in rollouts and evaluations: a number, or `auto`.
@@ -62,6 +63,7 @@ class Question:
     joint: float | None = None
     notice_s: float | None = None
     profile: str = ""
+    spot_profile: str = ""
     futures: int = 5
     seed: int = 0
     degree: str = ""
@@ -86,7 +88,7 @@ class Question:
             "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
             "trace": trace if self.own_trace is None else _written(folder / "trace.csv", self.own_trace),
             "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
-            "profile": self.profile or None,
+            "profile": self.profile or None, "spot-profile": self.spot_profile or None,
             "windows": futures or self.futures, "seed": self.seed,
             "degree": self.degree or None, "per-instance": self.per_instance,
             "prices": None if self.prices is None else _written(folder / "prices.csv", self.prices),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from typing import NamedTuple
 
 GROUP_ADDRESS = "127.83.80.1"
 """Where the members of a group listen. Groups never leave an instance, so the loopback network will do."""
@@ -18,29 +19,39 @@ GROUP_ADDRESS = "127.83.80.1"
 
 def shut_down_group() -> int:
     """Shut down this process's connections of its group; returns how many."""
-    return sum(_shut(connection) for connection in _connections() if _is_of_group(connection))
+    return sum(_shut(connection) for connection in _connections() if GROUP_ADDRESS in connection.hosts)
 
 
 def shut_down_connections_to(host_port: int, except_local_ports: frozenset[int]) -> int:
     """Shut down connections to a port of a local or remote host, but not those with some local ports."""
-    found = 0
-    for connection in _connections():
-        peer, own = _port(connection.getpeername()), _port(connection.getsockname())
-        if peer == host_port and own not in except_local_ports:
-            found += _shut(connection)
-    return found
+    return sum(
+        _shut(connection)
+        for connection in _connections()
+        if connection.peer_port == host_port and connection.own_port not in except_local_ports
+    )
 
 
 def local_ports_to(host_port: int) -> frozenset[int]:
     """Local ports of this process's connections to a port."""
-    return frozenset(
-        _port(connection.getsockname())
-        for connection in _connections()
-        if _port(connection.getpeername()) == host_port
-    )
+    return frozenset(found.own_port for found in _connections() if found.peer_port == host_port)
 
 
-def _connections() -> Iterator[socket.socket]:
+class _Connection(NamedTuple):
+    """A connected socket, and its ends as they were when it was found: a peer may go at any moment.
+
+    Attributes:
+        socket: a duplicate of it.
+        hosts: addresses of both ends.
+        own_port, peer_port: of the ends.
+    """
+
+    socket: socket.socket
+    hosts: tuple[str, str]
+    own_port: int
+    peer_port: int
+
+
+def _connections() -> Iterator[_Connection]:
     """Duplicates of this process's connected internet sockets; each is closed after its turn."""
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -50,30 +61,19 @@ def _connections() -> Iterator[socket.socket]:
         except OSError:  # closed by another thread meanwhile
             continue
         with duplicate:
-            if duplicate.family in (socket.AF_INET, socket.AF_INET6) and _connected(duplicate):
-                yield duplicate
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            try:
+                own, peer = duplicate.getsockname(), duplicate.getpeername()
+            except OSError:  # not connected, or no more
+                continue
+            hosts = own[0].removeprefix("::ffff:"), peer[0].removeprefix("::ffff:")
+            yield _Connection(duplicate, hosts, own[1], peer[1])
 
 
-def _connected(connection: socket.socket) -> bool:
+def _shut(connection: _Connection) -> bool:
     try:
-        connection.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-def _is_of_group(connection: socket.socket) -> bool:
-    ends = (connection.getsockname()[0], connection.getpeername()[0])
-    return any(end.removeprefix("::ffff:") == GROUP_ADDRESS for end in ends)
-
-
-def _port(address: tuple) -> int:
-    return int(address[1])
-
-
-def _shut(connection: socket.socket) -> bool:
-    try:
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.socket.shutdown(socket.SHUT_RDWR)
     except OSError:  # the peer was faster
         return False
     return True

@@ -47,11 +47,11 @@ for process in (first, second):
 
 
 def run(home: Home, *lines: str, address: str = "") -> tuple[int, str]:
-    """Exit code and standard error of a run that is told to end in some way.
+    """Exit code and standard error of a run that ends as its standard input says.
 
     Args:
         home: of the run.
-        lines: what it is told.
+        lines: of its standard input.
         address: of the head that it has joined.
     """
     child = subprocess.Popen(

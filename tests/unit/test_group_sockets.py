@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 
+import pytest
+
 from gpu_runtime.sequence_parallel import group_sockets
 from gpu_runtime.sequence_parallel.group_sockets import GROUP_ADDRESS, local_ports_to, shut_down_group
 
@@ -41,3 +43,5 @@ def test_a_peer_may_go_while_its_connection_is_looked_at(monkeypatch):
     monkeypatch.setattr(group_sockets, "_connections", and_the_peer_goes)
     with ours:
         assert shut_down_group() <= 1
+        with pytest.raises(OSError, match="not connected"):
+            ours.getpeername()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
+K = TypeVar("K")
 
 KEPT = RESULTS / "curves"
 """Curves that the repository keeps, so that a benchmark can go on on another machine."""
@@ -48,6 +49,11 @@ class CurveStore(Generic[C]):
             if (path := folder / f"{curve}.json").is_file():
                 return self.read(json.loads(path.read_text(encoding="utf-8")))
         return None
+
+    def load_all(self, curves: Mapping[K, str]) -> dict[K, C]:
+        """Those of some curves that are kept, by the keys of their names."""
+        found = {key: self.load(curve) for key, curve in curves.items()}
+        return {key: values for key, values in found.items() if values is not None}
 
     def save(self, curve: str, values: C) -> None:
         """Keep a curve under its name; a half-written one is never found."""

@@ -140,10 +140,9 @@ def curve_store(name: str, commit: str, earlier: tuple[str, ...] = ()) -> CurveS
     return CurveStore(name, commit, lambda values: Curve(**values), earlier)
 
 
-def stored(store: CurveStore[Curve], wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
-    """The wanted curves that there are."""
-    found = {(want.arm, want.run_seed): store.load(want.name) for want in wanted}
-    return {name: curve for name, curve in found.items() if curve is not None}
+def _names(wanted: Iterable[CurveWanted]) -> dict[tuple[str, int], str]:
+    """What the wanted curves are kept as, by arm and run seed."""
+    return {(want.arm, want.run_seed): want.name for want in wanted}
 
 
 def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) -> list[CurveWanted]:
@@ -168,7 +167,7 @@ def run_arms(
     store: CurveStore[Curve], wanted: list[CurveWanted], processes: int
 ) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
-    curves = stored(store, wanted)
+    curves = store.load_all(_names(wanted))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = {}
         for want in wanted:
@@ -212,7 +211,7 @@ def main() -> None:
     store = curve_store(name, arguments.curves_of or commit, tuple(arguments.after))
     wanted = wanted_curves(arguments.task, arguments.arms, seeds, share)
     if arguments.curves_of:
-        curves = stored(store, wanted)
+        curves = store.load_all(_names(wanted))
         if not any(arm == "plain" for arm, _ in curves):
             parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
     else:

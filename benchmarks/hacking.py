@@ -204,19 +204,14 @@ def course_store(commit: str, earlier: Sequence[str] = ()) -> CurveStore[Course]
     )
 
 
-def kept_courses(store: CurveStore[Course], wanted: Sequence[Wanted]) -> dict[tuple[str, str, int], Course]:
-    """The courses of the wanted runs that there are."""
-    found = {(want.task, want.arm, want.seed): store.load(want.name) for want in wanted}
-    return {name: course for name, course in found.items() if course is not None}
-
-
 def main() -> None:
     """Print one JSON line."""
     arguments, every, wanted = _asked()
     home, commit = Home.from_environment().ensure(), environment()["commit"]
     store = course_store(commit, arguments.after)
     try:
-        courses = kept_courses(store, every) | do_runs(home, store, wanted, arguments.processes)
+        done = do_runs(home, store, wanted, arguments.processes)
+        courses = store.load_all({want.key: want.name for want in every}) | done
     finally:
         if arguments.keep:
             store.keep()

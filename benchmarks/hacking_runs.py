@@ -88,6 +88,11 @@ class Wanted:
     length: Length
 
     @property
+    def key(self) -> tuple[str, str, int]:
+        """Task, arm and run seed."""
+        return self.task, self.arm, self.seed
+
+    @property
     def part(self) -> str:
         """What `--parts` calls it, with all its seeds."""
         return f"{self.task}-{self.arm}"
@@ -167,7 +172,7 @@ def do_runs(
         RuntimeFailure: one of them failed.
     """
     with ThreadPoolExecutor(processes) as pool:
-        calls = {(want.task, want.arm, want.seed): pool.submit(_do, home, store, want) for want in wanted}
+        calls = {want.key: pool.submit(_do, home, store, want) for want in wanted}
         try:
             return {name: call.result() for name, call in calls.items()}
         except BaseException:

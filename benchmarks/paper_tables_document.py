@@ -29,8 +29,9 @@ _WHY_SPOTLIGHT = """Why they differ:
   Qwen-Image's. Where a run seed never reaches the score, it counts as if it did at its end.
 - No learning curve has fresh drafts with Flow-GRPO. On the critical path they count as no better than stale
   ones, so that ratio is the longer iteration alone.
-- Devices do not share samples here. The paper's baselines lose minutes when a group that shares samples is
-  broken and started cold; ours do not, which makes them too good.
+- Two devices share a sample in the row `static-sp` alone, on both sides of its ratio, and spot devices are
+  lost one by one there. Its groups stay as they are: where one loses a member, the other restarts cold. No
+  other baseline loses time to that, which makes them too good.
 - The paper's prices, preemptions and seconds are not public.
 """
 

@@ -46,7 +46,14 @@ BASELINE, PLAIN, OURS, OURS_NFT = "spot", "plain", "stale_grpo", "stale"
 """The policy that time is compared with, and the arms of the curves."""
 
 POLICIES = policies_of(["reserved", "on-demand", "spot", SPOTLIGHT, "critical-path"])
-"""Those of the paper."""
+"""Those of the paper whose devices work alone."""
+
+STATIC = "static-sp"
+SHARING = policies_of([SPOTLIGHT, STATIC])
+"""The paper's other baseline, whose groups of devices stay as they are, and ours with groups too."""
+
+SHARED_SIZE, DEGREE = 1280, 2
+"""Least size of an image whose samples are shared, and by how many devices."""
 
 THEIRS = {"cost_ratio_best": 6.4, "cost_ratio_worst": 1.4, "time_ratio": 4.0}
 
@@ -130,22 +137,30 @@ def zones() -> list[str]:
     return [p.zone for p in known_prices().prices if (p.device, p.market) == ("H100", "spot")]
 
 
-def setting_runs(size: int, reward: str, trace: Trace, scale: Scale) -> Mapping[str, list[SimulatedRun]]:
-    """The runs of every policy.
+def setting_runs(
+    size: int, reward: str, trace: Trace, scale: Scale, shares: bool = False
+) -> Mapping[str, list[SimulatedRun]]:
+    """The runs of policies.
 
     Args:
         size: of the images.
         reward: `ocr` or `geneval`.
         trace: Bamboo's.
         scale: how many runs.
+        shares: whether devices share a sample of a rollout. Spot devices are then lost one by one, as what
+            breaks a group that stays is the loss of some of it.
     """
+    degree, together = (DEGREE, 1) if shares else (1, GPUS)
     few = ["evaluation.prompts=1", "evaluation.images_per_prompt=1", "evaluation.every=0"]
-    config = load_config(f"qwen-image-{reward}-{size}", [f"iterations={scale.iterations}", *few], {})
+    settings = [f"iterations={scale.iterations}", f"sequence_parallel.rollout={degree}", *few]
+    config = load_config(f"qwen-image-{reward}-{size}", settings, {})
     profile = read_profile(PRESETS / f"profiles/qwen-image-{size}-h100.json")
     offer = FleetPlan(RESERVED, SPOT, RESERVED, 1.0, 1.0)  # dollars are computed by zone
-    recorded = of_devices(thinned(trace, SPOT // GPUS), GPUS)
+    recorded = of_devices(thinned(trace, SPOT // together), together)
     market = SpotMarket(recorded, TraceShape(capacity=1, length_s=1.0), notice_s=NOTICE_S)
-    return policy_runs(config, offer, profile, market, scale.futures, policies=POLICIES)
+    return policy_runs(
+        config, offer, profile, market, scale.futures, policies=SHARING if shares else POLICIES
+    )
 
 
 def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
@@ -168,6 +183,9 @@ def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
             # No curve has fresh drafts with this objective: on the critical path they count as no better.
             fewer = [1.0] if policy == "critical-path" else learned
             rows[policy], costs[name, policy] = _against(runs[policy], runs[SPOTLIGHT], fewer)
+        if size >= SHARED_SIZE:
+            sharing = setting_runs(size, reward, trace, scale, shares=True)
+            rows[STATIC], costs[name, STATIC] = _against(sharing[STATIC], sharing[SPOTLIGHT], learned)
         same_s = _ratios(map(iteration_s, runs[BASELINE]), map(iteration_s, runs[SPOTLIGHT]))
         times += _products(learned, same_s)
         nft += _products(learning_ratio(task, OURS_NFT), same_s)

@@ -12,7 +12,6 @@ from benchmarks.hacking import (
     chosen_arm,
     course_store,
     ends_sound,
-    kept_courses,
     loss_at,
     stopped,
     summarise,
@@ -117,8 +116,7 @@ def test_courses_that_the_repository_keeps_are_found_on_another_machine(tmp_path
     store.save(first.name, course([0.5, 0.6], (10,)))
     store.keep()
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "elsewhere"))
-    assert kept_courses(course_store("def", ["abc"]), wanted) == {
-        (first.task, first.arm, first.seed): course([0.5, 0.6], (10,))
-    }
-    assert kept_courses(course_store("def"), wanted) == {}
+    names = {want.key: want.name for want in wanted}
+    assert course_store("def", ["abc"]).load_all(names) == {first.key: course([0.5, 0.6], (10,))}
+    assert course_store("def").load_all(names) == {}
     assert first.run_id("abc") != second.run_id("abc") != second.run_id("def")

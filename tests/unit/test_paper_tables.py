@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import paper_tables, rlboost_table, simulator
+from benchmarks import paper_tables, rlboost_table, simulator, spotlight_table
 from benchmarks.paper_tables_document import document
 from benchmarks.rlboost_table import MODELS, QUICK, break_even, half_of, simulate, steady
 from benchmarks.streamed_run import StreamedRun
@@ -71,6 +71,13 @@ def test_the_tables_have_every_figure_of_the_papers():
     assert ", ".join(figures["spotlight"]["zones"]) in text
     assert f"{rlboost['tokens_per_s_of_reserved'][MODELS[0].name]:,.0f}" in text
     assert "{" not in text
+
+
+def test_groups_that_stay_and_restart_cold_take_longer():
+    trace = read_trace(paper_tables.TRACES / "bamboo-p3.csv")
+    scale = spotlight_table.Scale(futures=2, iterations=10, sizes=(1280,))
+    rows = spotlight_table.figures(trace, scale)["settings"]["ocr-1280"]["baselines"]
+    assert rows[spotlight_table.STATIC]["system_time"]["low"] > rows["spot"]["system_time"]["high"] == 1.0
 
 
 def test_more_devices_have_more_events_and_the_same_work_each():

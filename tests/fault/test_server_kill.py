@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 
 import psutil
 import pytest
 
 from benchmarks.resume import find
 from flows.server.local_server import LocalServer
+from flows.server.ports import LOOPBACK
 from storage.database.run_store import RunStore
 from storage.home import Home
 
@@ -41,6 +44,16 @@ def started(home: Home, run_id: str, **environment: str) -> subprocess.Popen[str
         env=os.environ | {"SPOTLIGHT_HOME": str(home.path)} | environment,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+
+
+@contextmanager
+def first_port_taken() -> Iterator[None]:
+    """A server that starts meanwhile listens where no other one of this machine will want to."""
+    with socket.socket() as listener:
+        with suppress(OSError):  # another server has it
+            listener.bind((LOOPBACK, 4200))
+            listener.listen()
+        yield
 
 
 def wait_for(child: subprocess.Popen[str], wanted: str) -> None:
@@ -71,8 +84,9 @@ def check_finished(home: Home, run_id: str, child: subprocess.Popen[str]) -> str
 
 
 def test_a_server_of_our_own_is_started_again(home):
-    child = started(home, "own")
-    wait_for(child, "ITERATION 1")
+    with first_port_taken():  # while it is dead, a test beside this one could take its port
+        child = started(home, "own")
+        wait_for(child, "ITERATION 1")
     wait_for(child, "PHASE train")
     os.kill(find("server", child), signal.SIGKILL)
     output = check_finished(home, "own", child)

@@ -82,7 +82,7 @@ class PhaseOutcome:
 
 def devices_alike(
     devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
-) -> tuple[tuple[int, bool, bool, int | None, bool, Market], ...]:
+) -> tuple[tuple[int, bool, bool, bool, int | None, bool, Market], ...]:
     """All that a phase depends on of its devices: when each is free, and whether it has the weights.
 
     Args:
@@ -94,7 +94,8 @@ def devices_alike(
         (
             max(0, device.free_at - now),
             device.holds == work.version,
-            device.noticed or not device.joined,
+            device.noticed,
+            device.joined,
             # The others wait until the run knows of it.
             None if device.known_gone is None else device.known_gone - now,
             device.trains,

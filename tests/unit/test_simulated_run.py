@@ -10,7 +10,10 @@ from __future__ import annotations
 import pytest
 
 from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.phase_work import PhaseWork, devices_alike
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
@@ -212,3 +215,10 @@ def test_events_of_a_moment_happen_in_the_order_of_their_announcement():
     assert (seen, loop.now, loop.next_at) == (["a", "b", "c"], 9, None)
     with pytest.raises(ValueError, match="an event at tick 3"):
         loop.at(3, lambda: None)
+
+
+def test_a_phase_is_not_repeated_on_a_device_that_loads_as_if_it_were_under_notice():
+    work = PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 1, 5, 4, 4)
+    noticed = SimulatedDevice("a", "spot", joined=True, noticed=True)
+    loading = SimulatedDevice("b", "spot", joined=False)
+    assert devices_alike([noticed], work, 0) != devices_alike([loading], work, 0)

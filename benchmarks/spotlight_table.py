@@ -24,11 +24,10 @@ from gpu_runtime.simulator.comparison.what_if import Spread, policy_runs
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import read_profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
-from gpu_runtime.simulator.trace_windows import SpotMarket, of_devices
+from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.prices.known_prices import known_prices
 from gpu_runtime.spot.traces.generator import TraceShape
-from gpu_runtime.spot.traces.replay import thinned
 from gpu_runtime.spot.traces.trace import Trace
 from storage.config.loading import PRESETS, load_config
 
@@ -156,8 +155,8 @@ def setting_runs(
     config = load_config(f"qwen-image-{reward}-{size}", settings, {})
     profile = read_profile(PRESETS / f"profiles/qwen-image-{size}-h100.json")
     offer = FleetPlan(RESERVED, SPOT, RESERVED, 1.0, 1.0)  # dollars are computed by zone
-    recorded = of_devices(thinned(trace, SPOT // together), together)
-    market = SpotMarket(recorded, TraceShape(capacity=1, length_s=1.0), notice_s=NOTICE_S)
+    shape = TraceShape(capacity=1, length_s=1.0)
+    market = SpotMarket(trace, shape, notice_s=NOTICE_S, devices=together)
     return policy_runs(
         config, offer, profile, market, scale.futures, policies=SHARING if shares else POLICIES
     )

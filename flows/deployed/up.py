@@ -22,7 +22,15 @@ from flows.server.dashboards import DEFAULT_PORT, check_login, dashboard_command
 from flows.server.local_server import LocalServer, end_unused_server
 from flows.server.note import living_server
 from flows.server.password import home_password, password_file
-from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, reachable, refuse_taken_port
+from flows.server.ports import (
+    LOOPBACK,
+    SERVER_PORT,
+    check_host,
+    check_name,
+    is_loopback,
+    reachable,
+    refuse_taken_port,
+)
 from flows.server.up_state import (
     DASHBOARD,
     DEPLOYMENTS,
@@ -62,7 +70,7 @@ class UpOptions:
         nightly: when the reproducibility runs are due.
     """
 
-    server_port: int = 4200
+    server_port: int = SERVER_PORT
     dashboard_port: int = DEFAULT_PORT
     host: str = LOOPBACK
     names: tuple[str, ...] = ()

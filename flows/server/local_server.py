@@ -23,7 +23,7 @@ from flows.progress import reporter
 from flows.server.children import last_lines
 from flows.server.note import FileLock, ServerNote, changing_server, living_server, users_file
 from flows.server.password import home_password
-from flows.server.ports import LOOPBACK
+from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
 
@@ -31,8 +31,6 @@ _START_LIMIT_S = 300.0
 _LISTEN_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
 """For a server without users to end, before the next one starts."""
-
-_PORT = 4200
 
 SERVER_MODULE = "flows.server.process"
 
@@ -66,7 +64,7 @@ class LocalServer:
     def __init__(
         self,
         home: Home,
-        port: int = _PORT,
+        port: int = SERVER_PORT,
         host: str = LOOPBACK,
         exact: bool = False,
         names: Sequence[str] = (),

@@ -9,6 +9,8 @@ import socket
 from storage.errors import ConfigurationError, ServerError
 
 LOOPBACK = "127.0.0.1"
+SERVER_PORT = 4200
+"""The port that a Prefect server tries first."""
 
 
 def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:

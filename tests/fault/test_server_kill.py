@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.resume import find
 from flows.server.local_server import LocalServer
-from flows.server.ports import LOOPBACK
+from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.database.run_store import RunStore
 from storage.home import Home
 
@@ -51,7 +51,7 @@ def first_port_taken() -> Iterator[None]:
     """A server that starts meanwhile listens where no other one of this machine will want to."""
     with socket.socket() as listener:
         with suppress(OSError):  # another server has it
-            listener.bind((LOOPBACK, 4200))
+            listener.bind((LOOPBACK, SERVER_PORT))
             listener.listen()
         yield
 

@@ -5,13 +5,19 @@ for ordinal data, 1980). A score is a monotone function g of a latent number z, 
 prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
 logistic distribution to theirs. A value that occurs again and again is an atom, so that 0 and 1 stay 0 and 1;
 between other values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
-draft may be better than any before. The model needs no unit, and outliers do not move it.
+draft may be better than any before. Such a model needs no unit, and outliers do not move it; but where
+prompts differ, it takes equal noise for unequal, as g is steep where few scores lie. So scores without atoms
+are fitted by a linear g too, and the one stays that explains them better.
 
 The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
 maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
-as one prompt. So the data say how alike prompts are, in success rate and in noise.
+as one prompt. So the data say how alike prompts are, in success rate and in noise. A few drafts of each
+prompt differ in noise by chance. Where scores are graded, the weights of the scales are therefore averaged
+over three hypotheses, by how well each explains the scores (Bayesian model averaging; Hoeting et al., 1999):
+one scale for all prompts, any scale alike, and the weights as they are estimated.
 
-Shapes: P prompts, K grid points, B bins of equal latent intervals, R random outcomes, N drafts.
+Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of equal latent
+intervals, C hypotheses, R random outcomes, N drafts.
 """
 
 from __future__ import annotations
@@ -49,6 +55,17 @@ than the others stands by itself, such as the 0 of what fails among graded score
 _UNSEEN = 0.5
 """Weight, in drafts, of failure and of success where few values and not these were seen so far."""
 
+_PENALTY_OF_RANKS = 20.0
+"""By so many nats g that is read off the scores has to explain them better than a linear one: it has been
+fitted to them. This and the next one were chosen on tables of `benchmarks.allocation` that it does not
+report."""
+
+_PENALTY_OF_WEIGHTS = 8.0
+"""Likewise of the scales' weights that are estimated from the scores."""
+
+_DEVIATION = 1.8
+"""Of the standard logistic distribution."""
+
 _EDGE = 10.0
 """Latent numbers beyond it are cut off: one draft in 20,000."""
 
@@ -64,9 +81,12 @@ _WEIGHT_QUANTUM = 2.0**-6
 _GRID_S, _GRID_M = (grid.ravel() for grid in np.meshgrid(_SCALES, _LOCATIONS, indexing="ij"))
 # In the smooth start, of every scale the locations lie so that all prompts together have the deviation of the
 # standard logistic distribution: prompts that hardly vary differ much from each other.
-_SPREAD = np.maximum(1.8 * np.sqrt(np.maximum(1 - _GRID_S**2, 0.0)), 0.3)
+_SPREAD = np.maximum(_DEVIATION * np.sqrt(np.maximum(1 - _GRID_S**2, 0.0)), 0.3)
 _START = np.exp(-0.5 * (_GRID_M / _SPREAD) ** 2)
 _START /= _START.reshape(len(_SCALES), -1).sum(axis=1).repeat(len(_LOCATIONS)) * len(_SCALES)
+# One scale for all prompts, whichever it is; and any scale alike.
+_SCALE_HYPOTHESES_CS = np.vstack([np.eye(len(_SCALES)), np.full(len(_SCALES), 1 / len(_SCALES))])
+_LOG_HYPOTHESES_C = np.array([*[-np.log(len(_SCALES))] * len(_SCALES), 0.0, -_PENALTY_OF_WEIGHTS])
 
 
 @dataclass(frozen=True)
@@ -106,13 +126,20 @@ class ScoreModel:
         values, places, counts = _distinct(scores)
         upper = np.cumsum(counts) / counts.sum()
         self.variance = float(np.average((values - np.average(values, weights=counts)) ** 2, weights=counts))
-        self._table = _table(values, counts, upper)
         weight = np.round(np.repeat(weights, sizes) / _WEIGHT_QUANTUM) * _WEIGHT_QUANTUM
-        bins, logs_BK = _binned(upper, counts)
-        shape = prompts + len(others), len(logs_BK)
+        bins = _bins(upper, counts)
+        shape = prompts + len(others), int(bins[-1]) + 1
         cells = np.repeat(rows, sizes).astype(np.intp) * shape[1] + bins[places]
         counted = np.bincount(cells, weight, shape[0] * shape[1]).reshape(shape)
-        self._posterior_PK = _posterior(counted @ logs_BK)[:prompts]
+        graded = len(values) > 2
+        posterior_PK, evidence = _posterior(counted @ _ranked_logs(bins, upper), graded)
+        self._table = _ranked_table(values, counts, upper)
+        if graded and not _atoms(values, counts).any():
+            table, logs_BK = _linear(values, bins, float(np.average(values, weights=counts)), self.variance)
+            linear_PK, of_linear = _posterior(counted @ logs_BK, graded)
+            if of_linear > evidence - _PENALTY_OF_RANKS:
+                posterior_PK, self._table = linear_PK, table
+        self._posterior_PK = posterior_PK[:prompts]
 
     def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray) -> np.ndarray:
         """Scores of drafts to come: of each random outcome one location and scale, and then drafts.
@@ -160,14 +187,24 @@ def _logit(shares: np.ndarray) -> np.ndarray:
         return np.log(shares) - np.log1p(-shares)
 
 
-def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """g at latent numbers from -_EDGE to _EDGE."""
-    share = counts / counts.sum()
-    lower = np.concatenate([[0.0], upper[:-1]])
+def _atoms(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Which of the distinct values stand by themselves."""
     often = counts.sum() / len(values)
     few = len(values) <= _FEW_VALUES or often > _RARE_TIES
     # Of many values a tie now and then is chance or rounding.
-    atom = (counts != 1) if few else counts > _RARE_TIES * often
+    return (counts != 1) if few else counts > _RARE_TIES * often
+
+
+def _latents() -> np.ndarray:
+    """The latent numbers of g's table, from -_EDGE to _EDGE."""
+    return np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
+
+
+def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """g that maps the standard logistic distribution to that of all scores."""
+    share = counts / counts.sum()
+    lower = np.concatenate([[0.0], upper[:-1]])
+    atom = _atoms(values, counts)
     # An atom is level over its interval; a value seen once is passed in the middle of its own.
     ends = np.stack(
         [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1
@@ -181,27 +218,51 @@ def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndar
     if not atom[-1]:
         slope = (heights[-1] - heights[-1 - 2 * tail]) / max(knots[-1] - knots[-1 - 2 * tail], 1e-9)
         knots, heights = np.r_[knots, _EDGE], np.r_[heights, heights[-1] + slope * (_EDGE - knots[-1])]
-    latent = np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
-    return np.interp(latent, knots, heights)
+    return np.interp(_latents(), knots, heights)
 
 
-def _binned(upper: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each distinct value's bin, and the logarithm of a bin's probability at each grid point, (B, K)."""
+def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Each distinct value's bin, ascending from 0."""
     if len(upper) <= _MOST_BINS:
-        bins = np.arange(len(upper))
-    else:
-        middle = upper - counts / counts.sum() / 2
-        bins = np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
-    last = np.flatnonzero(np.append(np.diff(bins) > 0, True))
-    edges = np.concatenate([[-np.inf], _logit(upper[last[:-1]]), [np.inf]])
+        return np.arange(len(upper))
+    middle = upper - counts / counts.sum() / 2
+    return np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
+
+
+def _ranked_logs(bins: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Logarithm of each bin's probability at each grid point with the ranked g, (B, K)."""
+    return _logs(_logit(upper[np.flatnonzero(np.diff(bins))]))
+
+
+def _linear(
+    values: np.ndarray, bins: np.ndarray, mean: float, variance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """A linear g that gives the scores their mean and variance, and the logarithms as of `_ranked_logs`."""
+    slope = max(np.sqrt(variance), 1e-12) / _DEVIATION
+    last = np.flatnonzero(np.diff(bins))
+    return mean + slope * _latents(), _logs(((values[last] + values[last + 1]) / 2 - mean) / slope)
+
+
+def _logs(edges: np.ndarray) -> np.ndarray:
+    """Logarithms of the probabilities of the B bins between B - 1 latent numbers, (B, K)."""
+    edges = np.concatenate([[-np.inf], edges, [np.inf]])
     below = 1 / (1 + np.exp(np.clip((_GRID_M - edges[:, None]) / _GRID_S, -700, 700)))
     logs = np.log(np.maximum(np.diff(below, axis=0), 1e-12))
-    return bins, np.round(logs / _QUANTUM) * _QUANTUM
+    return np.round(logs / _QUANTUM) * _QUANTUM
 
 
-def _posterior(logs_PK: np.ndarray) -> np.ndarray:
-    """Each prompt's probabilities of the grid points, with a prior estimated from all prompts."""
-    likelihood = np.exp(logs_PK - logs_PK.max(axis=1, keepdims=True))
+def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
+    """Each prompt's probabilities of the grid points, with a prior estimated from all prompts.
+
+    Args:
+        logs_PK: log-likelihoods of the prompts' scores.
+        graded: there are more values than failure and success, so that scores tell noise from level.
+
+    Returns:
+        The probabilities, and the logarithm of the evidence.
+    """
+    highest_P = logs_PK.max(axis=1, keepdims=True)
+    likelihood = np.exp(logs_PK - highest_P)
     sample = likelihood[:: -(-len(likelihood) // _MOST_FOR_PRIOR)]
     prior = _START
     # einsum adds in an order of its own, never in one that depends on the number of threads.
@@ -209,5 +270,23 @@ def _posterior(logs_PK: np.ndarray) -> np.ndarray:
         evidence = np.einsum("pk,k->p", sample, prior)
         expected = prior * np.einsum("pk,p->k", sample, 1 / evidence)
         prior = (expected + _PRIOR_PROMPTS * _START) / (len(sample) + _PRIOR_PROMPTS)
+        if graded:
+            prior = _averaged_over_scales(sample, prior)
     posterior = likelihood * prior
-    return posterior / posterior.sum(axis=1, keepdims=True)
+    evidence = posterior.sum(axis=1, keepdims=True)
+    return posterior / evidence, float((np.log(evidence) + highest_P).sum())
+
+
+def _averaged_over_scales(likelihood_PK: np.ndarray, prior_K: np.ndarray) -> np.ndarray:
+    """The prior with the weights of its scales averaged over the hypotheses; the locations of each stay."""
+    prior_SM = prior_K.reshape(len(_SCALES), -1)
+    weights_S = prior_SM.sum(axis=1)
+    located_SM = prior_SM / weights_S[:, None]
+    likelihood_PSM = likelihood_PK.reshape(len(likelihood_PK), *located_SM.shape)
+    likelihood_PS = np.einsum("psm,sm->ps", likelihood_PSM, located_SM)
+    hypotheses_CS = np.vstack([_SCALE_HYPOTHESES_CS, weights_S])
+    with np.errstate(divide="ignore"):  # scores may be impossible under one
+        logs_C = np.log(np.einsum("ps,cs->pc", likelihood_PS, hypotheses_CS)).sum(axis=0) + _LOG_HYPOTHESES_C
+    chances_C = np.exp(logs_C - logs_C.max())
+    averaged_S = np.einsum("c,cs->s", chances_C / chances_C.sum(), hypotheses_CS)
+    return (averaged_S[:, None] * located_SM).ravel()

@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.score_model import ScoreModel, _binned, _distinct, _posterior, _table
+from gpu_runtime.exploration.score_model import (
+    ScoreModel,
+    _averaged_over_scales,
+    _bins,
+    _distinct,
+    _linear,
+    _posterior,
+    _ranked_logs,
+    _ranked_table,
+)
 
 NOTHING = ((), 0.0)
 STRATA = (np.arange(400) + 0.5) / 400
@@ -28,7 +37,7 @@ def at(table, latent):
 
 def test_an_atom_is_level_and_single_values_are_joined():
     values, counts = np.array([0.0, 2.0, 4.0]), np.array([2.0, 1.0, 1.0])
-    table = _table(values, counts, np.array([0.5, 0.75, 1.0]))
+    table = _ranked_table(values, counts, np.array([0.5, 0.75, 1.0]))
     # 0 up to the median; 2 at 5/8 and 4 at 7/8: latent numbers log(5/3) and log 7.
     assert at(table, -5) == at(table, -0.5) == 0
     assert at(table, 0.5) == pytest.approx(2 * 0.5 / np.log(5 / 3), abs=0.05)
@@ -37,7 +46,7 @@ def test_an_atom_is_level_and_single_values_are_joined():
 
 def test_beyond_the_extremes_the_slope_goes_on():
     values = np.arange(20.0)
-    table = _table(values, np.ones(20), (np.arange(20) + 1) / 20)
+    table = _ranked_table(values, np.ones(20), (np.arange(20) + 1) / 20)
     # The highest tenth: 17 at 35/40 and 19 at 39/40, that is 2 for log(39) - log(7).
     highest, slope = np.log(39), 2 / (np.log(39) - np.log(7))
     assert at(table, 8) == pytest.approx(19 + slope * (8 - highest), rel=0.02)
@@ -76,23 +85,56 @@ def test_of_likelihoods_a_posterior_by_hand():
     """Two grid points alone explain the scores: the others have no probability."""
     logs = np.full((1, 279), -100.0)
     logs[0, 139], logs[0, 140] = np.log(0.75), np.log(0.25)
-    posterior = _posterior(logs)
-    start_ratio = _posterior(np.zeros((1, 279)))[0]
+    posterior, evidence = _posterior(logs, graded=False)
+    start = _posterior(np.zeros((1, 279)), graded=False)
+    start_ratio = start[0][0]
     assert posterior[0, 139] / posterior[0, 140] > 3 * start_ratio[139] / start_ratio[140] * 0.99
     assert posterior.sum() == pytest.approx(1.0)
+    assert start[1] == pytest.approx(0.0), "what is sure in any case is explained by everything"
+    assert -6 < evidence < np.log(0.75)
+
+
+def test_scales_are_averaged_over_hypotheses_by_hand():
+    """Scores that say nothing leave the hypotheses their own weights: 1, 1 and exp(-8)."""
+    weights = np.arange(1.0, 10.0) / 45
+    prior = np.repeat(weights / 31, 31)
+    averaged = _averaged_over_scales(np.ones((5, 279)), prior).reshape(9, 31)
+    expected = (2 / 9 + np.exp(-8) * weights) / (2 + np.exp(-8))
+    assert averaged.sum(axis=1) == pytest.approx(expected)
+    assert averaged / averaged.sum(axis=1, keepdims=True) == pytest.approx(np.full((9, 31), 1 / 31))
+    # Scores of five prompts that only the third scale explains, twice as well as any other one.
+    likelihood = np.ones((5, 279))
+    likelihood[:, 62:93] = 2.0
+    weight_of_third = 2.0**5 / 9
+    others, alike, fitted = 8 / 9, (10 / 9) ** 5, np.exp(-8) * (1 + weights[2]) ** 5
+    averaged = _averaged_over_scales(likelihood, prior).reshape(9, 31).sum(axis=1)
+    total = weight_of_third + others + alike + fitted
+    assert averaged[2] == pytest.approx((weight_of_third + alike / 9 + fitted * weights[2]) / total)
 
 
 def test_the_bins_probabilities_add_up_to_one():
     counts = _distinct(np.random.default_rng(2).normal(size=300))[2]
-    bins, logs = _binned(np.cumsum(counts) / counts.sum(), counts)
-    assert bins.max() + 1 == len(logs) <= 64
-    assert np.exp(logs).sum(axis=0) == pytest.approx(np.ones(logs.shape[1]), abs=1e-4)
+    upper = np.cumsum(counts) / counts.sum()
+    bins = _bins(upper, counts)
+    values = np.sort(np.random.default_rng(2).normal(size=300))
+    for logs in (_ranked_logs(bins, upper), _linear(values, bins, 0.0, 1.0)[1]):
+        assert bins.max() + 1 == len(logs) <= 64
+        assert np.exp(logs).sum(axis=0) == pytest.approx(np.ones(logs.shape[1]), abs=1e-4)
+
+
+def test_a_linear_g_by_hand():
+    """Mean 10 and deviation 3.6: a score of 2 is one latent number, and the bin of 11 and 13 begins at 10."""
+    table, logs = _linear(np.array([7.0, 9.0, 11.0, 13.0]), np.array([0, 0, 1, 1]), 10.0, 3.6**2)
+    assert [at(table, latent) for latent in (-2, 0, 3)] == pytest.approx([6, 10, 16])
+    # Of a prompt with location 0 and scale 1: the grid point 6 * 31 + 15.
+    assert np.exp(logs[:, 6 * 31 + 15]) == pytest.approx([0.5, 0.5], abs=1e-4)
 
 
 def test_likelihoods_are_exact_sums_whatever_the_order():
     """So a library that adds on several threads finds the same bits."""
     counts = _distinct(np.random.default_rng(6).normal(size=200))[2]
-    _bins, logs = _binned(np.cumsum(counts) / counts.sum(), counts)
+    upper = np.cumsum(counts) / counts.sum()
+    logs = _ranked_logs(_bins(upper, counts), upper)
     counted = np.random.default_rng(7).integers(0, 32 * 64, len(logs)) / 64
     found = counted @ logs
     assert found.tolist() == (counted[::-1] @ logs[::-1]).tolist()
@@ -122,6 +164,16 @@ def test_unequal_noise_is_learned():
     scores = generator.normal(size=(16, 8)) * np.repeat([0.2, 2.0], 8)[:, None]
     deviations = predicted(scores).std(axis=1)
     assert deviations[8:].min() > 2 * deviations[:8].max()
+
+
+@pytest.mark.parametrize("spread", [0.0, 6.0])
+def test_chance_does_not_look_like_unequal_noise(spread: float):
+    """The drafts of some prompt differ twice as much as those of another one, be the prompts alike or not."""
+    generator = np.random.default_rng(9)
+    scores = generator.normal(0, spread, (32, 1)) + generator.normal(size=(32, 10))
+    seen, deviations = scores.std(axis=1), predicted(scores).std(axis=1)
+    assert seen.max() > 2 * seen.min()
+    assert deviations.max() < 1.25 * deviations.min()
 
 
 def test_difficulties_do_not_look_like_noise():

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,37 +134,43 @@ class Outcome:
     redone: int
 
 
-def disturb(home: Path, kill: Kill, run_id: str, settings: Sequence[str] = ()) -> Outcome:
-    """Start a run, kill as planned, and resume it unless it survived."""
-    child = start(home, run_id, "train", kill.every, settings=settings)
+def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[str] = ()) -> Outcome:
+    """Start a run, kill as planned, and resume it unless it survived.
+
+    Args:
+        home: of the run.
+        kills: in the order in which they strike.
+        run_id: of the run.
+        settings: on top of the usual ones.
+    """
+    every = kills[0].every
+    child = start(home, run_id, "train", every, settings=settings)
     assert child.stdout is not None
-    seen = committed = trained = 0
-    killed = False
+    seen, committed, left = Counter[str](), 0, list(kills)
     for line in child.stdout:
         word, _, rest = line.strip().partition(" ")
-        if killed:
+        if not left:
             continue
         if word == "ITERATION":
-            committed = int(rest) - int(rest) % kill.every
+            committed = int(rest) - int(rest) % every
         elif word == "PHASE":
-            trained += rest == "commit"
-            seen += rest == kill.phase
-            if rest == kill.phase and seen == kill.occurrence:
+            seen[rest] += 1
+            if rest == left[0].phase and seen[rest] == left[0].occurrence:
+                kill = left.pop(0)
                 time.sleep(kill.delay_s)
                 os.kill(find(kill.victim, child), signal.SIGKILL)
-                killed = True
-    if not killed:
-        raise SystemExit(f"the run ended before {kill} could strike")
+    if left:
+        raise SystemExit(f"the run ended before {left[0]} could strike")
     if child.wait() == 0:
         return Outcome("survived", 0, 0)
     again = start(home, run_id, "resume")
     assert again.stdout is not None
     lines = again.stdout.read().splitlines()
     if again.wait() != 0:
-        return Outcome("not resumed", committed, trained)
+        return Outcome("not resumed", committed, seen["commit"])
     begun = next(int(line.split()[1]) for line in lines if line.startswith("BEGIN "))
     # A commit may have become durable in the instant before the kill, without a word.
-    return Outcome("resumed", max(0, committed - begun), max(0, trained - begun))
+    return Outcome("resumed", max(0, committed - begun), max(0, seen["commit"] - begun))
 
 
 def main() -> None:
@@ -187,7 +194,7 @@ def main() -> None:
         outcomes: list[Outcome] = []
         for number, kill in enumerate(kills):
             run_id = f"killed-{number}"
-            outcome = disturb(home, kill, run_id)
+            outcome = disturb(home, (kill,), run_id)
             finished = RunStore(Home(home)).run(run_id).status == "finished"
             same = finished and state_of(home, run_id) == expected
             identical += same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,12 +23,23 @@ def served(folder: Path) -> Iterator[Path]:
     server.stop()
 
 
-def undisturbed_state(home: Path, settings: Sequence[str]) -> dict[str, bytes]:
+def undisturbed_state(home: Path, settings: Sequence[str], run_id: str = "undisturbed") -> dict[str, bytes]:
     """The final state of an undisturbed run; what a killed one has to end with."""
-    child = start(home, "undisturbed", "train", settings=settings)
+    child = start(home, run_id, "train", settings=settings)
     child.communicate(timeout=400)
     assert child.returncode == 0
-    return state_of(home, "undisturbed")
+    return state_of(home, run_id)
+
+
+def lines_until(child: subprocess.Popen[str], wanted: str) -> list[str]:
+    """What a run prints up to such a line, which comes before it ends."""
+    assert child.stdout is not None
+    seen = []
+    for line in child.stdout:
+        seen.append(line)
+        if line == wanted:
+            return seen
+    raise AssertionError(f"ended before {wanted!r}: {''.join(seen)}")
 
 
 def flow_states(home: Path, run_id: str) -> list[str]:

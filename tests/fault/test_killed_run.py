@@ -1,6 +1,6 @@
 """kill -9 in a live run: it survives or resumes, and ends with the state of a run never killed.
 
-The benchmark `benchmarks.resume` does the same at every phase; four kills stand for them here.
+The benchmark `benchmarks.resume` does the same at every phase; a few kills stand for them here.
 """
 
 from __future__ import annotations
@@ -8,16 +8,23 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.resume import Kill, disturb, find, start, state_of
+from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
-from tests.killed_run import flow_states, served, undisturbed_state
+from tests.killed_run import flow_states, lines_until, served, undisturbed_state
 from tests.own_servers import running_s3
 
 pytestmark = pytest.mark.slow
@@ -47,33 +54,62 @@ def undisturbed(home):
 
 
 @pytest.mark.parametrize(
-    ("kill", "how"),
+    "kills",
     [
-        (Kill("driver", "commit", 2), "resumed"),
-        (Kill("trainer", "train", 2, 0.05), "resumed"),
-        (Kill("spot", "rollout", 2, 0.05), "survived"),
-        (Kill("server", "train", 2), "survived"),
+        # It survives the loss of the spot worker; when the driver is gone, it is resumed.
+        (Kill("spot", "rollout", 2, 0.05), Kill("driver", "commit", 2)),
+        (Kill("trainer", "train", 2, 0.05),),
     ],
-    ids=["driver-at-commit", "trainer-at-train", "spot-at-rollout", "server-at-train"],
+    ids=["spot-at-rollout-then-driver-at-commit", "trainer-at-train"],
 )
-def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how, tmp_path):
+def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kills):
     assert set(undisturbed) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
-    run_id = f"killed-{kill.victim}"
-    expected_score = RunStore(Home(home)).run("undisturbed").summary["score_after"]
-    if kill.victim == "server":
-        home = tmp_path  # where it has a server of its own
-    outcome = disturb(home, kill, run_id, WITHOUT_RAY)
-    assert (outcome.how, outcome.lost) == (how, 0)
+    victim = kills[-1].victim
+    run_id = f"killed-{victim}"
+    outcome = disturb(home, kills, run_id, WITHOUT_RAY)
+    assert (outcome.how, outcome.lost) == ("resumed", 0)
     assert outcome.redone <= 1
+    assert_ended_as(undisturbed, home, home, run_id)
+    # A run whose trainer is gone ends by itself, with an error.
+    ended = "FAILED" if victim == "trainer" else "CRASHED"
+    assert flow_states(home, run_id) == [ended, "COMPLETED"]
+
+
+def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: Path, run_id: str) -> None:
+    """Its state, score and status are those of the run never killed."""
     assert state_of(home, run_id) == undisturbed
-    row = RunStore(Home(home)).run(run_id)
+    row, reference = RunStore(Home(home)).run(run_id), RunStore(Home(reference_home)).run("undisturbed")
     assert row.status == "finished"
-    assert row.summary["score_after"] == expected_score
-    if kill.victim != "server":  # which ends with the run, where it is the run's own
-        # A run whose trainer is gone ends by itself, with an error.
-        ended = "FAILED" if kill.victim == "trainer" else "CRASHED"
-        lives = ["COMPLETED"] if how == "survived" else [ended, "COMPLETED"]
-        assert flow_states(home, run_id) == lives
+    assert row.summary["score_after"] == reference.summary["score_after"]
+
+
+def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undisturbed, tmp_path):
+    with first_port_taken():  # while it is dead, a test beside this one could take its port
+        child = start(tmp_path, "own", "train", errors=subprocess.STDOUT, settings=WITHOUT_RAY)
+        said = lines_until(child, "ITERATION 1\n")
+    said += lines_until(child, "PHASE train\n")
+    family = psutil.Process(child.pid).children(recursive=True)
+    os.kill(find("server", child), signal.SIGKILL)
+    output, _ = child.communicate(timeout=400)
+    assert child.returncode == 0, output
+    assert "the Prefect server ended with code -9" in output
+    assert "Traceback" not in "".join([*said, output])
+    assert_ended_as(undisturbed, home, tmp_path, "own")
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [process.cmdline() for process in alive] == []
+    # The new one knows the run, and was told its end.
+    with closing(sqlite3.connect(Home(tmp_path).prefect / "prefect.db")) as prefect:
+        assert prefect.execute("SELECT name, state_type FROM flow_run").fetchall() == [("own", "COMPLETED")]
+
+
+@contextmanager
+def first_port_taken() -> Iterator[None]:
+    """A server that starts meanwhile listens where no other one of this machine will want to."""
+    with socket.socket() as listener:
+        with suppress(OSError):  # another server has it
+            listener.bind((LOOPBACK, SERVER_PORT))
+            listener.listen()
+        yield
 
 
 def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damaged(home, undisturbed):

@@ -11,6 +11,7 @@ import httpx
 import psutil
 import pytest
 
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.cluster.ray.loopback import (
     found_address,
     is_on_loopback_alone,
@@ -82,25 +83,6 @@ def test_a_local_cluster_is_reached_from_this_machine_alone():
     assert ray_constants.ENABLE_RAY_CLUSTER, "clusters that are joined later are looked for elsewhere too"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_local_instances_are_reached_from_this_machine_alone():
-    with local_ray_instances(reserved_cpus=1) as instances:
-        instances.add("one")
-        assert instances.address.startswith("127.0.0.1:")
-        cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": instances.address}}))
-        try:
-            markets = ("reserved", "spot")
-            started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]
-            assert len({actor.call(Listener.where).result(timeout=600) for actor in started}) == 2
-            heard = listening(own_processes())
-            assert cluster.host == "127.0.0.1"
-        finally:
-            cluster.shutdown()
-    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
-    assert beyond_this_machine(heard) == {}
-
-
 def test_a_store_where_groups_meet_listens_on_its_address_alone():
     store = ControlStore()
     heard = listening([psutil.Process()])
@@ -135,22 +117,48 @@ def test_auto_is_the_address_of_the_cluster_that_runs_here(monkeypatch: pytest.M
     assert found_address("10.1.2.3:6379") == "10.1.2.3:6379", "an address that is given is the one joined"
 
 
+@pytest.fixture(scope="module")
+def instances() -> Iterator[LocalInstances]:
+    """A reserved instance for one process."""
+    with local_ray_instances(reserved_cpus=1) as started:
+        yield started
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_auto_gets_workers_of_a_cluster_on_the_loopback_alone(monkeypatch: pytest.MonkeyPatch):
-    with local_ray_instances(reserved_cpus=1) as instances:
-        monkeypatch.setenv("RAY_ADDRESS", instances.address)  # other clusters of this machine are not meant
-        cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": "auto"}}))
-        try:
-            started = cluster.start("reserved", Listener, gpu=False)
-            assert started.call(Listener.where).result(timeout=600) > 0
-        finally:
-            cluster.shutdown()
-        far_too_many = {"cluster": "auto", "reserved_workers": 9, "spot_workers": 0}
-        with pytest.raises(ConfigurationError, match="the cluster has 1 CPUs"):
-            RayCluster(RunConfig.model_validate({"runtime": far_too_many}))
-        eight = RayCluster(RunConfig.model_validate({"runtime": far_too_many | {"reserved_workers": 8}}))
-        eight.shutdown()
+def test_auto_gets_workers_of_a_cluster_on_the_loopback_alone(
+    instances: LocalInstances, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", instances.address)  # other clusters of this machine are not meant
+    cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": "auto"}}))
+    try:
+        started = cluster.start("reserved", Listener, gpu=False)
+        assert started.call(Listener.where).result(timeout=600) > 0
+    finally:
+        cluster.shutdown()
+    far_too_many = {"cluster": "auto", "reserved_workers": 9, "spot_workers": 0}
+    with pytest.raises(ConfigurationError, match="the cluster has 1 CPUs"):
+        RayCluster(RunConfig.model_validate({"runtime": far_too_many}))
+    eight = RayCluster(RunConfig.model_validate({"runtime": far_too_many | {"reserved_workers": 8}}))
+    eight.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_local_instances_are_reached_from_this_machine_alone(instances: LocalInstances):
+    instances.add("one")
+    assert instances.address.startswith("127.0.0.1:")
+    cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": instances.address}}))
+    try:
+        markets = ("reserved", "spot")
+        started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]
+        assert len({actor.call(Listener.where).result(timeout=600) for actor in started}) == 2
+        heard = listening(own_processes())
+        assert cluster.host == "127.0.0.1"
+    finally:
+        cluster.shutdown()
+    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
+    assert beyond_this_machine(heard) == {}
 
 
 def test_a_failed_start_leaves_ray_as_it_was():

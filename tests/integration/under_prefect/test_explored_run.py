@@ -39,6 +39,12 @@ def config():
 
 
 @pytest.fixture(scope="module")
+def without_ray(config):
+    """The same run on local processes, which start sooner and come to the same bits."""
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"cluster": "local"})})
+
+
+@pytest.fixture(scope="module")
 def finished(home, config):
     with pytest.MonkeyPatch.context() as patch:  # every checkpoint stays, to go back to
         patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=4))
@@ -125,7 +131,7 @@ def test_all_paid_time_is_in_one_state(home, finished):
 
 
 @pytest.mark.parametrize("iteration", [2])
-def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished, iteration):
+def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without_ray, finished, iteration):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
     expected, expected_state = last_blobs(home, "stale"), learned(home, "stale")
     seeds = "SELECT iteration, prompt_id, seed_index FROM samples WHERE run_id = 'stale' ORDER BY ALL"
@@ -135,7 +141,7 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
         shutil.rmtree(home.checkpoints("stale") / f"iteration-{newer:06}")
     store.discard_after("stale", iteration)
     store.set_status("stale", "interrupted")
-    post_train(config, "stale")
+    post_train(without_ray, "stale")
     assert last_blobs(home, "stale") == expected
     assert learned(home, "stale") == expected_state
     assert rows(home, seeds) == chosen
@@ -145,11 +151,10 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
 
 
 @pytest.mark.slow
-def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
+def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, without_ray):
     """Ranks that agree by less than always are refused: most plans are drafted again."""
-    never = config.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
-    without_ray = config.runtime.model_copy(update={"cluster": "local"})  # its workers start sooner
-    wary = config.model_copy(update={"exploration": never, "runtime": without_ray, "name": "wary"})
+    never = without_ray.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
+    wary = without_ray.model_copy(update={"exploration": never, "name": "wary"})
     post_train(wary, "wary")
     again = metrics(home, "wary", "redraft_s")
     # A plan that was drafted anew is followed by a review too.

@@ -17,7 +17,7 @@ from tests.running_up import client_of
 @contextmanager
 def served(folder: Path) -> Iterator[Path]:
     """A home whose runs find a Prefect server there, which takes longer to start than they take."""
-    server = LocalServer(Home(folder), 0)
+    server = LocalServer(Home(folder).ensure(), 0)
     server.wait_ready()
     yield folder
     server.stop()

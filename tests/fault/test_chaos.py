@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from storage.database.run_store import RunStore
 from storage.home import Home
+from tests.killed_run import served
 
 SETTINGS = (
     "iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1",
@@ -38,25 +40,31 @@ def chaos(home: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    with served(tmp_path / "home") as folder:
+        yield folder
+
+
+def test_a_tiny_run_keeps_its_promises_under_three_faults(home, tmp_path):
     schedule = tmp_path / "faults.json"
     schedule.write_text(json.dumps(FAULTS))
     sets = [item for value in SETTINGS for item in ("--set", value)]
-    result = chaos(tmp_path / "home", "--schedule", str(schedule), *sets)
+    result = chaos(home, "--schedule", str(schedule), *sets)
     assert (result["faults"], result["faults_left"]) == (3, 0)
     assert sorted(result["faults_by_kind"]) == ["kill", "kill_while_committing", "scorer_death"]
     assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
     assert result["lost"] == result["duplicated_deliveries"] == result["hangs"] == 0
     # 16 samples of three iterations and 8 held-out ones before and after, in one run or more.
     assert result["samples"] == result["runs"] * (3 * 16 + 2 * 8)
-    rows = RunStore(Home(tmp_path / "home")).runs()
+    rows = RunStore(Home(home)).runs()
     assert {row.status for row in rows} == {"finished"} and len(rows) == 1 + result["runs"]
 
 
-def test_a_run_keeps_its_promises_while_instances_come_and_go(tmp_path):
+def test_a_run_keeps_its_promises_while_instances_come_and_go(home, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n60000,remove,a\n90000,add,c\n120000,remove,b\n")
-    result = chaos(tmp_path / "home", "--trace", str(trace), "--set", "iterations=10")
+    result = chaos(home, "--trace", str(trace), "--set", "iterations=10")
     assert (result["trace"], result["instances_in_trace"], result["most_at_once"]) == ("trace.csv", 3, 2)
     assert result["faults"] == result["instances_removed"] >= 1
     assert result["instances_added"] + result["instances_skipped"] >= result["instances_removed"]

@@ -56,8 +56,8 @@ def undisturbed(home):
 @pytest.mark.parametrize(
     "kills",
     [
-        # It survives the loss of the spot worker; when the driver is gone, it is resumed.
-        (Kill("spot", "rollout", 2, 0.05), Kill("driver", "commit", 2)),
+        # It survives the loss of the spot worker, and is resumed from there when the driver is gone.
+        (Kill("spot", "rollout", 1, 0.05), Kill("driver", "commit", 2)),
         (Kill("trainer", "train", 2, 0.05),),
     ],
     ids=["spot-at-rollout-then-driver-at-commit", "trainer-at-train"],
@@ -97,7 +97,7 @@ def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undistu
     assert_ended_as(undisturbed, home, tmp_path, "own")
     _, alive = psutil.wait_procs(family, timeout=20)
     assert [process.cmdline() for process in alive] == []
-    # The new one knows the run, and was told its end.
+    # The new one knows the run, and its end.
     with closing(sqlite3.connect(Home(tmp_path).prefect / "prefect.db")) as prefect:
         assert prefect.execute("SELECT name, state_type FROM flow_run").fetchall() == [("own", "COMPLETED")]
 

@@ -136,11 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="4 kills instead of 50")
+    parser.add_argument("--quick", action="store_true", help="4 kills instead of 60")
     parser.add_argument("--kills", type=int, help="so many kills")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    kills = arguments.kills or (4 if arguments.quick else 50)
+    kills = arguments.kills or (4 if arguments.quick else 60)
     torch.set_num_threads(1)
     began_at, began = environment()["commit"], time.monotonic()
     load = os.getloadavg()[0]

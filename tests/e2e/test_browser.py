@@ -189,11 +189,12 @@ def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
     with new_page() as page:
         open_page(page, f"{url}/runs", "Time to a score", 4)
         opened = page.get_by_text("Settings and environment")
+        table = page.get_by_test_id("stDataFrame").first
         for _ in range(_CLICKS):  # the table takes none while it is still being drawn
-            table = page.get_by_test_id("stDataFrame").first.bounding_box()
-            assert table is not None
-            page.mouse.click(table["x"] + 60, table["y"] + 2.5 * _ROW_PX)  # below the head: the older run
-            with suppress(PlaywrightTimeout):
+            with suppress(PlaywrightTimeout):  # no table is left where the click before was taken late
+                place = table.bounding_box(timeout=_AFTER_CLICK_MS)
+                assert place is not None
+                page.mouse.click(place["x"] + 60, place["y"] + 2.5 * _ROW_PX)  # below the head: the older run
                 opened.wait_for(timeout=_AFTER_CLICK_MS)
                 break
         opened.wait_for()

@@ -163,8 +163,11 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
             kill = _kill(line, ordered, steps, leases, bounds)
             trials.kills.append(kill)
             trials.between_phases += kill.regroup_s is not None and not kill.in_phase
-            slot = line.facts["worker"].split(".")[0]
-            own = [step for step in steps if step.at > line.at and step.by.split(".")[0] == slot]
+            victim = line.facts["worker"]
+            slot = victim.split(".")[0]
+            # The victim may end one more step between the note of its kill and the signal.
+            after = [step for step in steps if step.at > line.at and step.by != victim]
+            own = [step for step in after if step.by.split(".")[0] == slot]
             if own:
                 trials.replaced_s.append(own[0].at - line.at)
                 since, until = loaded_at.get(own[0].by), own[0].at

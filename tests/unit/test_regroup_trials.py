@@ -41,6 +41,13 @@ def test_times_are_from_the_kill_and_from_the_replacements_weights():
     assert (trials.between_phases, trials.hangs, trials.kills[0].in_chunk) == (0, 0, True)
 
 
+def test_a_last_step_of_the_victim_is_not_its_replacements():
+    victim = StateInterval("spot-2", "spot", "load", 0.1, 0.2, 1.0)
+    lines = [*history(ends_at=9.0), line(1.001, "spot-2", "step", lease=0)]
+    trials = evaluate(lines, [victim, *loaded(4.0)])
+    assert [round(seconds, 3) for seconds in trials.planned_s + trials.replaced_s] == [0.25, 3.25]
+
+
 def test_a_phase_that_ends_meanwhile_leaves_nothing_to_measure():
     assert evaluate(history(ends_at=4.1), loaded(4.0)).planned_s == []
     lost = evaluate(history(ends_at=1.05), loaded(4.0))

@@ -7,6 +7,11 @@ of its kind, which have as many devices and the same scorer. Devices and scorers
 their times hold for such runs only. For a run under losses, the time of a start and that from a loss to its
 discovery come from the other runs under losses.
 
+The machine is faster in one minute than in another. A fixed piece of work, done four times a second beside
+every run (benchmarks/machine_speed.py), says by how much: all times of a profile are multiplied by what the
+work took during the run over what it took during the runs of the profile. Figures named `unscaled` are by
+profiles as they were recorded.
+
 `iteration_error`: mean of the simulated iterations over that of the live ones, less 1, without sign; the
 first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
 and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than half of the wider
@@ -85,6 +90,8 @@ class Compared:
         low, high: of simulated iterations, by drawn values, over that by the values themselves.
         samples: of an iteration.
         closed_form: duration by formula over the simulated one, where there is a formula.
+        slower: what the machine's fixed work took during the run, over during those of the profile.
+        unscaled_iteration_s: what the profile says as it was recorded.
         degree: devices that shared each sample.
     """
 
@@ -95,12 +102,19 @@ class Compared:
     high: float
     samples: int
     closed_form: float | None
+    slower: float
+    unscaled_iteration_s: float
     degree: int = 1
 
     @property
     def iteration_error(self) -> float:
         """Of the mean iteration."""
         return abs(self.simulated.iteration_s / self.live.iteration_s - 1)
+
+    @property
+    def unscaled_error(self) -> float:
+        """Of the mean iteration by the profile as it was recorded."""
+        return abs(self.unscaled_iteration_s / self.live.iteration_s - 1)
 
     @property
     def dollars_error(self) -> float:
@@ -126,6 +140,8 @@ class Compared:
             "phase_s": _beside(self.live.phase_s, self.simulated.phase_s),
             "state_s": _beside(self.live.state_s, self.simulated.state_s),
             "interval": [self.low, self.high],
+            "slower": self.slower,
+            "unscaled_iteration_s": self.unscaled_iteration_s,
             "busy": self.kept.busy,
         }
 
@@ -227,8 +243,7 @@ def first_phase_at(home: Home, run_id: str) -> float:
 
 def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile | None:
     """A profile from other runs of the same kind; None where there are none."""
-    others = [other for other in runs if other.live.kind == kept.live.kind and other is not kept]
-    calm = [other.run_id for other in others if other.trace is None]
+    calm = [other.run_id for other in _calm(kept, runs)]
     if not calm:
         return None
     profile = recorded_profile(home, *calm)
@@ -239,8 +254,8 @@ def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile |
     if kept.trace is None:
         return profile
     starts, losses = [], []
-    for other in others:
-        if other.trace is not None:
+    for other in runs:
+        if other.live.kind == kept.live.kind and other is not kept and other.trace is not None:
             with RunStore(home).database.reading() as connection:
                 starts += start_times(connection, other.run_id)
                 lost = losses_at_work(connection, other.run_id)
@@ -248,6 +263,25 @@ def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile |
     source = "other runs under losses"
     known = {"start_s": quantity_of(starts, source), "loss_s": quantity_of(losses, source)}
     return profile.model_copy(update={name: found for name, found in known.items() if found.value})
+
+
+def _calm(kept: KeptRun, runs: Sequence[KeptRun]) -> list[KeptRun]:
+    """The other runs of a run's kind that are under no losses: those of its profile."""
+    return [run for run in runs if run.live.kind == kept.live.kind and run is not kept and run.trace is None]
+
+
+def work_s(home: Home, kept: KeptRun) -> float:
+    """What the machine's fixed work typically took while a run's phases went on, in processor seconds."""
+    since = first_phase_at(home, kept.run_id)
+    return statistics.median(seconds for at, seconds in kept.speed if at >= since)
+
+
+def scaled(profile: Profile, slower: float) -> Profile:
+    """A profile on a machine that takes so many times as long for everything."""
+    times = {name: found for name, found in profile.quantities.items() if name != "evaluation"}  # a ratio
+    return profile.model_copy(
+        update={name: one.model_copy(update={"value": one.value * slower}) for name, one in times.items()}
+    )
 
 
 def _discoveries_s(kept: KeptRun, lost: Sequence[float]) -> list[float]:
@@ -264,9 +298,11 @@ def _discoveries_s(kept: KeptRun, lost: Sequence[float]) -> list[float]:
 
 def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | None:
     """A live run beside its simulation; None where no profile stands for it."""
-    profile = profile_for(home, kept, runs)
-    if profile is None:
+    recorded = profile_for(home, kept, runs)
+    if recorded is None:
         return None
+    slower = work_s(home, kept) / statistics.fmean(work_s(home, other) for other in _calm(kept, runs))
+    profile = scaled(recorded, slower)
     config = RunStore(home).run(kept.run_id).config
     late_s = 0.0 if kept.trace is None else kept.began_at - first_phase_at(home, kept.run_id)
     runtime = config.runtime
@@ -274,6 +310,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     times = profile.times(*shape)
     run = simulate(config, times, kept, late_s)
     found = simulated_figures(run, config)
+    unscaled = simulated_figures(simulate(config, recorded.times(*shape), kept, late_s), config)
     drawn = [
         simulate(config, profile.times(*shape, random.Random(f"draw {number}")), kept, late_s)
         for number in range(_DRAWS)
@@ -284,7 +321,9 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)
     degree = config.sequence_parallel.rollout
-    return Compared(kept, live, found, ratios[0], ratios[-1], samples, closed, degree)
+    return Compared(
+        kept, live, found, ratios[0], ratios[-1], samples, closed, slower, unscaled.iteration_s, degree
+    )
 
 
 def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[int, int]:
@@ -329,6 +368,9 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
         "dollars_error_median": median(row.dollars_error for row in calm),
         "error_under_losses_median": median(row.iteration_error for row in rough),
         "dollars_error_under_losses_median": median(row.dollars_error for row in rough),
+        "unscaled_iteration_error_median": median(row.unscaled_error for row in calm),
+        "unscaled_error_under_losses_median": median(row.unscaled_error for row in rough),
+        "slower": [min(slower := [row.slower for row in rows]), max(slower)],
         "error_sharing_median": median(row.iteration_error for row in shared),
         "dollars_error_sharing_median": median(row.dollars_error for row in shared),
         "phase_error_median": {name: median(row.phase_error(name) for row in rows) for name in _PHASES},
@@ -363,8 +405,8 @@ def main() -> None:
     for row in rows:
         print(
             f"{row.kept.live.name:16} iteration {row.live.iteration_s:6.2f} s live, "
-            f"{row.simulated.iteration_s:6.2f} s simulated ({row.iteration_error:.1%}); bill "
-            f"{row.dollars_error:.1%} off; {row.live.losses} losses",
+            f"{row.simulated.iteration_s:6.2f} s simulated ({row.iteration_error:.1%}; unscaled "
+            f"{row.unscaled_error:.1%}); bill {row.dollars_error:.1%} off; {row.live.losses} losses",
             file=sys.stderr,
         )
     finish("backtest", figures_of(rows, kept, iterations), arguments.keep, began_at=commit)

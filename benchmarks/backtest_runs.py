@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.machine_speed import Look, watched
 from flows.disturbed_run import disturb, start
 from flows.progress import reporter
 from gpu_runtime.chaos.fault_schedule import Fault
@@ -146,6 +147,7 @@ class KeptRun:
         busy: share of the machine's cores that other processes used just before it.
         trace: instances as they came and went; None without a trace. Its times count from `began_at`.
         began_at: when the replay began (Unix seconds).
+        speed: of the machine from the start of the run's processes to their end.
     """
 
     live: LiveRun
@@ -153,6 +155,7 @@ class KeptRun:
     busy: float
     trace: Trace | None = None
     began_at: float = 0.0
+    speed: tuple[Look, ...] = ()
 
 
 def kept_runs(home: Home, runs: Iterable[LiveRun], iterations: int, prefix: str) -> list[KeptRun]:
@@ -182,9 +185,12 @@ def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | 
         if _work(row.config) != _work(wanted):  # its settings have changed since
             continue
         known = json.loads(facts.read_text(encoding="utf-8"))
+        if "speed" not in known:  # of an earlier version
+            continue
+        speed = tuple((at, seconds) for at, seconds in known["speed"])
         events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in known["events"])
         trace = Trace(events, known["length_s"]) if live.trace_seed is not None else None
-        return KeptRun(live, run_id, known["busy"], trace, known["began_at"])
+        return KeptRun(live, run_id, known["busy"], trace, known["began_at"], speed)
     return None
 
 
@@ -207,13 +213,15 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
     trace = live.trace()
     known: dict[str, object] = {"busy": busy, "events": [], "length_s": 0.0, "began_at": 0.0}
-    if trace is None:
-        if start(home, "train", "--run-id", run_id, *arguments).wait() != 0:
-            raise RuntimeFailure(f"the run {run_id} failed; look at it with `spotlight runs`")
-    elif live.alone:
-        known |= _kill(home, run_id, arguments, trace)
-    else:
-        known |= _replay(home, run_id, live, arguments, trace, settings)
+    with watched() as speed:
+        if trace is None:
+            if start(home, "train", "--run-id", run_id, *arguments).wait() != 0:
+                raise RuntimeFailure(f"the run {run_id} failed; look at it with `spotlight runs`")
+        elif live.alone:
+            known |= _kill(home, run_id, arguments, trace)
+        else:
+            known |= _replay(home, run_id, live, arguments, trace, settings)
+    known["speed"] = speed
     # Written last: a run without it is done again.
     file = _facts(home, run_id)
     file.parent.mkdir(exist_ok=True)

@@ -9,8 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.backtest import Compared, Figures, _discoveries_s, _shifted, figures_of, ranking
+from benchmarks.backtest import (
+    Compared,
+    Figures,
+    _discoveries_s,
+    _shifted,
+    figures_of,
+    first_phase_at,
+    ranking,
+    scaled,
+    work_s,
+)
 from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find, _kill
+from benchmarks.machine_speed import watched
 from flows.disturbed_run import DisturbedRun
 from gpu_runtime.chaos.fault_injector import Done
 from gpu_runtime.chaos.fault_schedule import Fault
@@ -19,6 +30,7 @@ from storage.config.loading import load_config
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tasks.inputs import plugin_facts
+from tasks.recorded_profile import recorded_profile
 from tests.sample_run import write_sample_run
 
 TRACE = Trace((TraceEvent(0.0, "add", "i"), TraceEvent(30.0, "remove", "i")), 60.0)
@@ -35,7 +47,7 @@ def compared(
         for seconds, bill, rollout in zip((live_s, simulated_s), usd, rollout_s, strict=True)
     )
     kept = KeptRun(LiveRun("one", "one", "glyphs", ()), "one-1", 0.1, trace)
-    return Compared(kept, live, simulated, low, high, 1, closed)
+    return Compared(kept, live, simulated, low, high, 1, closed, 1.0, 1.1 * simulated_s)
 
 
 def test_errors_of_calm_runs_and_of_runs_under_losses_are_apart():
@@ -48,6 +60,7 @@ def test_errors_of_calm_runs_and_of_runs_under_losses_are_apart():
     assert (figures["runs"], figures["runs_under_losses"], figures["losses"]) == (3, 1, 1)
     assert figures["iteration_error_median"] == pytest.approx(0.03)
     assert figures["iteration_error_max"] == pytest.approx(0.04)
+    assert figures["unscaled_iteration_error_median"] == pytest.approx((0.144 + 0.078) / 2)
     assert figures["dollars_error_median"] == pytest.approx(0.05)
     assert figures["error_under_losses_median"] == pytest.approx(0.3)
     assert figures["dollars_error_under_losses_median"] == pytest.approx(0.5)
@@ -88,14 +101,18 @@ def test_a_kept_run_is_taken_while_its_settings_are_the_same(tmp_path: Path):
     RunStore(home).create_run(name, config, plugin_facts(config), os.getpid())
     facts = _facts(home, name)
     facts.parent.mkdir()
-    facts.write_text(json.dumps({"busy": 0.25, "events": [], "length_s": 0.0, "began_at": 0.0}))
+    known = {"busy": 0.25, "events": [], "length_s": 0.0, "began_at": 0.0}
+    facts.write_text(json.dumps(known | {"speed": [[1.0, 0.005]]}))
     assert _find(home, live, 4, "backtest") is None, "it is not finished"
     RunStore(home).set_status(name, "finished")
     found = _find(home, live, 4, "backtest")
     assert found is not None and (found.run_id, found.busy, found.trace) == (name, 0.25, None)
+    assert found.speed == ((1.0, 0.005),)
     assert _find(home, live, 5, "backtest") is None
     changed = LiveRun(live.name, live.kind, live.preset, (*live.settings, "seed=5"))
     assert _find(home, changed, 4, "backtest") is None
+    facts.write_text(json.dumps(known))
+    assert _find(home, live, 4, "backtest") is None, "of an earlier version: the machine was not watched"
 
 
 def test_every_kind_of_run_has_another_to_take_a_profile_from():
@@ -115,6 +132,26 @@ def test_runs_that_share_samples_are_counted_apart():
     assert figures["runs_sharing"] == 1
     assert figures["error_sharing_median"] == pytest.approx(0.08)
     assert figures["dollars_error_sharing_median"] == pytest.approx(0.05)
+
+
+def test_a_profile_is_scaled_by_what_fixed_work_took_during_the_phases(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    write_sample_run(RunStore(home), "one", iterations=2)
+    began_at = first_phase_at(home, "one")
+    looks = ((began_at - 1, 0.9), (began_at, 0.004), (began_at + 1, 0.006), (began_at + 2, 0.005))
+    assert work_s(home, KeptRun(RUNS[0], "one", 0.0, speed=looks)) == 0.005
+    recorded = recorded_profile(home, "one")
+    slow = scaled(recorded, 1.5)
+    assert slow.step_s(8) == pytest.approx(1.5 * recorded.step_s(8))
+    assert slow.train_sample_s.value == pytest.approx(1.5 * recorded.train_sample_s.value)
+    assert slow.evaluation == recorded.evaluation, "a ratio"
+
+
+def test_the_machine_is_watched_until_the_end_of_a_context():
+    with watched() as looks:
+        assert looks == []
+    assert looks and all(0 < seconds < 1 for _, seconds in looks)
+    assert [at for at, _ in looks] == sorted(at for at, _ in looks)
 
 
 def test_a_spot_worker_that_is_killed_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,8 @@ discovery come from the other runs under losses.
 The machine is faster in one minute than in another. A fixed piece of work, done four times a second beside
 every run (benchmarks/machine_speed.py), says by how much: all times of a profile are multiplied by what the
 work took during the run over what it took during the runs of the profile. Figures named `unscaled` are by
-profiles as they were recorded.
+profiles as they were recorded, `slower` has the least and the most of these factors. The work shares the
+cores with the run, so what differs in their load is in it too.
 
 `iteration_error`: mean of the simulated iterations over that of the live ones, less 1, without sign; the
 first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
@@ -276,6 +277,11 @@ def work_s(home: Home, kept: KeptRun) -> float:
     return statistics.median(seconds for at, seconds in kept.speed if at >= since)
 
 
+def slowness(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> float:
+    """How many times as long the machine's fixed work took during a run as during those of its profile."""
+    return work_s(home, kept) / statistics.fmean(work_s(home, other) for other in _calm(kept, runs))
+
+
 def scaled(profile: Profile, slower: float) -> Profile:
     """A profile on a machine that takes so many times as long for everything."""
     times = {name: found for name, found in profile.quantities.items() if name != "evaluation"}  # a ratio
@@ -301,7 +307,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     recorded = profile_for(home, kept, runs)
     if recorded is None:
         return None
-    slower = work_s(home, kept) / statistics.fmean(work_s(home, other) for other in _calm(kept, runs))
+    slower = slowness(home, kept, runs)
     profile = scaled(recorded, slower)
     config = RunStore(home).run(kept.run_id).config
     late_s = 0.0 if kept.trace is None else kept.began_at - first_phase_at(home, kept.run_id)

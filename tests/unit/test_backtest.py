@@ -18,6 +18,7 @@ from benchmarks.backtest import (
     first_phase_at,
     ranking,
     scaled,
+    slowness,
     work_s,
 )
 from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find, _kill
@@ -140,6 +141,10 @@ def test_a_profile_is_scaled_by_what_fixed_work_took_during_the_phases(tmp_path:
     began_at = first_phase_at(home, "one")
     looks = ((began_at - 1, 0.9), (began_at, 0.004), (began_at + 1, 0.006), (began_at + 2, 0.005))
     assert work_s(home, KeptRun(RUNS[0], "one", 0.0, speed=looks)) == 0.005
+    slow_run = KeptRun(RUNS[0], "one", 0.0, speed=((began_at, 0.006),))
+    others = [KeptRun(RUNS[0], "one", 0.0, speed=((began_at, seconds),)) for seconds in (0.003, 0.005)]
+    under_losses = KeptRun(RUNS[0], "one", 0.0, TRACE, speed=((began_at, 0.9),))
+    assert slowness(home, slow_run, [slow_run, *others, under_losses]) == pytest.approx(1.5)
     recorded = recorded_profile(home, "one")
     slow = scaled(recorded, 1.5)
     assert slow.step_s(8) == pytest.approx(1.5 * recorded.step_s(8))

@@ -27,6 +27,7 @@ from flows.progress import reporter
 from flows.run_identity import new_run_id
 from flows.server.dashboards import DEFAULT_PORT
 from flows.server.loss import leave
+from flows.server.ports import LOOPBACK
 from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
 from storage.new_folder import claim_folder
@@ -234,7 +235,7 @@ def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
-    ] = "127.0.0.1",
+    ] = LOOPBACK,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(help="A further name that it is reached by, such as a proxy's; repeatable."),

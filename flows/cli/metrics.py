@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flows.server.ports import reachable
+from flows.server.ports import LOOPBACK, reachable
 from storage.home import Home
 
 
@@ -16,7 +16,7 @@ def metrics(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the endpoint.")] = 9464,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
-    ] = "127.0.0.1",
+    ] = LOOPBACK,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(help="A further name that it is reached by, such as a service's; repeatable."),

@@ -16,17 +16,20 @@ from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
+from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
 
 
 def up(
-    server_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's UI and API.")] = 4200,
+    server_port: Annotated[
+        int, typer.Option(min=1, max=65535, help="Port of Prefect's UI and API.")
+    ] = SERVER_PORT,
     ui_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login for the dashboard.")
-    ] = "127.0.0.1",
+    ] = LOOPBACK,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(help="A further name that both are reached by, such as a proxy's; repeatable."),

@@ -103,12 +103,12 @@ def prefect_application(home: Home) -> Any:
     with quick_imports():
         from prefect.server.api.server import create_app
 
-        from flows.server.empty_database import kept_database, migrate_with_prefect, provide_database
+        from flows.server.empty_database import provide_prefect_database
         from flows.server.prefect_database import take_write_lock_first
         from flows.server.pruning import keep_small
 
     take_write_lock_first()
-    provide_database(home.prefect / "prefect.db", kept_database(), migrate_with_prefect)
+    provide_prefect_database(home.prefect / "prefect.db")
     keep_small(home.prefect / "prefect.db")
     return create_app(final=True)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from storage.database.records import RunStatus
 from storage.environment import PRESET
 from storage.tracking.addresses import run_page
+from storage.tracking.mlflow_tables import provide_tables
 from storage.tracking.names import mlflow_name, plain
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class MlflowRun:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        for noisy in ("alembic", "mlflow.store.db.utils"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)  # 40 lines for a new store
+        if self.artifacts is not None:
+            provide_tables(Path(self.uri.removeprefix("sqlite:///")))
         client = MlflowClient(tracking_uri=self.uri)
         experiment_id = self._experiment_id = self._experiment(client)
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{self.run_id}'", max_results=1)

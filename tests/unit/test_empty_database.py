@@ -1,12 +1,19 @@
-"""The database of a new Prefect server: made once, then copied."""
+"""The databases of a new home: made once, then copied."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from flows.server.empty_database import provide_database
+import pytest
+from mlflow import MlflowClient
+
+from storage import empty_database
+from storage.empty_database import provide_database
+from storage.tracking import mlflow_tables
 
 
 class Migrations:
@@ -28,6 +35,11 @@ class Migrations:
 def tables(database: Path) -> list[str]:
     with closing(sqlite3.connect(database)) as connection:
         return sorted(name for (name,) in connection.execute("SELECT name FROM sqlite_master"))
+
+
+def rows(database: Path, table: str) -> list[tuple]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(f"SELECT * FROM {table}").fetchall()
 
 
 def test_the_first_home_is_migrated_and_others_are_copies(tmp_path: Path):
@@ -86,3 +98,85 @@ def test_an_installation_that_cannot_be_written_migrates_each_home(tmp_path: Pat
         provide_database(migrations.database, tmp_path / "share" / "prefect.db", migrations)
         assert migrations.done == 1
         assert tables(migrations.database) == ["alembic_version", "flow_run"]
+
+
+def test_processes_that_start_at_once_share_one_database(tmp_path: Path):
+    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
+    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
+
+    def begin(row: int) -> None:
+        provide_database(database, kept, Migrations(database))
+        with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+            connection.execute("INSERT INTO flow_run VALUES (?)", [row])
+
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(begin, range(64)))
+    assert sorted(rows(database, "flow_run")) == [(row,) for row in range(64)]
+    assert not list(tmp_path.glob("home.db.*"))
+
+
+def test_one_that_came_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
+    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
+    copy = empty_database.shutil.copyfile
+
+    def slow_copy(source: Path, target: str) -> None:
+        copy(source, target)
+        database.write_bytes(b"another process's")
+
+    monkeypatch.setattr(empty_database.shutil, "copyfile", slow_copy)
+    migrations = Migrations(database)
+    provide_database(database, kept, migrations)
+    assert (migrations.done, database.read_bytes()) == (0, b"another process's")
+
+
+def test_without_links_each_home_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept, database = tmp_path / "kept.db", tmp_path / "home.db"
+    provide_database(tmp_path / "first.db", kept, Migrations(tmp_path / "first.db"))
+
+    def refuse(source: str, target: Path) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    migrations = Migrations(database)
+    provide_database(database, kept, migrations)
+    assert (migrations.done, tables(database)) == (1, ["alembic_version", "flow_run"])
+
+
+def test_rows_of_one_home_are_not_kept(tmp_path: Path):
+    kept = tmp_path / "kept.db"
+    first = Migrations(tmp_path / "first.db")
+
+    def migrate() -> None:
+        first()
+        with closing(sqlite3.connect(first.database)) as connection, connection:
+            connection.execute("INSERT INTO flow_run VALUES (7)")
+
+    provide_database(first.database, kept, migrate, ["flow_run"])
+    assert (rows(first.database, "flow_run"), rows(kept, "flow_run")) == ([(7,)], [])
+    assert rows(kept, "alembic_version") == [("head",)]
+
+
+def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mlflow_tables, "kept_database", lambda package: tmp_path / f"kept-{package}.db")
+    made: list[Path] = []
+    make = mlflow_tables.make_tables
+
+    def count(database: Path) -> None:
+        made.append(database)
+        make(database)
+
+    monkeypatch.setattr(mlflow_tables, "make_tables", count)
+    stores = [tmp_path / "first.db", tmp_path / "second.db"]
+    for store in stores:
+        mlflow_tables.provide_tables(store)
+    assert made == stores[:1]
+    assert tables(stores[0]) == tables(stores[1])
+    assert rows(stores[1], "experiments") == []
+    client = MlflowClient(tracking_uri=f"sqlite:///{stores[1]}")
+    assert [one.name for one in client.search_experiments()] == ["Default"]
+    experiment = client.create_experiment("spotlight")
+    client.log_metric(client.create_run(experiment).info.run_id, "score", 0.5)
+    assert len(client.search_runs([experiment])) == 1

@@ -1,0 +1,83 @@
+"""Databases with other projects' tables, as a new home needs them: copies of ones that were made once.
+
+The migrations of an empty database take seconds and end in the same tables for every home. The first database
+that is made is kept with the installation, under its maker's version, and copied from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from importlib.metadata import version
+from pathlib import Path
+
+_LOGS = ("-wal", "-shm", "-journal")
+
+
+def kept_database(package: str) -> Path:
+    """Where this installation keeps a package's empty database; there may be none yet."""
+    return Path(sys.prefix) / "share" / "spotlight" / f"{package}-{version(package)}.db"
+
+
+def provide_database(
+    database: Path, kept: Path, migrate: Callable[[], None], of_a_home: Sequence[str] = ()
+) -> None:
+    """Provide an empty database where a home has none; several processes may do so at once.
+
+    Args:
+        database: the home's; left alone if it is there.
+        kept: the installation's; made where it is missing or damaged, if its folder can be written.
+        migrate: makes `database`, which takes seconds; does nothing to one that is made.
+        of_a_home: tables whose rows are of one home only: they are kept empty.
+    """
+    if database.exists():
+        return
+    if _is_migrated(kept) and _copied(kept, database):
+        return
+    migrate()
+    with suppress(OSError, sqlite3.Error):
+        _keep(database, kept, of_a_home)
+
+
+def _is_migrated(database: Path) -> bool:
+    if not database.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
+    except sqlite3.Error:
+        return False
+
+
+def _copied(kept: Path, database: Path) -> bool:
+    """Copy, unless another process was first; False where there is no database afterwards."""
+    if any(database.with_name(database.name + log).exists() for log in _LOGS):
+        # Another process made the database just now; or it was deleted: SQLite would replay them into a copy.
+        return database.exists()
+    with tempfile.NamedTemporaryFile(dir=database.parent, prefix=f"{database.name}.") as part:
+        shutil.copyfile(kept, part.name)
+        try:
+            os.link(part.name, database)  # never takes the place of a file that is there
+        except FileExistsError:
+            return True
+        except OSError:  # a file system without links
+            return False
+    return True
+
+
+def _keep(database: Path, kept: Path, of_a_home: Sequence[str]) -> None:
+    """Copy what is in the log beside the file too; several processes may do so at once."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    part = kept.with_name(f"{kept.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("VACUUM INTO ?", [str(part)])
+    with closing(sqlite3.connect(part)) as connection, connection:
+        for table in of_a_home:
+            connection.execute(f'DELETE FROM "{table}"')
+    part.replace(kept)

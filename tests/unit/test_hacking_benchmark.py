@@ -101,7 +101,7 @@ def test_the_chosen_arm_keeps_images_on_both_tasks():
 def test_every_run_has_settings_that_are_accepted_and_a_name_of_its_own(length):
     wanted = wanted_runs(2, length)
     for want in wanted:
-        config = with_read_options(load_config(want.task, want.settings, {}))
+        config = with_read_options(load_config(want.preset, want.settings, {}))
         assert config.evaluation.judge == "templates" and config.runtime.cluster == "local"
     assert len({want.name for want in wanted}) == len(wanted) == 2 * 14
     assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 12

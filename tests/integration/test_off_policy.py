@@ -55,9 +55,17 @@ def fresh(runtime, untrained):
     return runtime
 
 
-def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list[Score], Trained, SeedPlan]:
-    """Roll out, reward and train, the last two beside exploring, as the flow does."""
-    rolled = runtime.rollout(plan, plan.iteration + 1)
+def iterate(
+    runtime: Runtime, plan: SeedPlan, ahead: bool = True
+) -> tuple[Rollout, list[Score], Trained, SeedPlan]:
+    """Roll out, reward and train, the last two beside exploring, as the flow does.
+
+    Args:
+        runtime: what does it.
+        plan: the seeds.
+        ahead: whether devices that find nothing more to roll out draft already.
+    """
+    rolled = runtime.rollout(plan, plan.iteration + 1 if ahead else None)
     found: list[SeedPlan] = []
     exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
     exploring.start()
@@ -178,8 +186,11 @@ def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
 
 
 def test_a_killed_drafter_changes_no_sample(fresh, untrained):
-    """Last in this file: workers have other names afterwards."""
-    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    """Last in this file: workers have other names afterwards.
+
+    All devices are free when drafting begins, so this one surely drafts.
+    """
+    _, _, _, plan = iterate(fresh, fresh.explore(1), ahead=False)
     undisturbed = bits(fresh.rollout(plan))
     fresh.restore(untrained[0], 0, untrained[1])
     enter = fresh._fleet.enter
@@ -191,7 +202,7 @@ def test_a_killed_drafter_changes_no_sample(fresh, untrained):
 
     fresh._fleet.enter = kill
     try:
-        _, _, _, plan = iterate(fresh, fresh.explore(1))
+        _, _, _, plan = iterate(fresh, fresh.explore(1), ahead=False)
     finally:
         fresh._fleet.enter = enter
     assert fresh.lost_workers == ["spot-0"]

@@ -19,7 +19,7 @@ import torch
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration, rollout_requests
 from gpu_runtime.learning.groups import training_samples
-from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import WeightsVersion

@@ -16,10 +16,10 @@ import numpy as np
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray.ray_cluster import RayActor, RayCluster
-from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajectory
+from gpu_runtime.diffusion.samples import GeneratedSample, SampleState, Trajectory
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.learning.policy import WeightState
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.protocol import WorkerReady
 from gpu_runtime.worker.samples_in_flight import SampleChunk

@@ -70,7 +70,7 @@ def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tup
 def _digest(home: Home) -> str:
     from safetensors.numpy import load
 
-    from gpu_runtime.learning.policy import weights_digest
+    from gpu_runtime.learning.weights import weights_digest
     from storage.checkpoints import CheckpointStore
 
     checkpoint = CheckpointStore(home.checkpoints("overhead"), 1).load_latest()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
-from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker

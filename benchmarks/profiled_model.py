@@ -17,7 +17,8 @@ from benchmarks.measured_parts import Figures, seconds, wait_for
 from benchmarks.profile_plan import Plan
 from benchmarks.sized_qwen import SizedQwen, build_transformer
 from benchmarks.transformer_flops import pass_flops
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer

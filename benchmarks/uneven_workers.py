@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster
-from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase

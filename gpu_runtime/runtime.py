@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
@@ -27,8 +27,8 @@ from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import check_versions, training_samples
-from gpu_runtime.learning.policy import check_sync
-from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.report import TrainingReport
+from gpu_runtime.learning.weights import check_sync
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion

@@ -23,7 +23,7 @@ from storage.model_card import model_card
 from storage.new_folder import claim_folder
 
 if TYPE_CHECKING:
-    from gpu_runtime.learning.policy import WeightState
+    from gpu_runtime.learning.weights import WeightState
 
 CARD = "README.md"
 _WEIGHTS = "average.safetensors"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from storage.errors import StorageError
 from storage.prompts.files import PromptRecord
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState, Trajectory
+from gpu_runtime.diffusion.samples import GeneratedImage, SampleState, Trajectory
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score

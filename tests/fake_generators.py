@@ -9,7 +9,8 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_left import WorkLeft

@@ -10,8 +10,9 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from tests.tiny_model import TinyModel

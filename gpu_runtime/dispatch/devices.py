@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.learning.policy import WeightState
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.phase import Judge
 from gpu_runtime.dispatch.sample_phase import Delivered

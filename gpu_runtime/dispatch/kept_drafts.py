@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load, save
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.rewards.protocol import Score, Term

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts

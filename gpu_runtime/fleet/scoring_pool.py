@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
-from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.rewards.registry import model_folders

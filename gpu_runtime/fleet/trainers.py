@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gpu_runtime.dispatch.devices import Device, Weights
-from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError

@@ -11,13 +11,13 @@ from concurrent.futures import Future
 from itertools import groupby
 from typing import Any
 
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.worker.protocol import Worker

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+import numpy as np
 
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 
@@ -17,7 +17,7 @@ _NO_SPREAD = 1e-8
 """A group whose rewards differ by less has no variance: it carries no gradient."""
 
 
-def normalised_sum(term_KPG: torch.Tensor, weight_K: Sequence[float]) -> torch.Tensor:
+def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarray:
     """Several rewards as one: each normalised in its prompt group, then weighed and added (GDPO, 2601.05242).
 
     Of plain sums a group's normalisation sees the reward that varies most; here each counts by its weight.
@@ -30,24 +30,20 @@ def normalised_sum(term_KPG: torch.Tensor, weight_K: Sequence[float]) -> torch.T
     Returns:
         float64 of shape (P, G); each group's mean is 0.
     """
-    term = term_KPG.to(torch.float64)
+    term = term_KPG.astype(np.float64)
     mean_KP1, deviation_KP1 = _of_each(term)
     centred = term - mean_KP1
-    varies_KP1 = centred.abs().amax(dim=2, keepdim=True) > _NO_SPREAD
-    normalised = torch.where(varies_KP1, centred / (deviation_KP1 + _EPSILON), torch.zeros_like(centred))
-    return torch.stack([weight * one for weight, one in zip(weight_K, normalised, strict=True)]).sum(dim=0)
+    varies_KP1 = np.abs(centred).max(axis=2, keepdims=True) > _NO_SPREAD
+    normalised = np.where(varies_KP1, centred / (deviation_KP1 + _EPSILON), 0.0)
+    return np.stack([weight * one for weight, one in zip(weight_K, normalised, strict=True)]).sum(axis=0)
 
 
-def _of_each(value_XG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _of_each(value_XG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and deviation of each group, shape (..., 1): to the bit, however many groups come with it."""
-    rows = value_XG.flatten(0, -2)
+    rows = value_XG.reshape(-1, value_XG.shape[-1])
     shape = (*value_XG.shape[:-1], 1)
-    means, deviations = (torch.stack(found) for found in zip(*map(_of_one, rows), strict=True))
-    return means.reshape(shape), deviations.reshape(shape)
-
-
-def _of_one(value_G: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return value_G.mean(), value_G.std(correction=0)
+    means, deviations = (np.array([of(row) for row in rows]).reshape(shape) for of in (np.mean, np.std))
+    return means, deviations
 
 
 @dataclass(frozen=True)
@@ -60,8 +56,8 @@ class Advantages:
         failed: groups in which a reward is missing.
     """
 
-    value_PG: torch.Tensor
-    kept_P: torch.Tensor
+    value_PG: np.ndarray
+    kept_P: np.ndarray
     failed: int = 0
 
     @property
@@ -71,9 +67,9 @@ class Advantages:
 
 
 def group_advantages(
-    reward_PG: torch.Tensor,
+    reward_PG: np.ndarray,
     std: Literal["group", "batch", "none"] = "group",
-    judged_P: torch.Tensor | None = None,
+    judged_P: np.ndarray | None = None,
 ) -> Advantages:
     """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `ADVANTAGE_CLIP`.
 
@@ -88,28 +84,26 @@ def group_advantages(
         ValueError: if a reward is not finite or groups have fewer than 2 samples.
     """
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
-        raise ValueError(f"rewards have shape {tuple(reward_PG.shape)}; (prompts, at least 2) is needed")
+        raise ValueError(f"rewards have shape {reward_PG.shape}; (prompts, at least 2) is needed")
     if judged_P is not None and not judged_P.all():
         return _spread_out(group_advantages(reward_PG[judged_P], std), judged_P)
-    reward = reward_PG.to(torch.float64)
-    if not torch.isfinite(reward).all():
+    reward = reward_PG.astype(np.float64)
+    if not np.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
     mean_P1, deviation_P1 = _of_each(reward)
     centred = reward - mean_P1
-    kept_P = centred.abs().amax(dim=1) > _NO_SPREAD
+    kept_P = np.abs(centred).max(axis=1) > _NO_SPREAD
     if std == "group":
         centred = centred / (deviation_P1 + _EPSILON)
     elif std == "batch":
-        centred = centred / (reward.std(correction=0) + _EPSILON)
-    value = torch.where(
-        kept_P[:, None], centred.clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), torch.zeros_like(centred)
-    )
+        centred = centred / (reward.std() + _EPSILON)
+    value = np.where(kept_P[:, None], centred.clip(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), 0.0)
     return Advantages(value, kept_P)
 
 
-def _spread_out(judged: Advantages, judged_P: torch.Tensor) -> Advantages:
+def _spread_out(judged: Advantages, judged_P: np.ndarray) -> Advantages:
     """The advantages of the judged groups in their places among all groups."""
-    value_PG = torch.zeros(len(judged_P), judged.value_PG.shape[1], dtype=judged.value_PG.dtype)
-    kept_P = torch.zeros(len(judged_P), dtype=torch.bool)
+    value_PG = np.zeros((len(judged_P), judged.value_PG.shape[1]))
+    kept_P = np.zeros(len(judged_P), dtype=bool)
     value_PG[judged_P], kept_P[judged_P] = judged.value_PG, judged.kept_P
     return Advantages(value_PG, kept_P, int((~judged_P).sum()))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from gpu_runtime.learning.policy import WeightState
+from gpu_runtime.learning.weights import WeightState
 
 
 class MovingAverage:

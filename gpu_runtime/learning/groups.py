@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.learning.advantages import Advantages, group_advantages, normalised_sum
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.rewards.protocol import Score
@@ -38,9 +38,9 @@ def training_samples(
     graded = config.reward.signal == "graded"
     signal = [score.value if graded else float(score.exact) for score in scores]
     prompts = list(dict.fromkeys(sample.request.prompt_id for sample in samples))
-    reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(len(prompts), -1)
-    failed = torch.tensor([score.error is not None for score in scores]).reshape(reward_PG.shape)
-    judged_P = ~failed.any(dim=1)
+    reward_PG = np.array(signal, dtype=np.float64).reshape(len(prompts), -1)
+    failed = np.array([score.error is not None for score in scores]).reshape(reward_PG.shape)
+    judged_P = np.asarray(~failed.any(axis=1))
     if not judged_P.any():
         first = next(score.error for score in scores if score.error is not None)
         raise RewardError(
@@ -52,7 +52,7 @@ def training_samples(
         reward_PG = _normalised(scores, reward_PG)
     algorithm = config.algorithm
     advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P)
-    kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
+    kept = advantages.kept_P.repeat(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [
         TrainingSample(
@@ -88,11 +88,11 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
             )
 
 
-def _normalised(scores: Sequence[Score], reward_PG: torch.Tensor) -> torch.Tensor:
+def _normalised(scores: Sequence[Score], reward_PG: np.ndarray) -> np.ndarray:
     """What is learned from in place of the rewards; any value for a group that is dropped."""
     weights = [term.weight for term in next(score.terms for score in scores if score.terms)]
     nothing = [0.0] * len(weights)
-    term_BK = torch.tensor(
-        [[term.value for term in score.terms] or nothing for score in scores], dtype=torch.float64
+    term_BK = np.array(
+        [[term.value for term in score.terms] or nothing for score in scores], dtype=np.float64
     )
     return normalised_sum(term_BK.T.reshape(len(weights), *reward_PG.shape), weights)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,12 +9,10 @@ import numpy as np
 import torch
 
 from gpu_runtime.learning.sharding import local_shard
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
-from storage.errors import ModelError, TrainingError
-
-WeightState = dict[str, np.ndarray]
-"""Trained weights by name, float32 on the CPU: what travels from the trainer to the workers."""
+from storage.errors import ModelError
 
 
 class Policy:
@@ -148,51 +145,4 @@ def _refuse_coarse(trained: Mapping[str, torch.nn.Parameter]) -> None:
         raise ModelError(
             f"adaptation.mode=full would train {len(coarse)} weights in {trained[coarse[0]].dtype}, whose "
             "rounding swallows the updates; set model.dtype=float32, or adaptation.mode=lora"
-        )
-
-
-def weights_digest(state: Mapping[str, np.ndarray]) -> str:
-    """A checksum of weights: equal if and only if every bit is (BLAKE2b, 128 bits)."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(state):
-        array = np.ascontiguousarray(state[name])
-        digest.update(f"{name}:{array.dtype}:{array.shape};".encode())
-        digest.update(array.data)
-    return digest.hexdigest()
-
-
-def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
-    """Refuse weights, or what belongs to them, that are not finite, before they go anywhere.
-
-    Args:
-        state: arrays by name.
-        what: they are, in words.
-
-    Raises:
-        TrainingError: naming the first.
-    """
-    for name in sorted(state):
-        bad = state[name].size - int(np.count_nonzero(np.isfinite(state[name])))
-        if bad:
-            raise TrainingError(
-                f"{bad:,} of the {state[name].size:,} numbers of {name} are not finite in {what}; nothing of "
-                "it was published or saved. Resume from the last checkpoint, with a lower "
-                "optimizer.learning_rate if it comes again"
-            )
-
-
-def check_sync(published: str, before: str) -> None:
-    """Refuse a weight sync that changes nothing.
-
-    Args:
-        published: digest of the trainer's weights after training.
-        before: digest of the version before.
-
-    Raises:
-        TrainingError: if they are equal.
-    """
-    if published == before:
-        raise TrainingError(
-            f"the weight sync changes nothing: weights after training have the checksum of before, {before}; "
-            "check that gradients reach the weights and that rounding does not swallow the learning rate"
         )

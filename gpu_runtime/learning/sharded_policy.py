@@ -19,8 +19,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.sharding import gathered_like, local_shard, sharded_like
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
 

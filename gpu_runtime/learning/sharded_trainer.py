@@ -14,8 +14,9 @@ import torch.distributed as dist
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.accumulation import Accumulation
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
-from gpu_runtime.learning.trainer import Trainer, TrainingReport
+from gpu_runtime.learning.trainer import Trainer
 from storage.config.run_config import RunConfig
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from safetensors.numpy import load, save
 
-from gpu_runtime.learning.policy import refuse_not_finite
 from gpu_runtime.learning.sharding import gathered, sharded_like
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.learning.weights import refuse_not_finite
 from storage.errors import CheckpointError
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")

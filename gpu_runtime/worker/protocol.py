@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-    from gpu_runtime.diffusion.sampler import SampleState
+    from gpu_runtime.diffusion.samples import SampleState
     from gpu_runtime.learning.objectives.protocol import TrainingSample
-    from gpu_runtime.learning.policy import WeightState
-    from gpu_runtime.learning.trainer import TrainingReport
+    from gpu_runtime.learning.report import TrainingReport
+    from gpu_runtime.learning.weights import WeightState
     from gpu_runtime.rewards.protocol import Score
     from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
     from gpu_runtime.sequence_parallel.worker_group import WorkerGroup

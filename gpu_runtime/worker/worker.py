@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
-from gpu_runtime.learning.trainer import Trainer, TrainingReport
+from gpu_runtime.learning.report import TrainingReport
+from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.models.loading import device_name, load_model
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion

@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
-from gpu_runtime.learning.trainer import OffPolicyFigures
+from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.database.records import (
@@ -243,7 +243,7 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
     }
     group = len(rolled.delivered) // rolled.prompt_count
     advantages = trained.advantages.value_PG.flatten().tolist()
-    kept = trained.advantages.kept_P.repeat_interleave(group).tolist()
+    kept = trained.advantages.kept_P.repeat(group).tolist()
     explored = rolled.plan.explored_score
     records = []
     for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):

@@ -11,7 +11,7 @@ from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.runtime import Runtime
 from storage.config.loading import load_config
 from tests.live_workers import worker_process

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups.measured_fleet import MeasuredFleet

@@ -16,14 +16,14 @@ from safetensors.numpy import load
 from benchmarks.bare_loop import run
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.local_cluster import LocalActor
-from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.seeding_window import LiveWindow
-from gpu_runtime.learning.policy import weights_digest
-from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.report import TrainingReport
+from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion

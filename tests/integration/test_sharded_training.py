@@ -12,10 +12,10 @@ from safetensors.numpy import load
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.sharded_trainer import ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
-from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from storage.config.run_config import RunConfig

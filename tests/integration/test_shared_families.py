@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from benchmarks.shared_samples import NEAR
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.groups.registry import GroupRegistry
-from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.worker.history_log import new_life

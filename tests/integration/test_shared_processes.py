@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.local_cluster import LocalActor
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase

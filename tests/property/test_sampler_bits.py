@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import SamplingConfig
 from tests.examples import examples

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample, Sampler
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState
+from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.sample_phase import SamplePhase

@@ -11,7 +11,7 @@ import pytest
 import flows.evaluate
 import tasks.evaluation
 from flows.progress import Reporter
-from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

@@ -16,7 +16,7 @@ import spotlight
 from benchmarks.bare_loop import run as bare_loop
 from examples import algorithm, own_reward, own_strategy, run_curves
 from gpu_runtime.exploration.registry import build_explorer
-from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from storage.config.loading import load_config

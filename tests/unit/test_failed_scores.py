@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from flows.progress import Reporter
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.learning.groups import training_samples
-from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.config.run_config import RunConfig
@@ -61,7 +60,7 @@ def test_a_group_with_a_failed_image_is_dropped_whole_and_the_others_are_as_with
         (0, 0), (0, 1), (2, 0), (2, 1),
     ]  # fmt: skip
     assert [sample.advantage for sample in kept] == [sample.advantage for sample in without[1]]
-    assert torch.equal(advantages.value_PG[[0, 2]], without[0].value_PG)
+    assert np.array_equal(advantages.value_PG[[0, 2]], without[0].value_PG)
     assert advantages.value_PG[1].tolist() == [0.0, 0.0]
     assert (advantages.kept_P.tolist(), advantages.failed, advantages.dropped) == ([True, False, True], 1, 0)
 

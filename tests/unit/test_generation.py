@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling import commit_interval

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups import generating_group, grouped_fleet

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import ConfigurationError, StorageError
 from storage.new_folder import claim_folder

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum

@@ -13,8 +13,8 @@ from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.learning.objectives.nft import nft_loss
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.registry import read_objective_options
+from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TrainingError
 from tests.tiny_run import TinyRun, shuffled, tiny_config, train_and_catch_gradients

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-import torch
 
 from gpu_runtime.learning.advantages import normalised_sum
 from gpu_runtime.learning.groups import training_samples
@@ -16,27 +16,27 @@ EPSILON = 1e-4
 
 def test_each_reward_counts_by_its_weight_however_little_it_varies():
     large, small = [0.0, 1.0, 0.0, 1.0], [0.52, 0.52, 0.5, 0.5]
-    term_KPG = torch.tensor([[large], [small]])
+    term_KPG = np.array([[large], [small]])
     found = normalised_sum(term_KPG, [0.5, 0.5])
     a, b = 0.5 / (0.5 + EPSILON), 0.01 / (0.01 + EPSILON)
     expected = [(-a + b) / 2, (a + b) / 2, (-a - b) / 2, (a - b) / 2]
-    assert found.shape == (1, 4) and found.dtype == torch.float64
+    assert found.shape == (1, 4) and found.dtype == np.float64
     assert found[0].tolist() == pytest.approx(expected, rel=1e-4)
 
 
 def test_what_a_plain_sum_cannot_tell_apart_stays_apart():
     """GDPO's own example: sums of (0, 1) and (0, 2) have the same advantages once they are normalised."""
-    one = normalised_sum(torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]]]), [1.0, 1.0])
-    two = normalised_sum(torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]]), [1.0, 1.0])
+    one = normalised_sum(np.array([[[0.0, 1.0]], [[0.0, 0.0]]]), [1.0, 1.0])
+    two = normalised_sum(np.array([[[0.0, 1.0]], [[0.0, 1.0]]]), [1.0, 1.0])
     assert two[0].tolist() == pytest.approx([2 * value for value in one[0].tolist()])
 
 
 def test_groups_are_apart_and_a_reward_without_variance_adds_nothing():
-    term_KPG = torch.tensor([[[0.0, 1.0], [0.0, 0.1]], [[0.3, 0.3], [0.3, 0.3]]])
+    term_KPG = np.array([[[0.0, 1.0], [0.0, 0.1]], [[0.3, 0.3], [0.3, 0.3]]])
     found = normalised_sum(term_KPG, [0.75, 0.25])
     assert found[0].tolist() == pytest.approx([-0.75, 0.75], rel=1e-3)
     assert found[1].tolist() == pytest.approx([-0.75, 0.75], rel=3e-3)
-    assert normalised_sum(torch.full((2, 1, 3), 0.1), [0.5, 0.5]).tolist() == [[0.0, 0.0, 0.0]]
+    assert normalised_sum(np.full((2, 1, 3), 0.1), [0.5, 0.5]).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def advantages(scores: list[Score]) -> list[float]:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpu_runtime.learning.policy import refuse_not_finite
 from gpu_runtime.learning.trainer_state import trainer_blobs
+from gpu_runtime.learning.weights import refuse_not_finite
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.protocol import Conditioning

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedSearch

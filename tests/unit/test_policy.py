@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_runtime.learning.policy import Policy, check_sync, weights_digest
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.weights import check_sync, weights_digest
 from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
 from tests.tiny_model import TinyModel

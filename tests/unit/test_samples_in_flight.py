@@ -7,7 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker

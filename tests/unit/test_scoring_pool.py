@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus

@@ -13,8 +13,8 @@ import torch
 
 from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_model import TinyModel

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gpu_runtime.diffusion.sampler import Trajectory
+from gpu_runtime.diffusion.samples import Trajectory
 from gpu_runtime.scheduling.requests import SampleRequest
 
 

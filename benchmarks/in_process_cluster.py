@@ -108,7 +108,7 @@ class InProcessCluster:
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
@@ -116,7 +116,7 @@ class InProcessCluster:
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """As of every cluster, but that it loads at once."""
-        return InProcessActor(name, worker(*args), self.times)
+        return InProcessActor(name, build(*args), self.times)
 
     def devices(self) -> dict[Market, int]:
         """As of every cluster: this process."""

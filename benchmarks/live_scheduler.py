@@ -7,7 +7,7 @@ pull, a commit and the delivery of a lease, in two calls of a worker; without th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, cast
@@ -22,7 +22,7 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.protocol import WorkerReady
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 
@@ -89,7 +89,7 @@ class CostlessWorker:
 class _CostlessCluster(RayCluster):
     """A real cluster, with other workers than a run's."""
 
-    def start(self, name: str, worker: type, *args: Any, **options: Any) -> RemoteActor[Any]:
+    def start(self, name: str, build: Callable[..., Any], *args: Any, **options: Any) -> RemoteActor[Any]:
         return super().start(name, CostlessWorker, *args, **options)
 
 

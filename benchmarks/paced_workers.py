@@ -11,7 +11,8 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.build import device_worker
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.database.records import Market
 
@@ -79,7 +80,7 @@ class PacedCluster(LocalCluster):
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
@@ -87,7 +88,7 @@ class PacedCluster(LocalCluster):
         reads: Sequence[str] = (),
     ) -> LocalActor[WorkerT]:
         """As of every cluster."""
-        paced: type[Any] = self.paced if worker is DeviceWorker else worker
+        paced: Callable[..., Any] = self.paced if build is device_worker else build
         return super().start(name, paced, *args, gpu=gpu, market=market, gpu_share=gpu_share)
 
 

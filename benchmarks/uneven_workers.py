@@ -20,7 +20,7 @@ from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig

@@ -108,7 +108,7 @@ class FakeCluster:
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",

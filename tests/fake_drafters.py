@@ -21,7 +21,7 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import ImageScorer, Worker
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord

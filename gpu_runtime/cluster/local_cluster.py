@@ -59,7 +59,7 @@ class LocalCluster:
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
@@ -69,7 +69,7 @@ class LocalCluster:
         """As of every cluster, from any thread; market, GPU and folders mean nothing here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)
-        actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (worker, args))
+        actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (build, args))
         with self._lock:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
@@ -117,7 +117,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         name: of the worker.
         process: its process.
         surroundings: what the process takes over from this one.
-        worker: the worker's class and arguments.
+        worker: what builds it, and the arguments.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         name: str,
         process: ForkedProcess,
         surroundings: Surroundings,
-        worker: tuple[type[WorkerT], tuple[Any, ...]],
+        worker: tuple[Callable[..., WorkerT], tuple[Any, ...]],
     ) -> None:
         super().__init__(name)
         self.pid = process.pid

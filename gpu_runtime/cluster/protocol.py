@@ -103,19 +103,19 @@ class Cluster(Protocol):
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
-        """Start a process for a worker of a plain class; it loads in the background.
+        """Start a process for a worker; it loads in the background.
 
         Args:
             name: shown in messages and records.
-            worker: the class; `args` go to its constructor. If that raises, all calls end with
-                `WorkerLostError`.
+            build: a class or a function of a module, which is called there with `args`. If that raises, all
+                calls end with `WorkerLostError`.
             gpu: whether it is a device, and needs a GPU's share where there are any.
             market: of the instance that it is to be placed on, where instances say theirs; its start is
                 pending until one has room.

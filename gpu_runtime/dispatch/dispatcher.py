@@ -26,7 +26,7 @@ from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
 from gpu_runtime.worker.history_log import HistoryLog, names_of
 from gpu_runtime.worker.protocol import Worker
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 

@@ -14,7 +14,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsV
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device, Weights
@@ -29,13 +29,15 @@ from gpu_runtime.groups.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.work_left import WorkLeft
-from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceEventKind, DeviceState
 from storage.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 
 class Fleet:
@@ -73,7 +75,7 @@ class Fleet:
         training = config.runtime.trainer_workers
         meets = training > 1 or config.sequence_parallel.largest > 1
         # Kept for as long as the fleet: workers are connected to it.
-        self._meeting = ControlStore(cluster.host) if meets else None
+        self._meeting = _control_store(cluster.host) if meets else None
         self.sharing = MeasuredSharing(
             cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to), self._meeting
         )
@@ -437,3 +439,9 @@ class Fleet:
             self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
             self.accounts.on_never_joined(device, "failed", str(error))
             self._vacate(device)
+
+
+def _control_store(host: str) -> ControlStore:
+    from gpu_runtime.sequence_parallel.control_store import ControlStore  # torch, which most drivers need not
+
+    return ControlStore(host)

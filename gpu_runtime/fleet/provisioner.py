@@ -14,11 +14,11 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
 from gpu_runtime.fleet.standbys import Standbys
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
-from gpu_runtime.worker.training_membership import TrainingMembership
-from gpu_runtime.worker.worker import DeviceWorker
+from gpu_runtime.worker.training_place import TrainingMembership
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceEventKind, Market
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -215,7 +215,7 @@ class WorkerProvisioner:
             place = self._training_place(index) if trains else None
             arguments = self._config, trains, watches, name, self._history.place, place, self._meeting
             actor = self._cluster.start(
-                name, DeviceWorker, *arguments, gpu=True, market=market, reads=[self._config.model.path]
+                name, device_worker, *arguments, gpu=True, market=market, reads=[self._config.model.path]
             )
             device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))

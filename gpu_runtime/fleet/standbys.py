@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.fleet.slots import pause
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, Worker
-from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from storage.database.records import Market, StandbyEnd, StandbyTime
 from storage.errors import SpotlightError
@@ -162,7 +162,7 @@ class Standbys:
         asked_at_s = time.monotonic()
         arguments = self._config, False, False, name, self._history.place, None, self._meeting
         reads = [self._config.model.path]
-        actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=False, reads=reads)
+        actor = self._cluster.start(name, device_worker, *arguments, gpu=False, reads=reads)
         standby = Standby(name, actor, asked_at_s)
         standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
         return standby

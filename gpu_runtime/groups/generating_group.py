@@ -19,7 +19,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
-from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.errors import GroupBrokenError, WorkerLostError
 
 _Failure = WorkerLostError | GroupBrokenError

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from gpu_runtime.sequence_parallel import group_sockets
 from gpu_runtime.sequence_parallel.control_store import ABORTS, abort_key, aborted_key
-from gpu_runtime.sequence_parallel.process_group import StoreAddress, interrupt
+from gpu_runtime.sequence_parallel.process_group import interrupt
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
 
 _LOOK_S = 0.25
 _AGAIN_S = 0.02  # between attempts to free a thread that forms its group, and so opens new sockets

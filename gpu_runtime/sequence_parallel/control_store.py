@@ -11,7 +11,7 @@ from collections import deque
 
 import torch.distributed as dist
 
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
 
 ABORTS = "aborts"
 _KEPT_GROUPS = 8  # ended groups whose keys stay a while, for members that are slow to leave

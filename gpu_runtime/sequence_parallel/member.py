@@ -13,8 +13,9 @@ import torch.distributed as dist
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.sequence_parallel.abort_watch import AbortWatch
 from gpu_runtime.sequence_parallel.control_store import aborted_key
-from gpu_runtime.sequence_parallel.process_group import InstanceGroup, StoreAddress, is_group_failure
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup, is_group_failure
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from storage.errors import GroupBrokenError

@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,29 +32,6 @@ _THREADS = 1  # of gloo; more help with several collectives at a time, which Uly
 
 _TURN = datetime.timedelta(seconds=0.05)
 """A wait for gloo, after which is looked whether the group is called off. Its own end ends it at once."""
-
-
-@dataclass(frozen=True)
-class StoreAddress:
-    """Where the driver's key-value store listens."""
-
-    host: str
-    port: int
-
-    def connect(self, timeout_s: float) -> dist.TCPStore:
-        """A connection of its own.
-
-        Raises:
-            GroupBrokenError: if the store does not answer in time.
-        """
-        try:
-            return dist.TCPStore(
-                self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s)
-            )
-        except (dist.DistError, RuntimeError) as error:
-            raise GroupBrokenError(
-                f"no store of a driver at {self.host}:{self.port} within {timeout_s} s: {error}"
-            ) from error
 
 
 class InstanceGroup:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
     from gpu_runtime.spot.notices.notice import Notice
     from gpu_runtime.worker.history_log import HistoryPlace
-    from gpu_runtime.worker.samples_in_flight import SampleChunk
+    from gpu_runtime.worker.sample_chunk import SampleChunk
     from storage.prompts.files import PromptRecord
 
 

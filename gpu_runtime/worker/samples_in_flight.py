@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_runtime.diffusion.sampler import Sampler
@@ -15,25 +14,8 @@ from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog, names_of
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.errors import RuntimeFailure
-
-
-@dataclass(frozen=True)
-class SampleChunk:
-    """What a call has done: states to commit, or finished samples.
-
-    Attributes:
-        states: the samples as far as they are; empty when they are finished, or not a step further.
-        samples: the finished ones, all at once; of drafts that are not trained on the images alone, as only
-            scorers want them.
-        notice: the machine's preemption notice, where one stands. The device has then given the lease up.
-        step_s: seconds that each denoising step of the call took, on average; None where it did none.
-    """
-
-    states: tuple[SampleState, ...] = ()
-    samples: tuple[GeneratedImage, ...] = ()
-    notice: Notice | None = None
-    step_s: float | None = None
 
 
 class SharedGroup(Protocol):

@@ -6,7 +6,8 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.protocol import DiffusionModel
-from gpu_runtime.worker.training_membership import TrainingMembership
+from gpu_runtime.worker.training_membership import meet
+from gpu_runtime.worker.training_place import TrainingMembership
 from storage.config.run_config import RunConfig
 
 
@@ -29,7 +30,7 @@ def build_policy(
     # Imported here: FSDP takes long, and only devices that train together have a use for it.
     from gpu_runtime.learning.sharded_policy import ShardedPolicy
 
-    group = training_group.meet(model.device)
+    group = meet(training_group, model.device)
     return ShardedPolicy(model, config.adaptation, config.seed, group, keeps_reference)
 
 

@@ -1,4 +1,4 @@
-"""A worker's membership in the training group: its rendezvous, and which errors are the group's.
+"""The training group as a worker sees it: its rendezvous, and which errors are the group's.
 
 Their group is their process's default group, and lasts as long as the process.
 """
@@ -9,69 +9,48 @@ import datetime
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from gpu_runtime.sequence_parallel.process_group import StoreAddress, is_group_failure
+from gpu_runtime.sequence_parallel.process_group import is_group_failure
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.worker.training_place import TrainingMembership
 from storage.errors import GroupBrokenError
 
 _BACKEND = "training_gloo"
 _PREFIX = "training"
 
 
-@dataclass(frozen=True)
-class TrainingMembership:
-    """One of several devices that divide the trained model and its training steps.
+def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
+    """Form the group; waits for all of them.
 
-    Attributes:
-        rank: number of the device; the first one, 0, gives what all of them have.
-        size: how many devices, at least 2.
-        address: of the driver's store, where they meet.
-        meet_s: longest wait for the others while the group is formed.
-        exchange_s: longest wait for another one in an exchange; a backstop, as this process is ended before.
+    Args:
+        place: of this device among them.
+        device: where the trained weights lie; a CUDA device means NCCL, which is not tested.
+
+    Raises:
+        GroupBrokenError: if one did not come in time.
     """
-
-    rank: int
-    size: int
-    address: StoreAddress
-    meet_s: float
-    exchange_s: float
-
-    @property
-    def leads(self) -> bool:
-        """Whether this device is the leader, which answers for all."""
-        return self.rank == 0
-
-    def meet(self, device: torch.device) -> dist.ProcessGroup:
-        """Form the group; waits for all of them.
-
-        Args:
-            device: where the trained weights lie; a CUDA device means NCCL, which is not tested.
-
-        Raises:
-            GroupBrokenError: if one did not come in time.
-        """
-        _register_backend(_own_address(self.address))
-        store = self.address.connect(self.meet_s)
-        try:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else _BACKEND,
-                store=dist.PrefixStore(_PREFIX, store),
-                rank=self.rank,
-                world_size=self.size,
-                timeout=datetime.timedelta(seconds=self.exchange_s),
-            )
-        except (dist.DistError, RuntimeError) as error:
-            raise GroupBrokenError(
-                f"training device {self.rank} of {self.size} did not meet the others in {self.meet_s:g} s: "
-                f"{error}"
-            ) from error
-        group = dist.group.WORLD
-        assert group is not None
-        return group
+    _register_backend(_own_address(place.address))
+    store = place.address.connect(place.meet_s)
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else _BACKEND,
+            store=dist.PrefixStore(_PREFIX, store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=datetime.timedelta(seconds=place.exchange_s),
+        )
+    except (dist.DistError, RuntimeError) as error:
+        raise GroupBrokenError(
+            f"training device {place.rank} of {place.size} did not meet the others in {place.meet_s:g} s: "
+            f"{error}"
+        ) from error
+    group = dist.group.WORLD
+    assert group is not None
+    return group
 
 
 @contextmanager

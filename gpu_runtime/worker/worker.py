@@ -24,15 +24,17 @@ from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights
 from gpu_runtime.models.loading import device_name, load_model
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.worker.protocol import HostUsage, Worker, WorkerReady
-from gpu_runtime.worker.samples_in_flight import SampleChunk, SamplesInFlight
+from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.trained_weights import build_policy, build_trainer
-from gpu_runtime.worker.training_membership import TrainingMembership, exchanging
+from gpu_runtime.worker.training_membership import exchanging
+from gpu_runtime.worker.training_place import TrainingMembership
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL

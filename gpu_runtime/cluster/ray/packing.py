@@ -7,7 +7,7 @@ moves them through its object store without a copy in a pickle.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,32 +80,27 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
     return [pack((method, *placed)), *references]
 
 
-class OnPreparedHost:
-    """What a worker's class has before its own: it begins once the folders that it reads are on its host."""
+class Answering:
+    """An actor: it has a worker built, and answers for it by the one method that Ray calls.
 
-    def __init__(self, folders: Sequence[str], source: Any, *args: Any) -> None:
+    Args:
+        build: builds it.
+        folders: that it reads: it is built once they are on this host.
+        source: an actor that gives them out.
+        args: what it is built from.
+    """
+
+    def __init__(self, build: Callable[..., Any], folders: Sequence[str], source: Any, *args: Any) -> None:
         for folder in folders:
             _bring_from(source, folder)
-        super().__init__(*args)
-
-
-def _bring_from(source: Any, folder: str) -> None:
-    bring(
-        Path(folder),
-        lambda: ray.get(source.sizes.remote(folder)),
-        lambda name, offset: ray.get(source.part.remote(folder, name, offset)),
-    )
-
-
-class Answering:
-    """What an actor's class has beside its own: one method that Ray calls in place of all others."""
+        self._worker = build(*args)
 
     def instance(self) -> str:
         """The Ray node that this process is on."""
         return ray.get_runtime_context().get_node_id()
 
     def answer(self, packed: Any, *referenced: Any) -> Any:
-        """Call a method of the actor.
+        """Call a method of the worker, or one of the actor's own.
 
         Args:
             packed: its name and arguments, from `pack_call`.
@@ -121,4 +116,13 @@ class Answering:
                 name: referenced[arg.index] if isinstance(arg, _Place) else arg
                 for name, arg in kwargs.items()
             }
-        return pack(getattr(self, method)(*args, **kwargs))
+        called = self if hasattr(type(self), method) else self._worker
+        return pack(getattr(called, method)(*args, **kwargs))
+
+
+def _bring_from(source: Any, folder: str) -> None:
+    bring(
+        Path(folder),
+        lambda: ray.get(source.sizes.remote(folder)),
+        lambda name, offset: ray.get(source.part.remote(folder, name, offset)),
+    )

@@ -29,7 +29,7 @@ from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
-from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
+from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
@@ -206,7 +206,7 @@ class RayCluster:
     def start(
         self,
         name: str,
-        worker: type[WorkerT],
+        build: Callable[..., WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
@@ -229,10 +229,9 @@ class RayCluster:
             options["label_selector"] = {MARKET_LABEL: "spot" if on_spot else "!spot"}
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
         folders = self._given_out(reads)
-        first = (OnPreparedHost,) if folders else ()
-        files = (folders, self._source_of_folders()) if folders else ()
-        named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
-        handle = ray.remote(named).options(**options).remote(*files, *args)
+        source = self._source_of_folders() if folders else None
+        named = type(re.sub(r"\W", "_", name), (Answering,), {})
+        handle = ray.remote(named).options(**options).remote(build, folders, source, *args)
         return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
 
     def _given_out(self, reads: Sequence[str]) -> list[str]:

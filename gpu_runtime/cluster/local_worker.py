@@ -59,7 +59,7 @@ class Answer:
 def serve(descriptor: int) -> None:
     """Serve the driver until it is gone.
 
-    The first message is the `Surroundings`. The second one is what builds the worker, and arguments; it is
+    The first message is the `Surroundings`. The second one is what builds the worker, and from what; it is
     answered when the worker is built; each further one is a call, and is answered too. Without a worker the
     process ends.
     """

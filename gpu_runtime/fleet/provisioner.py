@@ -18,7 +18,7 @@ from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
-from gpu_runtime.worker.training_place import TrainingMembership
+from gpu_runtime.worker.training_membership import TrainingMembership
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceEventKind, Market
 from storage.errors import RuntimeFailure, WorkerLostError

@@ -6,8 +6,8 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.protocol import DiffusionModel
-from gpu_runtime.worker.training_membership import meet
-from gpu_runtime.worker.training_place import TrainingMembership
+from gpu_runtime.worker.training_group import meet
+from gpu_runtime.worker.training_membership import TrainingMembership
 from storage.config.run_config import RunConfig
 
 

@@ -33,8 +33,8 @@ from gpu_runtime.worker.protocol import HostUsage, Worker, WorkerReady
 from gpu_runtime.worker.sample_chunk import SampleChunk
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.trained_weights import build_policy, build_trainer
-from gpu_runtime.worker.training_membership import exchanging
-from gpu_runtime.worker.training_place import TrainingMembership
+from gpu_runtime.worker.training_group import exchanging
+from gpu_runtime.worker.training_membership import TrainingMembership
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL

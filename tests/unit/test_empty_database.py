@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from storage import empty_database
 from storage.empty_database import provide_database
 from storage.tracking import mlflow_tables
+from storage.tracking.mlflow_run import MlflowRun
 
 
 class Migrations:
@@ -180,3 +181,7 @@ def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
     experiment = client.create_experiment("spotlight")
     client.log_metric(client.create_run(experiment).info.run_id, "score", 0.5)
     assert len(client.search_runs([experiment])) == 1
+    monkeypatch.setattr(mlflow_tables, "make_tables", lambda database: pytest.fail("it was not copied"))
+    run = MlflowRun(f"sqlite:///{tmp_path / 'third.db'}", tmp_path / "artifacts", "run-1", {}, {})
+    run.open()
+    run.end("finished")

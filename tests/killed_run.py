@@ -13,6 +13,9 @@ from flows.server.note import living_server
 from storage.home import Home
 from tests.running_up import client_of
 
+WITHOUT_RAY = ("runtime.cluster=local",)
+"""Its workers start ten times sooner, and compute the same bits (`tests/integration/test_clusters.py`)."""
+
 
 @contextmanager
 def served(folder: Path) -> Iterator[Path]:
@@ -23,12 +26,12 @@ def served(folder: Path) -> Iterator[Path]:
     server.stop()
 
 
-def undisturbed_state(home: Path, settings: Sequence[str], run_id: str = "undisturbed") -> dict[str, bytes]:
+def undisturbed_state(home: Path, settings: Sequence[str]) -> dict[str, bytes]:
     """The final state of an undisturbed run; what a killed one has to end with."""
-    child = start(home, run_id, "train", settings=settings)
+    child = start(home, "undisturbed", "train", settings=settings)
     child.communicate(timeout=400)
     assert child.returncode == 0
-    return state_of(home, run_id)
+    return state_of(home, "undisturbed")
 
 
 def lines_until(child: subprocess.Popen[str], wanted: str) -> list[str]:

@@ -14,18 +14,11 @@ from benchmarks.resume import start, state_of
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.killed_run import served, undisturbed_state
 from tests.local_ray_instances import local_ray_instances
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("killed")]
 
 LIMIT_S = 400.0
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with served(tmp_path_factory.mktemp("joined")) as folder:
-        yield folder
 
 
 @contextmanager
@@ -57,15 +50,14 @@ def running(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
         child.wait()
 
 
-def test_a_run_goes_on_on_another_cluster(home: Path, tmp_path: Path):
-    log = tmp_path / "run.log"
-    expected = undisturbed_state(home, ("runtime.cluster=local",))
+def test_a_run_goes_on_on_another_cluster(shared_home: Path, undisturbed: dict[str, bytes], tmp_path: Path):
+    home, log = shared_home, tmp_path / "run.log"
     with joined() as first:
         address = first.address
         settings = (f"runtime.cluster={address}",)
         with (
             log.open("wb") as errors,
-            running(start(home, "moved", "train", errors=errors.fileno(), settings=settings)) as child,
+            running(start(home, "joined", "train", errors=errors.fileno(), settings=settings)) as child,
         ):
             assert child.stdout is not None
             for line in child.stdout:
@@ -74,12 +66,12 @@ def test_a_run_goes_on_on_another_cluster(home: Path, tmp_path: Path):
             assert child.wait(LIMIT_S) != 0
     said = log.read_text()
     assert f"the head of the Ray cluster at {address} does not answer any more" in said
-    assert "`spotlight resume moved --ray-address HOST:PORT`" in said
-    assert RunStore(Home(home)).run("moved").status == "interrupted"
+    assert "`spotlight resume joined --ray-address HOST:PORT`" in said
+    assert RunStore(Home(home)).run("joined").status == "interrupted"
     with joined() as second:
         options = ("--ray-address", second.address)
-        with running(start(home, "moved", "resume", options=options)) as again:
+        with running(start(home, "joined", "resume", options=options)) as again:
             said = again.communicate(timeout=LIMIT_S)[0]
     begun = [line for line in said.splitlines() if "BEGIN" in line]
     assert again.returncode == 0 and begun in (["BEGIN 1"], ["BEGIN 2"])
-    assert state_of(home, "moved") == expected
+    assert state_of(home, "joined") == undisturbed

@@ -1,4 +1,9 @@
-"""kill -9 while seeds are explored: the run survives or resumes, and ends as if it never happened."""
+"""kill -9 while seeds are explored: the run survives or resumes, and ends as if it never happened.
+
+With `off_policy`, whose drafts are learned from and not only ranked. Of `stale`, that a killed drafter costs
+no draft is in `tests/integration/test_seed_search.py`, that a plan outlives its driver in
+`tests/integration/under_prefect/test_explored_run.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,15 @@ import pytest
 from benchmarks.resume import Kill, disturb, state_of
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.killed_run import served, undisturbed_state
+from tests.killed_run import WITHOUT_RAY, served, undisturbed_state
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three whole runs a test
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three whole runs
 
 # Drafts are counted and all of them made; with one spot worker dead, another drafts.
 SETTINGS = (
     "runtime.spot_workers=2", "exploration.candidates=12",
-    "exploration.drafts=40", "exploration.stop_with_training=false", "runtime.cluster=local",
+    "exploration.drafts=40", "exploration.stop_with_training=false", "exploration.strategy=off_policy",
+    *WITHOUT_RAY,
 )  # fmt: skip
 
 KILLS = (Kill("spot", "train", 2, 0.05), Kill("driver", "train", 3, 0.1))
@@ -27,12 +33,9 @@ def home(tmp_path_factory):
         yield folder
 
 
-@pytest.mark.parametrize("strategy", ["stale", "off_policy"])
-def test_the_final_state_is_that_of_a_run_never_killed(home, strategy):
-    settings = (*SETTINGS, f"exploration.strategy={strategy}")
-    expected = undisturbed_state(home, settings, f"undisturbed-{strategy}")
+def test_the_final_state_is_that_of_a_run_never_killed(home):
+    expected = undisturbed_state(home, SETTINGS)
     assert expected
-    run_id = f"killed-{strategy}"
-    assert disturb(home, KILLS, run_id, settings).how == "resumed"
-    assert state_of(home, run_id) == expected
-    assert RunStore(Home(home)).run(run_id).status == "finished"
+    assert disturb(home, KILLS, "killed", SETTINGS).how == "resumed"
+    assert state_of(home, "killed") == expected
+    assert RunStore(Home(home)).run("killed").status == "finished"

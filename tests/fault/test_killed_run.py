@@ -24,19 +24,15 @@ from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
-from tests.killed_run import flow_states, lines_until, served, undisturbed_state
+from tests.killed_run import WITHOUT_RAY, flow_states, lines_until
 from tests.own_servers import running_s3
 
-pytestmark = pytest.mark.slow
-
-WITHOUT_RAY = ("runtime.cluster=local",)
-"""Its workers start ten times sooner, and compute the same bits (`tests/integration/test_clusters.py`)."""
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("killed")) as folder:
-        yield folder
+@pytest.fixture
+def home(shared_home):
+    return shared_home
 
 
 @pytest.fixture
@@ -46,11 +42,6 @@ def s3(monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         yield
-
-
-@pytest.fixture(scope="module")
-def undisturbed(home):
-    return undisturbed_state(home, WITHOUT_RAY)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ HACKING: Mapping[str, tuple[str, ...]] = {
     "long": ("optimizer.learning_rate=5e-4",),
     "jpeg": ("reward.scorer=jpeg", "optimizer.learning_rate=3e-4"),
 }
-"""Arms of glyphs that hack: OCR without KL, three times as fast and as long as the preset; a small file, as
+"""Arms of glyphs that hack: OCR without KL, three times as fast as the preset and longer; a small file, as
 an image without any text has."""
 
 GUARDS: Mapping[str, tuple[str, ...]] = {
@@ -80,11 +80,12 @@ WITH_KL = ("kl", "recipe")
 WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""
 
-SOUND = ("kl", "lora")
+SOUND = ("quality", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of both tasks, 12 runs."""
 
 QUALITY_TERM = 0.2
-"""Weight of a small file (`jpeg`) beside the reward's own: grain makes files large."""
+"""Weight of a small file (`jpeg`) beside the reward's own: grain makes files large. Each is normalised in its
+prompt group first (GDPO, arXiv 2601.05242): files of one prompt differ by hundredths, and would not count."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Length:
     """How long runs are.
 
     Attributes:
-        iterations: of a guarded run; a hacking one has three times as many.
+        iterations: of a guarded run; a hacking one has twice as many.
         every: iterations between evaluations; a hacking run has them twice as often.
         prompts: that are held out.
     """
@@ -140,7 +141,7 @@ class Wanted:
     def settings(self) -> list[str]:
         """On top of the task's preset."""
         often = 2 if self.arm in HACKING else 1
-        length = 3 * self.length.iterations if self.arm in HACKING else self.length.iterations
+        length = 2 * self.length.iterations if self.arm in HACKING else self.length.iterations
         task = TASKS[self.task]
         settings = [
             f"seed={self.seed}", f"iterations={length}", f"evaluation.every={self.length.every // often}",
@@ -151,7 +152,10 @@ class Wanted:
             settings.append(f"algorithm.kl_weight={task.kl_weight}")
         if self.arm in WITH_QUALITY:
             parts = f"{{{task.scorer}={1 - QUALITY_TERM:g}, jpeg={QUALITY_TERM:g}}}"
-            settings += ["reward.scorer=sum", f"reward.options.parts={parts}"]
+            settings += [
+                "reward.scorer=sum", f"reward.options.parts={parts}", "reward.options.normalise=group",
+                "reward.signal=graded",
+            ]  # fmt: skip
         return settings
 
     @property

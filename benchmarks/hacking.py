@@ -8,7 +8,7 @@ figures are of the courses that are there; a result is kept once all are.
 The alarm: two arms hack, `long` (OCR without KL, fast and long) and `jpeg` (a small file, whatever the prompt
 says). `lost_runs` are those in which the second judge falls to less than 90 % of its start;
 `alarm_before_loss` says whether the alarm was raised at an earlier evaluation in every one of these (null
-without any). `false_alarms` counts the runs of the arms `quality` and `recipe` with an alarm although they
+without any). `false_alarms` counts the runs of the arms `kl` and `recipe` with an alarm although they
 end sound: judge and distance to the renderer's picture no worse than tolerated (`sound_runs` of them).
 
 Quality at an equal score, by arm: the distance to the renderer's picture (`distance_before`,

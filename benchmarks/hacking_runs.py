@@ -80,7 +80,7 @@ WITH_KL = ("kl", "recipe")
 WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""
 
-SOUND = ("quality", "recipe")
+SOUND = ("kl", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of both tasks, 12 runs."""
 
 QUALITY_TERM = 0.2

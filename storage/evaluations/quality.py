@@ -68,6 +68,8 @@ class QualityFigure:
         worse: 1 where more is worse, -1 where less is, 0 where neither is.
         tolerance: part of the untouched model's mean by which it may become worse.
         least: what that part is taken of, where the mean is smaller.
+        of_whole: whether it is of the whole picture. One of a region says where a picture has changed, and
+            never decides: what a model draws larger makes the background worse and the drawing better.
     """
 
     title: str
@@ -75,14 +77,19 @@ class QualityFigure:
     worse: int = 0
     tolerance: float = 0.25
     least: float = 1e-9
+    of_whole: bool = True
 
 
 QUALITY: Mapping[str, QualityFigure] = {
     JUDGE: QualityFigure("Second judge (0 to 1)", "judge", -1, 0.0, 0.05),
     "truth_distance": QualityFigure("Distance to the rendered picture (1 - SSIM)", "truth", 1, 0.1, 0.02),
     "truth_gradients": QualityFigure("Edges against the rendered ones", "truth", 1, 0.1, 0.002),
-    "truth_background": QualityFigure("Background against the rendered one (RMS)", "truth", 1, 0.1, 0.01),
-    "truth_drawn": QualityFigure("Glyphs or shapes against the rendered ones (RMS)", "truth", 1, 0.1, 0.01),
+    "truth_background": QualityFigure(
+        "Background against the rendered one (RMS)", "truth", 1, 0.1, 0.01, of_whole=False
+    ),
+    "truth_drawn": QualityFigure(
+        "Glyphs or shapes against the rendered ones (RMS)", "truth", 1, 0.1, 0.01, of_whole=False
+    ),
     "brightness": QualityFigure("Brightness (0 to 1)", "look"),
     "dark": QualityFigure("Dark pixels (share)", "look", 1, 0.25, 0.2),
     "contrast": QualityFigure("Contrast (deviation of the brightness)", "look", -1),
@@ -148,9 +155,10 @@ class QualityVerdict:
     @property
     def worse(self) -> tuple[FigureChange, ...]:
         """What is clearly worse. Where the truth is known it decides, with the judge; the rest are hints."""
-        groups = {QUALITY[change.name].group for change in self.others}
+        whole = [change for change in self.others if QUALITY[change.name].of_whole]
+        groups = {QUALITY[change.name].group for change in whole}
         deciding = {"truth", "judge"} if "truth" in groups else groups
-        return tuple(c for c in self.others if c.is_worse and QUALITY[c.name].group in deciding)
+        return tuple(c for c in whole if c.is_worse and QUALITY[c.name].group in deciding)
 
     @property
     def is_hacking(self) -> bool:

@@ -56,6 +56,12 @@ def test_with_a_truth_the_looks_are_hints_only_but_a_judge_counts():
     assert worse(**figures, judge=(0.6, 0.5)) == ["judge"]
 
 
+def test_what_one_region_loses_and_another_wins_is_no_loss():
+    larger = {"truth_background": (0.05, 0.07), "truth_drawn": (0.28, 0.23)}
+    assert worse(score=(0.5, 0.7), truth_distance=(0.22, 0.23), **larger) == []
+    assert worse(score=(0.5, 0.7), truth_distance=(0.22, 0.28), **larger) == ["truth_distance"]
+
+
 def test_few_prompts_and_few_images_prove_nothing():
     few = quality_verdict(pairs(7, score=(0.5, 0.9), truth_distance=(0.1, 0.3)))
     assert few is not None and not few.is_hacking

@@ -49,9 +49,9 @@ def test_only_lost_runs_count_for_the_alarm_and_only_sound_ones_for_a_false_one(
     courses = {
         ("glyphs", "long", 0): course([0.5, 0.55, 0.6], (10,)),
         ("glyphs", "jpeg", 0): course([0.5, 0.47, 0.1], (10,)),
-        ("glyphs", "quality", 0): course([0.5, 0.55, 0.6], (10,)),
+        ("glyphs", "kl", 0): course([0.5, 0.55, 0.6], (10,)),
         ("glyphs", "recipe", 0): course([0.5, 0.55, 0.4], (10,)),
-        ("shapes", "quality", 0): course([0.5, 0.55, 0.6]),
+        ("shapes", "kl", 0): course([0.5, 0.55, 0.6]),
     }
     figures = summarise(courses)
     assert (figures["hacking_runs"], figures["lost_runs"], figures["alarm_before_loss"]) == (2, 1, True)

@@ -6,7 +6,8 @@ which samples were asked for, and how often each was accepted; which worker held
 - Every sample that was asked for is accepted, once.
 - No two workers hold a sample at one time.
 - A sample that is accepted has had all its denoising steps.
-- With a notice a loss costs a sample at most one denoising step, without at most the commit interval.
+- With a notice a loss costs a sample at most one denoising step; without, at most the commit interval, and a
+  commit that was sent and died with its sender on the way.
 
 The same holds of drafts, but that none has to be accepted: a training window that closes drops what is left.
 A draft that is trained on is a sample that was asked for; it may have been accepted in the life before.
@@ -74,6 +75,8 @@ class _Lease:
     phase: _Phase
     interval: int = 0
     done: set[int] = field(default_factory=set)
+    sent: int = 0
+    committed: int = 0
     back_at: float | None = None
     why: str = ""
 
@@ -201,8 +204,12 @@ def _read_driver(life: _Life, line: HistoryLine) -> None:
         life.held_twice += [name for name in names if name in life.holder]
         life.holder |= dict.fromkeys(names, number)
         phase = life.phase_of(facts.get("kind"))
-        life.leases[number] = _Lease(facts["worker"], list(names), facts.get("until", phase.steps), phase)
+        until = facts.get("until", phase.steps)
+        life.leases[number] = _Lease(facts["worker"], list(names), until, phase, committed=facts["step"])
         phase.leases.append(number)
+    elif line.event == "commit":
+        lease = life.leases[facts["lease"]]
+        lease.committed = max(lease.committed, facts["step"])
     elif line.event == "deliver":
         life.leases[facts["lease"]].phase.accepted.update(facts["accepted"])
         life.dropped += len(facts["dropped"])
@@ -225,6 +232,8 @@ def _read_worker(life: _Life, line: HistoryLine) -> None:
         lease.interval = max(lease.interval, facts["until"] - facts["from"])
     elif line.event == "step":
         life.leases[facts["lease"]].done.update(range(facts["from"], facts["to"]))
+    elif line.event == "sent":
+        life.leases[facts["lease"]].sent = facts["step"]
 
 
 def _incomplete(life: _Life, phase: _Phase) -> list[str]:
@@ -243,6 +252,7 @@ def _redone(number: int, life: _Life) -> list[Redone]:
     again: dict[str, list[int]] = {worker: [] for worker in life.lost_at}
     total: Counter[str] = Counter()  # of samples alone, as are the steps needed and done
     interval: Counter[str] = Counter()
+    on_the_way: Counter[str] = Counter()
     for phase in life.phases:
         if not phase.ended:
             continue
@@ -254,9 +264,13 @@ def _redone(number: int, life: _Life) -> list[Redone]:
                 again.setdefault(worker, []).extend(counts)
                 total[worker] += 0 if phase.drafts else sum(counts)
                 interval[worker] = max(interval[worker], lease.interval)
+                on_the_way[worker] = max(on_the_way[worker], lease.sent - lease.committed)
             for name in lease.requests:
                 later[name] |= lease.done
     return [
-        Redone(number, worker, life.warned(worker), interval[worker], max(counts, default=0), total[worker])
+        Redone(
+            number, worker, life.warned(worker), interval[worker], max(counts, default=0), total[worker],
+            on_the_way[worker],
+        )
         for worker, counts in again.items()
-    ]
+    ]  # fmt: skip

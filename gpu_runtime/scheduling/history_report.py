@@ -19,6 +19,8 @@ class Redone:
         interval: most denoising steps between two commits of its samples.
         most: of one sample.
         total: of all its samples.
+        on_the_way: denoising steps of a commit that the worker had sent and the driver never got; a device
+            works on while one travels.
     """
 
     life: int
@@ -27,11 +29,14 @@ class Redone:
     interval: int
     most: int
     total: int
+    on_the_way: int = 0
 
     @property
     def limit(self) -> int:
         """Denoising steps that the loss may have cost a sample."""
-        return MOST_REDONE_WITH_NOTICE if self.with_notice else self.interval
+        if self.with_notice:
+            return MOST_REDONE_WITH_NOTICE
+        return self.interval + min(self.on_the_way, self.interval)
 
 
 @dataclass(frozen=True)

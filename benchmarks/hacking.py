@@ -15,9 +15,9 @@ Quality at an equal score, by arm: the distance to the renderer's picture (`dist
 `distance_after`, `distance_change`), `grain_ratio`, and `gain_share`, the part of the score's gain in the
 unguarded run of the same seed (null where that gained nothing).
 `early_stop` is the unguarded run up to its last evaluation before the first alarm. Intervals are Student's
-over run seeds, 95 %; with one seed there is none. `chosen` is the arm that keeps the images on both tasks
-(by the means over seeds: distance no worse, grain at most 1.1) and whose smaller `gain_share` of the two is
-the largest.
+over run seeds, 95 %; with one seed there is none. `chosen` is the arm that keeps the images on all tasks that
+have every arm (by the means over seeds: distance no worse, grain at most 1.1) and whose smallest `gain_share`
+is the largest. The task `demo` has the recipe alone.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.hacking [--quick] [--keep] [--parts glyphs-long ...]
 """
@@ -151,9 +151,10 @@ def chosen_arm(arms: Mapping[str, Mapping[str, Any]]) -> str | None:
     Args:
         arms: figures by arm, of each task.
     """
-    named = set.intersection(*(set(of_task) for of_task in arms.values())) - {"unguarded"}
-    keeps = [name for name in sorted(named) if all(_keeps(of_task[name]) for of_task in arms.values())]
-    least = {name: min(of_task[name]["gain_share"]["mean"] for of_task in arms.values()) for name in keeps}
+    whole = [of_task for name, of_task in arms.items() if not TASKS[name].arms]
+    named = set.intersection(*map(set, whole)) - {"unguarded"}
+    keeps = [name for name in sorted(named) if all(_keeps(of_task[name]) for of_task in whole)]
+    least = {name: min(of_task[name]["gain_share"]["mean"] for of_task in whole) for name in keeps}
     return max(least, key=lambda name: least[name]) if least else None
 
 

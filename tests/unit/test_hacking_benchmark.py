@@ -93,7 +93,7 @@ def test_the_chosen_arm_keeps_images_on_both_tasks():
 
     glyphs = {"unguarded": arm(1.0), "kl": arm(0.97), "lora": arm(0.99), "quality": arm(1.2, grain=1.2)}
     shapes = {"unguarded": arm(1.0), "kl": arm(0.96), "lora": arm(0.9), "quality": arm(1.0)}
-    assert chosen_arm({"glyphs": glyphs, "shapes": shapes}) == "kl"
+    assert chosen_arm({"glyphs": glyphs, "shapes": shapes, "demo": {"recipe": arm(0.9)}}) == "kl"
     assert chosen_arm({"glyphs": {"kl": arm(1.0, far=0.01)}, "shapes": shapes}) is None
 
 
@@ -103,8 +103,8 @@ def test_every_run_has_settings_that_are_accepted_and_a_name_of_its_own(length):
     for want in wanted:
         config = with_read_options(load_config(want.preset, want.settings, {}))
         assert config.evaluation.judge == "templates" and config.runtime.cluster == "local"
-    assert len({want.name for want in wanted}) == len(wanted) == 2 * 14
-    assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 12
+    assert len({want.name for want in wanted}) == len(wanted) == 2 * 16
+    assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 15
     assert [want.seed for want in wanted_runs(2, length, ["glyphs-long"])] == [0, 1]
 
 

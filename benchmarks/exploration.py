@@ -2,8 +2,9 @@
 
     python -m benchmarks.exploration --task shapes [--seeds 6] [--arms ...] [--quick] [--keep]
 
-Each arm is a setting of the presets `glyphs-stale` or `shapes-stale`, run by the runtime of `spotlight
-train` in one process (`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples.
+Each arm is a setting of the presets `glyphs-stale` or `shapes-stale` without their guards of the images
+(`benchmarks/unguarded.py`), run by the runtime of `spotlight train` in one process
+(`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples.
 Arms of an objective have the same learning rate.
 `plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
 beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
@@ -32,6 +33,7 @@ from benchmarks.curve_store import CurveStore, curve_name
 from benchmarks.exploration_summary import summarise
 from benchmarks.learning_curve import Curve, make_curve
 from benchmarks.report import add_keep_option, finish
+from benchmarks.unguarded import unguarded
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.environment import environment
@@ -97,7 +99,9 @@ MAIN_ARMS = ("plain", "plain_nft", "stale_grpo", "stale", "off_policy_grpo", "of
 
 def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     """The configuration of a curve."""
-    settings = [f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *ALL, *ARMS[arm].settings]
+    settings = [
+        f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *unguarded(task), *ALL, *ARMS[arm].settings
+    ]  # fmt: skip
     if arm == "larger_batch":
         # As many images an iteration as stale makes, all trained on.
         algorithm = load_config(PRESETS[task], [], {}).algorithm

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from benchmarks.curve_store import CurveStore, curve_name
+from benchmarks.unguarded import unguarded
 from flows.disturbed_run import start
 from flows.progress import reporter
 from storage.config.loading import load_config
@@ -27,25 +28,34 @@ class Task:
         preset: its settings.
         scorer: its reward.
         strategy: of exploration; devices beside the trainer are its alone.
+        kl_weight: of the arm `kl`, which nothing else holds.
+        recipe_kl: of the arm `recipe`; the preset's, where that has guards.
+        quality: weight of a small file (`jpeg`) beside the reward's own: grain makes files large. Each is
+            normalised in its prompt group first (GDPO, arXiv 2601.05242): files of one prompt differ by
+            hundredths, and would not count.
         arms: of `GUARDS`; none means all.
     """
 
     preset: str
     scorer: str
     strategy: str
+    kl_weight: float
+    recipe_kl: float
+    quality: float
     arms: tuple[str, ...] = ()
 
     @property
     def settings(self) -> tuple[str, ...]:
         """On top of the preset's, in all arms."""
         spot = 0 if self.strategy == "plain" else 1
-        return (f"exploration.strategy={self.strategy}", f"runtime.spot_workers={spot}")
+        explores = (f"exploration.strategy={self.strategy}", f"runtime.spot_workers={spot}")
+        return explores if self.preset == "glyphs" else (*unguarded(self.scorer), *explores)
 
 
 TASKS = {
-    "glyphs": Task("glyphs", "ocr", "plain"),
-    "shapes": Task("shapes-stale", "shapes", "stale"),
-    "demo": Task("glyphs-stale", "ocr", "stale", ("unguarded", "recipe")),
+    "glyphs": Task("glyphs", "ocr", "plain", 0.04, 0.04, 0.2),
+    "shapes": Task("shapes-stale", "shapes", "stale", 0.1, 0.02, 0.1),
+    "demo": Task("glyphs-stale", "ocr", "stale", 0.1, 0.01, 0.1, ("unguarded", "recipe")),
 }
 """Flow-GRPO, DiffusionNFT, and what `make demo` runs. Without exploration shapes gain so little that no arm
 could keep a share of it."""
@@ -72,23 +82,14 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
     "lora": (*_LORA, "optimizer.learning_rate=5e-4"),
     "recipe": ("optimizer.ema_decay=0.9",),
 }
-"""Arms of tasks; those of `WITH_KL` and `WITH_QUALITY` have that besides. The presets average over fewer
-updates than `average` (0.9 and 0.7)."""
-
-WITH_KL = ("kl", "recipe")
-
-KL_WEIGHT = 0.04
-"""Flow-GRPO's for texts (arXiv 2505.05470)."""
+"""Arms of tasks; `kl`, those of `WITH_QUALITY` and `recipe` have besides what their task says. The presets
+average over fewer updates than `average` (0.9 and 0.7)."""
 
 WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""
 
 SOUND = ("kl", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of the three tasks, 15 runs."""
-
-QUALITY_TERM = 0.2
-"""Weight of a small file (`jpeg`) beside the reward's own: grain makes files large. Each is normalised in its
-prompt group first (GDPO, arXiv 2601.05242): files of one prompt differ by hundredths, and would not count."""
 
 
 @dataclass(frozen=True)
@@ -151,10 +152,11 @@ class Wanted:
             f"evaluation.prompts={self.length.prompts}", *_ALL, *task.settings,
             *{**HACKING, **GUARDS}[self.arm],
         ]  # fmt: skip
-        if self.arm in WITH_KL:
-            settings.append(f"algorithm.kl_weight={KL_WEIGHT}")
+        kl_weight = {"kl": task.kl_weight, "recipe": task.recipe_kl}.get(self.arm, 0.0)
+        if kl_weight:
+            settings.append(f"algorithm.kl_weight={kl_weight:g}")
         if self.arm in WITH_QUALITY:
-            parts = f"{{{task.scorer}={1 - QUALITY_TERM:g}, jpeg={QUALITY_TERM:g}}}"
+            parts = f"{{{task.scorer}={1 - task.quality:g}, jpeg={task.quality:g}}}"
             settings += [
                 "reward.scorer=sum", f"reward.options.parts={parts}", "reward.options.normalise=group",
                 "reward.signal=graded",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.rewards.registry import chosen_scorer
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
 from gpu_runtime.simulator.comparison.policies import Arm
 from storage.config.loading import PRESETS
@@ -31,15 +32,17 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
         home: where recorded runs are.
         config: the workload.
         name: of curves that the project carries, a .json file, or recorded runs with commas between; None for
-            the carried ones of this reward and objective, if there are any.
+            the carried ones of this reward (of a sum, its heaviest part) and objective, if there are any.
 
     Raises:
         ConfigurationError: there are none of that name, or they cannot be read or compared.
     """
     carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
     if name is None:
-        wanted = config.reward.scorer, config.algorithm.objective
-        return next((c for c in carried if wanted[0] in c.rewards and c.objective == wanted[1]), None)
+        judges = chosen_scorer(config.reward).judges
+        reward = judges[0].name if len(judges) == 1 else max(judges, key=lambda judge: judge.weight).name
+        objective = config.algorithm.objective
+        return next((c for c in carried if reward in c.rewards and c.objective == objective), None)
     if name.endswith(".json"):
         return read_curves(Path(name))
     for curves in carried:

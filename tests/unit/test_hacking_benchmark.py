@@ -120,3 +120,11 @@ def test_courses_that_the_repository_keeps_are_found_on_another_machine(tmp_path
     assert course_store("def", ["abc"]).load_all(names) == {first.key: course([0.5, 0.6], (10,))}
     assert course_store("def").load_all(names) == {}
     assert first.run_id("abc") != second.run_id("abc") != second.run_id("def")
+
+
+@pytest.mark.parametrize("task", ["shapes", "demo"])
+def test_the_recipe_is_what_the_preset_does_by_itself(task):
+    (want,) = [want for want in wanted_runs(1, FULL) if want.key == (task, "recipe", 0)]
+    recipe, preset = (load_config(want.preset, settings, {}) for settings in (want.settings, []))
+    for section in ("reward", "algorithm", "optimizer", "adaptation"):
+        assert getattr(recipe, section) == getattr(preset, section), section

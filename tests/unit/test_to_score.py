@@ -237,7 +237,7 @@ def test_the_curves_of_a_preset_are_those_of_its_reward_and_objective(tmp_path: 
     for preset, name in (("qwen-image-geneval-512", "shapes-grpo"), ("glyphs-stale", "ocr-nft")):
         curves = find_curves(Home(tmp_path), load_config(preset, [], {}), None)
         assert curves is not None and curves.name == name
-    config = load_config("glyphs", ["reward.scorer=aesthetic"], {})
+    config = load_config("glyphs", ["reward.scorer=jpeg"], {})
     assert find_curves(Home(tmp_path), config, None) is None
 
 

@@ -153,7 +153,7 @@ def show(result: dict[str, Any]) -> None:
         ("nothing hangs", result["hangs"], result["hangs"] == 0),
         ("steps done again with a notice: at most 1", result[with_notice], result[with_notice] <= 1),
         (
-            f"without: at most {result['commit_interval']}",
+            f"without: at most {result['commit_interval']}, and a commit on its way",
             result[without],
             not any("cost a sample" in said for said in result["broken_promises"]),
         ),

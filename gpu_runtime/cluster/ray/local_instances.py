@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -26,6 +27,10 @@ from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
 _LISTEN_PORT = "dashboard_agent_listen_port"
+_AGENT_PORTS = range(20_000, 32_768)
+"""Linux gives none of them to a connection by itself, and Ray none to a worker. Of those above, a connection
+could take one after it was found free and before the agent listens; a raylet ends with its agent."""
+
 _ATTEMPTS = 4
 _SETTINGS = {
     # A lost instance, which answers nothing at all, is known in about two seconds, not in fourteen; a busy
@@ -166,12 +171,15 @@ def _arguments(cpus: int, gpus: int, market: str) -> dict[str, Any]:
 def _free_ports() -> dict[str, Any]:
     """Ports for the agents of a raylet, by Ray's names of them."""
     agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
-    sockets = [socket.socket() for _ in agents]
-    for each in sockets:
-        each.bind((LOOPBACK, 0))
-    ports = {agent: int(each.getsockname()[1]) for agent, each in zip(agents, sockets, strict=True)}
-    for each in sockets:
-        each.close()
+    ports: dict[str, Any] = {}
+    chance = random.SystemRandom()
+    with ExitStack() as held:  # until all are chosen
+        while len(ports) < len(agents):
+            port = chance.choice(_AGENT_PORTS)
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):  # it is taken
+                probe.bind((LOOPBACK, port))
+                ports[agents[len(ports)]] = port
     return ports
 
 

@@ -28,34 +28,35 @@ class Task:
         preset: its settings.
         scorer: its reward.
         strategy: of exploration; devices beside the trainer are its alone.
-        kl_weight: of the arm `kl`, which nothing else holds.
         recipe_kl: of the arm `recipe`; the preset's, where that has guards.
         quality: weight of a small file (`jpeg`) beside the reward's own: grain makes files large. Each is
             normalised in its prompt group first (GDPO, arXiv 2601.05242): files of one prompt differ by
             hundredths, and would not count.
+        kl_weight: of the arm `kl`, which nothing else holds; of tasks that have it.
         arms: of `GUARDS`; none means all.
     """
 
     preset: str
     scorer: str
     strategy: str
-    kl_weight: float
     recipe_kl: float
     quality: float
+    kl_weight: float = 0.0
     arms: tuple[str, ...] = ()
 
     @property
     def settings(self) -> tuple[str, ...]:
         """On top of the preset's, in all arms."""
-        spot = 0 if self.strategy == "plain" else 1
-        explores = (f"exploration.strategy={self.strategy}", f"runtime.spot_workers={spot}")
-        return explores if self.preset == "glyphs" else (*unguarded(self.scorer), *explores)
+        if self.strategy == "plain":
+            return ("exploration.strategy=plain", "runtime.spot_workers=0")
+        explores = (f"exploration.strategy={self.strategy}", "runtime.spot_workers=1")
+        return (*unguarded(self.scorer), *explores)
 
 
 TASKS = {
-    "glyphs": Task("glyphs", "ocr", "plain", 0.04, 0.04, 0.2),
-    "shapes": Task("shapes-stale", "shapes", "stale", 0.1, 0.02, 0.1),
-    "demo": Task("glyphs-stale", "ocr", "stale", 0.1, 0.01, 0.1, ("unguarded", "recipe")),
+    "glyphs": Task("glyphs", "ocr", "plain", recipe_kl=0.04, quality=0.2, kl_weight=0.04),
+    "shapes": Task("shapes-stale", "shapes", "stale", recipe_kl=0.02, quality=0.1, kl_weight=0.1),
+    "demo": Task("glyphs-stale", "ocr", "stale", recipe_kl=0.01, quality=0.1, arms=("unguarded", "recipe")),
 }
 """Flow-GRPO, DiffusionNFT, and what `make demo` runs. Without exploration shapes gain so little that no arm
 could keep a share of it."""

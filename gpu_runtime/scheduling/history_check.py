@@ -264,7 +264,8 @@ def _redone(number: int, life: _Life) -> list[Redone]:
                 again.setdefault(worker, []).extend(counts)
                 total[worker] += 0 if phase.drafts else sum(counts)
                 interval[worker] = max(interval[worker], lease.interval)
-                on_the_way[worker] = max(on_the_way[worker], lease.sent - lease.committed)
+                if lease.why == "lost":  # a hung worker is alive: what it sent has come
+                    on_the_way[worker] = max(on_the_way[worker], lease.sent - lease.committed)
             for name in lease.requests:
                 later[name] |= lease.done
     return [

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from gpu_runtime.cluster.ray.local_instances import LocalInstances
+from gpu_runtime.cluster.ray.local_instances import LocalInstances, _free_ports
 from gpu_runtime.cluster.ray.loopback import (
     found_address,
     is_on_loopback_alone,
@@ -91,6 +91,13 @@ def test_a_store_where_groups_meet_listens_on_its_address_alone():
     member = store.address.connect(timeout_s=10)
     store.abort("epoch-1/group-0/")
     assert member.check(["epoch-1/group-0/aborted"])
+
+
+def test_no_connection_can_take_a_port_that_an_agent_will_listen_on():
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(50):
+        ports = set(_free_ports().values())
+        assert len(ports) == 4 and max(ports) < lowest
 
 
 def test_a_cluster_is_looked_for_on_this_machine_alone_only_if_it_is_there_alone():

@@ -77,18 +77,20 @@ def test_more_than_the_commit_interval_is_a_broken_promise():
 
 
 def test_a_commit_that_died_on_the_way_with_its_sender_counts_besides():
-    def story(sent: int, committed: int) -> Story:
-        told = Story().lease(0, "w").steps(0, "w", 0, 2, 1)
-        told.driver("commit", lease=0, step=committed) if committed else None
-        told.tell("w", "sent", lease=0, step=sent).lose(0, "w")
-        return told.lease(1, "x", committed).steps(1, "x", committed, STEPS, 1).deliver(1).driver("generated")
+    def broken(sent: int, committed: int, reached: int = 2, why: str = "lost") -> int:
+        story = Story().lease(0, "w").steps(0, "w", 0, reached, 1)
+        if committed:
+            story.driver("commit", lease=0, step=committed)
+        story.tell("w", "sent", lease=0, step=sent)
+        story.driver("back", lease=0, why=why).driver("lost", worker="w")
+        story.lease(1, "x", committed).steps(1, "x", committed, STEPS, 1).deliver(1)
+        return len(story.driver("generated").report().broken())
 
-    assert story(sent=1, committed=0).report().broken() == [], "one on the way, one not sent yet"
-    assert story(sent=2, committed=1).report().broken() == []
-    assert len(story(sent=0, committed=0).report().broken()) == 1, "it was never sent"
-    three = Story().lease(0, "w").steps(0, "w", 0, 3, 1).tell("w", "sent", lease=0, step=3).lose(0, "w")
-    three.lease(1, "x", 0).steps(1, "x", 0, STEPS, 1).deliver(1).driver("generated")
-    assert len(three.report().broken()) == 1, "more than one commit was lost"
+    assert broken(sent=1, committed=0) == 0, "one on the way, one not sent yet"
+    assert broken(sent=2, committed=1) == 0
+    assert broken(sent=0, committed=0) == 1, "it was never sent"
+    assert broken(sent=3, committed=0, reached=3) == 1, "more than one commit was lost"
+    assert broken(sent=1, committed=0, why="expired") == 1, "a hung worker is alive"
 
 
 @pytest.mark.parametrize(("seen_before_s", "limit"), [(5.0, 1), (0.1, 2), (-1.0, 2)])

@@ -174,19 +174,19 @@ class CheckpointStore:
             CheckpointError: there are some, and every one is damaged.
         """
         rejected: list[str] = []
-        tried: set[tuple[int, int]] = set()
+        tried: set[tuple[Path, tuple[int, int] | None]] = set()
         while True:
-            # Looked up again after each failure: beside a running save, the folder just tried may
-            # have been deleted for being too old, or another put in its place under the same name.
+            # Looked up again after each failure: beside a running save, the folder just tried may have been
+            # deleted for being too old or moved aside, or another put in its place under the same name.
             found = {i: (path, _folder_identity(path)) for i, path in self._found().items()}
-            left = {i: found[i] for i in found if found[i][1] not in tried}
+            left = {i: found[i] for i in found if found[i] not in tried}
             if not left:
                 break
             iteration = max(left)
             path, identity = left[iteration]
             if identity is None:  # gone since it was listed
                 continue
-            tried.add(identity)
+            tried.add((path, identity))
             try:
                 return _read(path, iteration, rejected)
             except CheckpointError as error:

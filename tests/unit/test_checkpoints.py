@@ -156,6 +156,22 @@ def test_killed_after_the_second_rename_of_a_replacement(store: CheckpointStore)
     assert names(store.folder) == ["iteration-000003", "iteration-000004"]
 
 
+def test_a_load_that_a_replacement_falls_into(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
+    path = save(store, 1)
+    read_file = storage.checkpoints._read_file
+
+    def moved_aside(folder: Path, name: str, *rest: object) -> bytes:
+        monkeypatch.setattr(storage.checkpoints, "_read_file", read_file)
+        path.rename(replaced)  # as `save` does before its new folder gets the name
+        return read_file(folder, name, *rest)  # type: ignore[arg-type]
+
+    replaced = path.with_name(f"{path.name}.replaced")
+    monkeypatch.setattr(storage.checkpoints, "_read_file", moved_aside)
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert (loaded.iteration, loaded.path, loaded.rejected) == (1, replaced, [])
+
+
 def test_leftovers_go_with_the_next_save_and_not_with_a_load(store: CheckpointStore):
     save(store, 1)
     for leftover in (".saving-iteration-000002", ".deleting-iteration-000000"):

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 
 EXPLORED = "explored"
-ITERATIONS = 6
+ITERATIONS = 4
 SMALL = [
     "algorithm.prompts_per_iteration=6", "exploration.candidates=10", "evaluation.prompts=16",
     "evaluation.every=2", "runtime.cluster=local",
@@ -108,6 +108,8 @@ def test_a_run_is_watched_from_running_to_completed(
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Running")
         watch_the_dashboard(page, f"{up.dashboard}/?run={explored.run_id}")
+        page.goto("about:blank")  # the run's page would show each of its tasks meanwhile
+        up.wait_for_end(explored.flow_run_id, RUN_S)
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Completed")
     with new_page(1400, 1050, alone=False) as page:

@@ -40,9 +40,9 @@ def chaos(home: Path, *arguments: str) -> dict[str, Any]:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    with served(tmp_path / "home") as folder:
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with served(tmp_path_factory.mktemp("chaos")) as folder:
         yield folder
 
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.resume import Kill, disturb, state_of
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.killed_run import WITHOUT_RAY, served, undisturbed_state
+from tests.killed_run import WITHOUT_RAY, flow_states, served, undisturbed_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three whole runs
 
@@ -36,6 +36,9 @@ def home(tmp_path_factory):
 def test_the_final_state_is_that_of_a_run_never_killed(home):
     expected = undisturbed_state(home, SETTINGS)
     assert expected
-    assert disturb(home, KILLS, "killed", SETTINGS).how == "resumed"
+    outcome = disturb(home, KILLS, "killed", SETTINGS)
+    assert (outcome.how, outcome.lost) == ("resumed", 0)
+    assert outcome.redone <= 1
     assert state_of(home, "killed") == expected
     assert RunStore(Home(home)).run("killed").status == "finished"
+    assert flow_states(home, "killed") == ["CRASHED", "COMPLETED"]

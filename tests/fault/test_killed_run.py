@@ -1,6 +1,7 @@
 """kill -9 in a live run: it survives or resumes, and ends with the state of a run never killed.
 
-The benchmark `benchmarks.resume` does the same at every phase; a few kills stand for them here.
+The benchmark `benchmarks.resume` does the same at every phase; a few kills stand for them here. Those of a
+spot worker and then of the driver are in `test_killed_exploration.py`.
 """
 
 from __future__ import annotations
@@ -44,26 +45,13 @@ def s3(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize(
-    "kills",
-    [
-        # It survives the loss of the spot worker, and is resumed from there when the driver is gone.
-        (Kill("spot", "rollout", 1, 0.05), Kill("driver", "commit", 2)),
-        (Kill("trainer", "train", 2, 0.05),),
-    ],
-    ids=["spot-at-rollout-then-driver-at-commit", "trainer-at-train"],
-)
-def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kills):
+def test_a_run_whose_trainer_is_killed_ends_with_an_error_and_resumes(home, undisturbed):
     assert set(undisturbed) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
-    victim = kills[-1].victim
-    run_id = f"killed-{victim}"
-    outcome = disturb(home, kills, run_id, WITHOUT_RAY)
+    outcome = disturb(home, [Kill("trainer", "train", 2, 0.05)], "killed", WITHOUT_RAY)
     assert (outcome.how, outcome.lost) == ("resumed", 0)
     assert outcome.redone <= 1
-    assert_ended_as(undisturbed, home, home, run_id)
-    # A run whose trainer is gone ends by itself, with an error.
-    ended = "FAILED" if victim == "trainer" else "CRASHED"
-    assert flow_states(home, run_id) == [ended, "COMPLETED"]
+    assert_ended_as(undisturbed, home, home, "killed")
+    assert flow_states(home, "killed") == ["FAILED", "COMPLETED"]
 
 
 def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: Path, run_id: str) -> None:
@@ -124,7 +112,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     assert flow_states(home, "ended") == ["CRASHED"]
     summary = store.run("undisturbed").summary
     overwrite_a_page(Home(home).database)
-    again = start(home, "ended", "resume")
+    again = start(home, "ended", "resume", options=("--cluster", "local"))
     output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
     assert "the damaged database is kept as" in output

@@ -1,9 +1,11 @@
-"""Ctrl-C, a second one and SIGTERM end `spotlight train` in order: one line, and one state everywhere."""
+"""Ctrl-C and a second one end `spotlight train` in order: one line, and one state everywhere.
+
+SIGTERM, which Cancel sends, is in `test_cancel.py` and in `test_deployments.py`.
+"""
 
 from __future__ import annotations
 
 import re
-import signal
 import time
 from collections.abc import Iterator
 
@@ -41,10 +43,10 @@ def started(home: Home, server: LocalServer, run_id: str, cluster: str, *setting
     )
 
 
-def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str, why: str) -> None:
+def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str) -> None:
     """In the database, of the flow run and of each of its task runs that had begun."""
     row = RunStore(home).run(run_id)
-    assert (row.status, row.error) == ("cancelled", why)
+    assert (row.status, row.error) == ("cancelled", "stopped by Ctrl-C")
     client, named = client_of(home), {"flow_runs": {"name": {"any_": [run_id]}}}
     (flow_run,) = client.post(f"{server.api_url}/flow_runs/filter", json=named).json()
     assert flow_run["state"]["type"] == "CANCELLED"
@@ -73,7 +75,7 @@ def assert_one_line(shown: str, run_id: str) -> int:
     return int(last[1])
 
 
-def stop(home: Home, server: LocalServer, run_id: str, cluster: str, how: str) -> None:
+def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
     """Start a run, stop it in its second iteration or later, and look at what it left."""
     explores = "exploration.strategy=stale"  # a task beside the others
     # The rollout takes seconds: the signal does not find the flow between two of its tasks.
@@ -82,16 +84,13 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str, how: str) -
         terminal.wait_for("1/400")
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         for _ in range(2):
-            if how == "Ctrl-C":
-                terminal.press(CTRL_C)
-            else:
-                terminal.process.send_signal(signal.SIGTERM)
+            terminal.press(CTRL_C)
             time.sleep(0.3)
         code = terminal.wait()
         shown = terminal.shown
-    assert code == (130 if how == "Ctrl-C" else 143), shown
+    assert code == 130, shown
     done = assert_one_line(shown, run_id)
-    assert_cancelled_everywhere(home, server, run_id, f"stopped by {how}")
+    assert_cancelled_everywhere(home, server, run_id)
     assert RunStore(home).run(run_id).last_iteration == done
     assert max(CheckpointStore(home.checkpoints(run_id)).iterations()) == done
     _, alive = psutil.wait_procs(family, timeout=20)
@@ -100,18 +99,12 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str, how: str) -
 
 @pytest.mark.takes(90)  # a server, a run
 def test_ctrl_c_pressed_twice(home: Home, server: LocalServer):
-    stop(home, server, "c", "local", "Ctrl-C")
-
-
-@pytest.mark.slow
-def test_sigterm_sent_twice(home: Home, server: LocalServer):
-    stop(home, server, "t", "local", "SIGTERM")
+    stop(home, server, "c", "local")
 
 
 @pytest.mark.slow
 def test_ctrl_c_pressed_twice_with_ray(home: Home, server: LocalServer):
-    """SIGTERM in a run on Ray is sent in `test_deployments.py`, where such a run is cancelled."""
-    stop(home, server, "ray", "ray", "Ctrl-C")
+    stop(home, server, "ray", "ray")
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster, ray
 from gpu_runtime.cluster.ray.signal_handlers import Node, kept_signal_handlers, ray_utils
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -117,6 +118,12 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
     )  # fmt: skip
     fleet = RayCluster(config)
     try:
+        with monkeypatch.context() as shared:
+            # One that is refused looks at the same cluster, and leaves it to us to end.
+            shared.setattr(ray, "init", lambda **options: None)
+            shared.setattr(RayCluster, "shutdown", lambda cluster: None)
+            refuse(config, "takes 3 GPUs, and the cluster has 3", scorer_workers=6)
+            refuse(config, "standby_workers = 1, but the workers have GPUs", standby_workers=1)
         workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
         scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
         of_workers, of_scorers = (
@@ -126,9 +133,9 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         fleet.shutdown()
     assert of_scorers[0] == of_scorers[1]
     assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
-    eligible = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
-    with pytest.raises(ConfigurationError, match=r"takes 3 GPUs, and the cluster has 3"):
-        RayCluster(eligible)
-    waiting = config.model_copy(update={"runtime": config.runtime.model_copy(update={"standby_workers": 1})})
-    with pytest.raises(ConfigurationError, match=r"standby_workers = 1, but the workers have GPUs"):
-        RayCluster(waiting)
+
+
+def refuse(config: RunConfig, why: str, **settings: Any) -> None:
+    other = config.model_copy(update={"runtime": config.runtime.model_copy(update=settings)})
+    with pytest.raises(ConfigurationError, match=why):
+        RayCluster(other)

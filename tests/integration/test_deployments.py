@@ -135,6 +135,12 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert said.causes == []
 
 
+def kinds_of_ray(heard: dict[str, set[str]]) -> set[str]:
+    """The kinds of Ray's processes that listen."""
+    commands = " ".join(command for found in heard.values() for command in found)
+    return {kind for kind in ("gcs_server", "raylet", "ray::") if kind in commands}
+
+
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     on_ray = [*SETTINGS, "runtime.cluster=ray"]
     form = {"preset": "smoke", "iterations": 12, "settings": on_ray}
@@ -145,10 +151,11 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
         lambda: any(row.run_id == "c" and row.last_iteration for row in store.runs()),
     )
     heard = listening(up.processes())
-    assert any("ray::" in command for commands in heard.values() for command in commands)
+    assert kinds_of_ray(heard) >= {"gcs_server", "raylet", "ray::"}
     assert beyond_this_machine(heard) == {}, "a run, too, listens on this machine alone"
     up.cancel(flow_run["id"])
     assert up.wait_for_end(flow_run["id"])["type"] == "CANCELLED"
+    wait_until("its processes are gone", lambda: not kinds_of_ray(listening(up.processes())))
     row = store.run("c")
     assert row.status == "cancelled"
     assert row.last_iteration is not None and 1 <= row.last_iteration < 12

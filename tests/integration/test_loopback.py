@@ -1,4 +1,7 @@
-"""What a run on one machine starts listens on this machine alone."""
+"""What a run on one machine starts listens on this machine alone.
+
+Of a whole run with a local Ray it is in `test_deployments.py`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,6 @@ from tests.listening import beyond_this_machine, listening
 from tests.local_ray_instances import local_ray_instances
 from tests.running_up import running_up
 from tests.sample_login import LOGIN, write_login
-from tests.tiny_run import tiny_config
 
 LIMIT_S = 240.0
 
@@ -65,22 +67,6 @@ def kinds(heard: dict[str, set[str]]) -> set[str]:
 def test_who_listens_to_all_is_seen(open_to_all: int):
     (place,) = [place for place in beyond_this_machine(listening([psutil.Process()]))]
     assert place.endswith(f":{open_to_all}")
-
-
-@pytest.mark.slow
-def test_a_local_cluster_is_reached_from_this_machine_alone():
-    cluster = RayCluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
-    try:
-        # Kept by name: Ray ends an actor that nothing refers to any more.
-        listener = cluster.start("listener", Listener, gpu=False)
-        pid = listener.call(Listener.where).result(timeout=LIMIT_S)
-        assert listening([psutil.Process(pid)]), "a worker listens for calls"
-        heard = listening(own_processes())
-    finally:
-        cluster.shutdown()
-    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
-    assert beyond_this_machine(heard) == {}
-    assert ray_constants.ENABLE_RAY_CLUSTER, "clusters that are joined later are looked for elsewhere too"
 
 
 def test_a_store_where_groups_meet_listens_on_its_address_alone():
@@ -168,7 +154,10 @@ def test_local_instances_are_reached_from_this_machine_alone(instances: LocalIns
     assert beyond_this_machine(heard) == {}
 
 
-def test_a_failed_start_leaves_ray_as_it_was():
+def test_a_start_or_a_failed_one_leaves_ray_as_it_was():
+    assert ray_constants.ENABLE_RAY_CLUSTER, "clusters that are joined later are looked for elsewhere too"
+    with on_loopback_alone():
+        pass
     assert ray_constants.ENABLE_RAY_CLUSTER
     with pytest.raises(ZeroDivisionError), on_loopback_alone():
         assert ray.util.get_node_ip_address() == "127.0.0.1"

@@ -64,25 +64,20 @@ def test_its_last_checkpoint_scored_again_from_a_file_is_identical(store: RunSto
     assert reproduction_of(store.database, "scored").run_id is None
 
 
-def test_another_seed_is_a_drift_that_is_named_and_kept(store: RunStore):
-    with pytest.raises(DriftError, match="configuration: seed was 0, is 1"):
-        reproduce(ReproductionForm(reference="was", settings=["seed=1"]), "seeded")
-    row = reproduction_of(store.database, "seeded")
-    assert row.verdict == "drifted"
-    assert {"kind": "configuration", "what": "seed", "was": "0", "is": "1"} in row.differences
-    assert any(one["what"].startswith("SHA-256 of ") for one in row.differences if one["kind"] == "result")
-
-
-def test_another_prompt_is_a_drift_that_is_named(store: RunStore, prompts: Path):
+def test_another_seed_and_another_prompt_are_a_drift_and_both_are_named(store: RunStore, prompts: Path):
     before = prompts.read_text()
     try:
         prompts.write_text(before.replace('"ACE"', '"ECA"'))
-        with pytest.raises(DriftError, match="data: training prompt 1 was a red sign"):
-            reproduce(ReproductionForm(reference="was"), "prompted")
+        with pytest.raises(DriftError, match="data: training prompt 1 was a red sign") as raised:
+            reproduce(ReproductionForm(reference="was", settings=["seed=1"]), "changed")
     finally:
         prompts.write_text(before)
-    kinds = {one["kind"] for one in reproduction_of(store.database, "prompted").differences}
-    assert kinds == {"data", "result"}
+    assert "configuration: seed was 0, is 1" in str(raised.value)
+    row = reproduction_of(store.database, "changed")
+    assert row.verdict == "drifted"
+    assert {"kind": "configuration", "what": "seed", "was": "0", "is": "1"} in row.differences
+    assert any(one["what"].startswith("SHA-256 of ") for one in row.differences if one["kind"] == "result")
+    assert {one["kind"] for one in row.differences} == {"configuration", "data", "result"}
 
 
 def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunStore, prompts: Path):

@@ -37,6 +37,7 @@ pytestmark = [
 
 
 _ROW_PX = 35
+_CELL_PX = 150
 _CLICKS = 5
 _AFTER_CLICK_MS = 20_000
 _STOP_BUTTON = """() => {
@@ -190,11 +191,12 @@ def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
         open_page(page, f"{url}/runs", "Time to a score", 4)
         opened = page.get_by_text("Settings and environment")
         table = page.get_by_test_id("stDataFrame").first
-        for _ in range(_CLICKS):  # the table takes none while it is still being drawn
+        for attempt in range(_CLICKS):  # the table takes none while it is still being drawn
             with suppress(PlaywrightTimeout):  # no table is left where the click before was taken late
                 place = table.bounding_box(timeout=_AFTER_CLICK_MS)
                 assert place is not None
-                page.mouse.click(place["x"] + 60, place["y"] + 2.5 * _ROW_PX)  # below the head: the older run
+                # The older run, below the head. Another cell each time: a second click on one says no more.
+                page.mouse.click(place["x"] + 60 + attempt * _CELL_PX, place["y"] + 2.5 * _ROW_PX)
                 opened.wait_for(timeout=_AFTER_CLICK_MS)
                 break
         opened.wait_for()

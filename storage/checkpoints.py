@@ -174,7 +174,7 @@ class CheckpointStore:
             CheckpointError: there are some, and every one is damaged.
         """
         rejected: list[str] = []
-        tried: set[tuple[Path, tuple[int, int] | None]] = set()
+        tried: set[tuple[Path, tuple[int, int]]] = set()
         while True:
             # Looked up again after each failure: beside a running save, the folder just tried may have been
             # deleted for being too old or moved aside, or another put in its place under the same name.

@@ -31,6 +31,12 @@ def beyond_this_machine(heard: dict[str, set[str]]) -> dict[str, set[str]]:
     return {place: commands for place, commands in heard.items() if not _is_loopback(place)}
 
 
+def kinds_of_ray(heard: dict[str, set[str]]) -> set[str]:
+    """Which of the processes that Ray always has are among those that listen."""
+    commands = " ".join(command for found in heard.values() for command in found)
+    return {kind for kind in ("gcs_server", "raylet", "ray::") if kind in commands}
+
+
 def _is_loopback(place: str) -> bool:
     address = ipaddress.ip_address(place.rpartition(":")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

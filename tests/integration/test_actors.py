@@ -121,9 +121,11 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         with monkeypatch.context() as shared:
             # One that is refused looks at the same cluster, and leaves it to us to end.
             shared.setattr(ray, "init", lambda **options: None)
-            shared.setattr(RayCluster, "shutdown", lambda cluster: None)
+            ended: list[RayCluster] = []
+            shared.setattr(RayCluster, "shutdown", lambda cluster: ended.append(cluster))
             refuse(config, "takes 3 GPUs, and the cluster has 3", scorer_workers=6)
             refuse(config, "standby_workers = 1, but the workers have GPUs", standby_workers=1)
+        assert len(ended) == 2, "each ends what it has started"
         workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
         scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
         of_workers, of_scorers = (

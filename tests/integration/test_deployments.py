@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks.attack import Target, attack, attack_dashboard
@@ -15,7 +16,7 @@ from storage.database.run_store import RunStore
 from storage.evaluations.references import reference_of
 from storage.ledger.ledger import read_ledger
 from tasks.reproduction.comparison import compare
-from tests.listening import beyond_this_machine, listening
+from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others
 from tests.running_up import RunningUp, spotlight, wait_until
 
@@ -135,13 +136,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert said.causes == []
 
 
-def kinds_of_ray(heard: dict[str, set[str]]) -> set[str]:
-    """The kinds of Ray's processes that listen."""
-    commands = " ".join(command for found in heard.values() for command in found)
-    return {kind for kind in ("gcs_server", "raylet", "ray::") if kind in commands}
-
-
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
+    before = set(up.processes())
     on_ray = [*SETTINGS, "runtime.cluster=ray"]
     form = {"preset": "smoke", "iterations": 12, "settings": on_ray}
     flow_run = up.start_run("post-train", form, name="c").json()
@@ -150,12 +146,14 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
         "an iteration is recorded",
         lambda: any(row.run_id == "c" and row.last_iteration for row in store.runs()),
     )
-    heard = listening(up.processes())
+    running = up.processes()
+    heard = listening(running)
     assert kinds_of_ray(heard) >= {"gcs_server", "raylet", "ray::"}
     assert beyond_this_machine(heard) == {}, "a run, too, listens on this machine alone"
     up.cancel(flow_run["id"])
     assert up.wait_for_end(flow_run["id"])["type"] == "CANCELLED"
-    wait_until("its processes are gone", lambda: not kinds_of_ray(listening(up.processes())))
+    _, alive = psutil.wait_procs(set(running) - before, timeout=60)
+    assert alive == [], "none outlives it"
     row = store.run("c")
     assert row.status == "cancelled"
     assert row.last_iteration is not None and 1 <= row.last_iteration < 12

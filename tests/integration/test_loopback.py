@@ -28,12 +28,10 @@ from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tests.listening import beyond_this_machine, listening
+from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.local_ray_instances import local_ray_instances
 from tests.running_up import running_up
 from tests.sample_login import LOGIN, write_login
-
-LIMIT_S = 240.0
 
 
 class Listener:
@@ -55,13 +53,6 @@ def open_to_all(request: pytest.FixtureRequest) -> Iterator[int]:
 def own_processes() -> list[psutil.Process]:
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
-
-
-def kinds(heard: dict[str, set[str]]) -> set[str]:
-    """The kinds of Ray's processes that listen."""
-    commands = " ".join(command for found in heard.values() for command in found)
-    known = ("gcs_server", "raylet", "ray::", "dashboard", "runtime_env")
-    return {kind for kind in known if kind in commands}
 
 
 def test_who_listens_to_all_is_seen(open_to_all: int):
@@ -150,7 +141,7 @@ def test_local_instances_are_reached_from_this_machine_alone(instances: LocalIns
         assert cluster.host == "127.0.0.1"
     finally:
         cluster.shutdown()
-    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
+    assert kinds_of_ray(heard) >= {"gcs_server", "raylet", "ray::"}
     assert beyond_this_machine(heard) == {}
 
 

@@ -28,10 +28,11 @@ class Task:
         preset: its settings.
         scorer: its reward.
         strategy: of exploration; devices beside the trainer are its alone.
-        recipe_kl: of the arm `recipe`; the preset's, where that has guards.
         quality: weight of a small file (`jpeg`) beside the reward's own: grain makes files large. Each is
             normalised in its prompt group first (GDPO, arXiv 2601.05242): files of one prompt differ by
             hundredths, and would not count.
+        gate: what the reward's own score must reach before a small file counts; 0: it always does.
+        recipe: settings of that arm beside the term of quality; the preset's, where that has guards.
         kl_weight: of the arm `kl`, which nothing else holds; of tasks that have it.
         arms: of `GUARDS`; none means all.
     """
@@ -39,8 +40,9 @@ class Task:
     preset: str
     scorer: str
     strategy: str
-    recipe_kl: float
     quality: float
+    gate: float
+    recipe: tuple[str, ...]
     kl_weight: float = 0.0
     arms: tuple[str, ...] = ()
 
@@ -52,12 +54,31 @@ class Task:
         explores = (f"exploration.strategy={self.strategy}", "runtime.spot_workers=1")
         return (*unguarded(self.scorer), *explores)
 
+    @property
+    def with_quality(self) -> tuple[str, ...]:
+        """The reward with a term of quality."""
+        small = f"{{weight={self.quality:g}, gate={{{self.scorer}={self.gate:g}}}}}"
+        part = small if self.gate else f"{self.quality:g}"
+        return (
+            "reward.scorer=sum", f"reward.options.parts={{{self.scorer}={1 - self.quality:g}, jpeg={part}}}",
+            "reward.options.normalise=group", "reward.signal=graded",
+        )  # fmt: skip
+
 
 TASKS = {
-    "glyphs": Task("glyphs", "ocr", "plain", recipe_kl=0.04, quality=0.2, kl_weight=0.04),
-    "shapes": Task("shapes-stale", "shapes", "stale", recipe_kl=0.02, quality=0.1, kl_weight=0.1),
-    "demo": Task("glyphs-stale", "ocr", "stale", recipe_kl=0.01, quality=0.1, arms=("unguarded", "recipe")),
-}
+    "glyphs": Task(
+        "glyphs", "ocr", "plain", quality=0.15, gate=1.0, kl_weight=0.04,
+        recipe=("algorithm.kl_weight=0.002", "algorithm.advantage_std=batch", "sampling.sde=cps"),
+    ),
+    "shapes": Task(
+        "shapes-stale", "shapes", "stale", quality=0.1, gate=0.0, kl_weight=0.1,
+        recipe=("algorithm.kl_weight=0.02",),
+    ),
+    "demo": Task(
+        "glyphs-stale", "ocr", "stale", quality=0.1, gate=1.0, recipe=("algorithm.kl_weight=0.003",),
+        arms=("unguarded", "recipe"),
+    ),
+}  # fmt: skip
 """Flow-GRPO, DiffusionNFT, and what `make demo` runs. Without exploration shapes gain so little that no arm
 could keep a share of it."""
 
@@ -81,6 +102,7 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
     "quality": (),
     "average": ("optimizer.ema_decay=0.97",),
     "lora": (*_LORA, "optimizer.learning_rate=5e-4"),
+    "cps": ("sampling.sde=cps",),
     "recipe": ("optimizer.ema_decay=0.9",),
 }
 """Arms of tasks; `kl`, those of `WITH_QUALITY` and `recipe` have besides what their task says. The presets
@@ -88,6 +110,9 @@ average over fewer updates than `average` (0.9 and 0.7)."""
 
 WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""
+
+COMPARED = ("quality", "average", "lora", "cps")
+"""Arms of one guard that are only compared with the recipe: one run seed each."""
 
 SOUND = ("kl", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of the three tasks, 15 runs."""
@@ -153,15 +178,12 @@ class Wanted:
             f"evaluation.prompts={self.length.prompts}", *_ALL, *task.settings,
             *{**HACKING, **GUARDS}[self.arm],
         ]  # fmt: skip
-        kl_weight = {"kl": task.kl_weight, "recipe": task.recipe_kl}.get(self.arm, 0.0)
-        if kl_weight:
-            settings.append(f"algorithm.kl_weight={kl_weight:g}")
+        if self.arm == "kl":
+            settings.append(f"algorithm.kl_weight={task.kl_weight:g}")
+        if self.arm == "recipe":
+            settings += task.recipe
         if self.arm in WITH_QUALITY:
-            parts = f"{{{task.scorer}={1 - task.quality:g}, jpeg={task.quality:g}}}"
-            settings += [
-                "reward.scorer=sum", f"reward.options.parts={parts}", "reward.options.normalise=group",
-                "reward.signal=graded",
-            ]  # fmt: skip
+            settings += task.with_quality
         return settings
 
     @property
@@ -197,13 +219,18 @@ def wanted_runs(seeds: int, length: Length, parts: Iterable[str] = ()) -> list[W
     """All runs, seed by seed, so that what is interrupted has every arm.
 
     Args:
-        seeds: how many run seeds.
+        seeds: how many run seeds; an arm of `COMPARED` has the first.
         length: of the runs.
         parts: only these, as `Wanted.part` has them; none means all.
     """
     guarded = [(name, arm) for name, task in TASKS.items() for arm in task.arms or GUARDS]
     arms = [("glyphs", arm) for arm in HACKING] + guarded
-    every = [Wanted(task, arm, seed, length) for seed in range(seeds) for task, arm in arms]
+    every = [
+        Wanted(task, arm, seed, length)
+        for seed in range(seeds)
+        for task, arm in arms
+        if seed == 0 or arm not in COMPARED
+    ]
     chosen = set(parts)
     return [want for want in every if not chosen or want.part in chosen]
 

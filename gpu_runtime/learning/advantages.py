@@ -21,21 +21,33 @@ def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarra
     """Several rewards as one: each normalised in its prompt group, then weighed and added (GDPO, 2601.05242).
 
     Of plain sums a group's normalisation sees the reward that varies most; here each counts by its weight.
-    A reward that is the same for the whole group adds nothing.
+    A reward that is the same for the whole group adds nothing. A sample that a reward does not count for is
+    left out of that reward's mean and deviation, and gets nothing of it: as a 0, every sample that counts
+    would be the better for that alone, and the gate's own reward would be paid twice.
 
     Args:
-        term_KPG: K rewards of P groups of G, any float type.
+        term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not count.
         weight_K: of the rewards.
 
     Returns:
         float64 of shape (P, G); each group's mean is 0.
     """
     term = term_KPG.astype(np.float64)
-    mean_KP1, deviation_KP1 = _of_each(term)
-    centred = term - mean_KP1
-    varies_KP1 = np.abs(centred).max(axis=2, keepdims=True) > _NO_SPREAD
-    normalised = np.where(varies_KP1, centred / (deviation_KP1 + _EPSILON), 0.0)
+    rows = [_normalised(row) for row in term.reshape(-1, term.shape[-1])]
+    normalised = np.stack(rows).reshape(term.shape)
     return np.stack([weight * one for weight, one in zip(weight_K, normalised, strict=True)]).sum(axis=0)
+
+
+def _normalised(value_G: np.ndarray) -> np.ndarray:
+    """In deviations from the mean of those that count; 0 for the others, and where all are equal."""
+    counts_G = ~np.isnan(value_G)
+    found_G = np.zeros_like(value_G)
+    if counts_G.any():
+        counted = value_G[counts_G]
+        centred = counted - counted.mean()
+        if np.abs(centred).max() > _NO_SPREAD:
+            found_G[counts_G] = centred / (counted.std() + _EPSILON)
+    return found_G
 
 
 def _of_each(value_XG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,10 +19,13 @@ MOST_IMAGES_A_CALL = 16
 
 
 class Term(NamedTuple):
-    """What a part adds to a sum: its weight (all sum to 1), and its value as far as it counts, in [0, 1]."""
+    """What a part adds to a sum: its weight (all sum to 1), and its value as far as it counts, in [0, 1].
+
+    The value is None where the part's gate is closed: the image is not compared by that part at all.
+    """
 
     weight: float
-    value: float
+    value: float | None
 
 
 @dataclass(frozen=True)

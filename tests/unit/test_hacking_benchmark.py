@@ -17,7 +17,7 @@ from benchmarks.hacking import (
     summarise,
     warned,
 )
-from benchmarks.hacking_runs import FULL, QUICK, SOUND, Course, wanted_runs
+from benchmarks.hacking_runs import COMPARED, FULL, QUICK, SOUND, Course, wanted_runs
 from storage.config.loading import load_config
 from tasks.checks.quick_checks import with_read_options
 
@@ -91,8 +91,9 @@ def test_the_chosen_arm_keeps_images_on_both_tasks():
             "gain_share": {"mean": share}, "distance_change": {"mean": far}, "grain_ratio": {"mean": grain},
         }  # fmt: skip
 
-    glyphs = {"unguarded": arm(1.0), "kl": arm(0.97), "lora": arm(0.99), "quality": arm(1.2, grain=1.2)}
-    shapes = {"unguarded": arm(1.0), "kl": arm(0.96), "lora": arm(0.9), "quality": arm(1.0)}
+    glyphs = {"unguarded": arm(1.0), "kl": arm(0.97), "early_stop": arm(0.99), "recipe": arm(1.2, grain=1.2)}
+    shapes = {"unguarded": arm(1.0), "kl": arm(0.96), "early_stop": arm(0.9), "recipe": arm(1.0)}
+    glyphs["lora"] = shapes["lora"] = arm(2.0)  # of one run seed
     assert chosen_arm({"glyphs": glyphs, "shapes": shapes, "demo": {"recipe": arm(0.9)}}) == "kl"
     assert chosen_arm({"glyphs": {"kl": arm(1.0, far=0.01)}, "shapes": shapes}) is None
 
@@ -103,7 +104,8 @@ def test_every_run_has_settings_that_are_accepted_and_a_name_of_its_own(length):
     for want in wanted:
         config = with_read_options(load_config(want.preset, want.settings, {}))
         assert config.evaluation.judge == "templates" and config.runtime.cluster == "local"
-    assert len({want.name for want in wanted}) == len(wanted) == 2 * 16
+    assert len({want.name for want in wanted}) == len(wanted) == 18 + 10
+    assert {want.seed for want in wanted if want.arm in COMPARED} == {0}
     assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 15
     assert [want.seed for want in wanted_runs(2, length, ["glyphs-long"])] == [0, 1]
 
@@ -126,5 +128,5 @@ def test_courses_that_the_repository_keeps_are_found_on_another_machine(tmp_path
 def test_the_recipe_is_what_the_preset_does_by_itself(task):
     (want,) = [want for want in wanted_runs(1, FULL) if want.key == (task, "recipe", 0)]
     recipe, preset = (load_config(want.preset, settings, {}) for settings in (want.settings, []))
-    for section in ("reward", "algorithm", "optimizer", "adaptation"):
+    for section in ("reward", "algorithm", "optimizer", "adaptation", "sampling"):
         assert getattr(recipe, section) == getattr(preset, section), section

@@ -39,6 +39,18 @@ def test_groups_are_apart_and_a_reward_without_variance_adds_nothing():
     assert normalised_sum(np.full((2, 1, 3), 0.1), [0.5, 0.5]).tolist() == [[0.0, 0.0, 0.0]]
 
 
+def test_a_reward_compares_those_alone_for_which_it_counts():
+    nan = float("nan")
+    term_KPG = np.array([[[1.0, 1.0, 0.0, 0.0]], [[0.5, 0.7, nan, nan]]])
+    found = normalised_sum(term_KPG, [0.8, 0.2])
+    first, second = 0.5 / (0.5 + EPSILON), 0.1 / (0.1 + EPSILON)
+    expected = [0.8 * first - 0.2 * second, 0.8 * first + 0.2 * second, -0.8 * first, -0.8 * first]
+    assert found[0].tolist() == pytest.approx(expected)
+    alone = normalised_sum(np.array([[[1.0, 0.0]], [[0.5, nan]]]), [0.8, 0.2])
+    none = normalised_sum(np.array([[[1.0, 0.0]], [[nan, nan]]]), [0.8, 0.2])
+    assert alone.tolist() == none.tolist() == [pytest.approx([0.8 * first, -0.8 * first])]
+
+
 def advantages(scores: list[Score]) -> list[float]:
     run = TinyRun(tiny_config())
     wanted = [request(prompt, seed) for prompt in range(len(scores) // 2) for seed in range(2)]
@@ -47,9 +59,9 @@ def advantages(scores: list[Score]) -> list[float]:
     return found.value_PG.flatten().tolist()
 
 
-def scored(first: float, second: float, normalised: bool = True) -> Score:
+def scored(first: float, second: float | None, normalised: bool = True) -> Score:
     terms = (Term(0.5, first), Term(0.5, second))
-    return Score((first + second) / 2, False, "", terms=terms if normalised else ())
+    return Score((first + (second or 0.0)) / 2, False, "", terms=terms if normalised else ())
 
 
 def test_terms_are_learned_from_in_place_of_the_value():
@@ -58,6 +70,11 @@ def test_terms_are_learned_from_in_place_of_the_value():
     plain = advantages([scored(*values, normalised=False) for values in pair])
     assert plain == pytest.approx([0.225, -0.225])
     assert advantages([scored(*values) for values in pair]) == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_a_closed_gate_is_neither_gain_nor_loss():
+    assert advantages([scored(0.6, 0.2), scored(0.4, None)]) == pytest.approx([0.5, -0.5], rel=2e-3)
+    assert advantages([scored(0.6, 0.2), scored(0.4, 0.0)]) == pytest.approx([1.0, -1.0], rel=2e-3)
 
 
 def test_a_group_with_a_failed_image_is_dropped_and_changes_no_other():

@@ -232,10 +232,11 @@ def test_a_gate_lets_a_part_count_only_where_another_one_passes():
 
 def test_normalised_parts_travel_as_terms_and_leave_the_score_as_it_is():
     parts = {"ocr": (Fixed("ocr", 0.6), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)}
-    rules = {"jpeg": PartRule(gate={"ocr": 0.8})}
-    score = WeightedSum(parts, rules=rules, normalised=True).score(IMAGES[0], PROMPTS[0])
-    assert score.terms == (Term(0.75, 0.6), Term(0.25, 0.0))
-    assert score.value == pytest.approx(0.45)
+    shut, low = {"jpeg": PartRule(gate={"ocr": 0.8})}, {"jpeg": PartRule(threshold=0.8)}
+    for rules, second in [({}, 0.5), (shut, None), (low, 0.0)]:
+        score = WeightedSum(parts, rules=rules, normalised=True).score(IMAGES[0], PROMPTS[0])
+        assert score.terms == (Term(0.75, 0.6), Term(0.25, second))
+        assert score.value == pytest.approx(0.575 if second else 0.45)
 
 
 def test_the_rules_come_from_the_settings_and_are_stored():

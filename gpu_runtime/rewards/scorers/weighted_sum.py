@@ -19,7 +19,8 @@ class PartRule:
 
     Attributes:
         threshold: its own value must reach this.
-        gate: other parts, and what their values must reach.
+        gate: other parts, and what their values must reach. Of parts that are normalised in their prompt
+            group, it says which images this part compares.
     """
 
     threshold: float = 0.0
@@ -94,7 +95,8 @@ class WeightedSum:
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
-        left_out = {name for name in parts if not self._counts(name, parts)}
+        shut = {name for name in parts if not self._is_open(name, parts)}
+        left_out = shut | {name for name, part in parts.items() if part < self._rule(name).threshold}
         detail = "; ".join(
             f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
             for name, score in said.items()
@@ -107,13 +109,16 @@ class WeightedSum:
         value = sum(self._parts[name][1] * part for name, part in counted.items()) / self._total
         verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
         exact = bool(verdicts) and all(verdicts)
-        terms = tuple(Term(self._parts[name][1] / self._total, part) for name, part in counted.items())
+        terms = tuple(
+            Term(self._parts[name][1] / self._total, None if name in shut else part)
+            for name, part in counted.items()
+        )
         terms = terms if self._normalised else ()
         return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms, usd=usd)
 
-    def _counts(self, name: str, parts: Mapping[str, float]) -> bool:
-        """Whether a part counts; one whose gate has failed does not, and then the sum has failed anyway."""
-        rule = self._rules.get(name, PartRule())
-        return parts[name] >= rule.threshold and all(
-            parts.get(other, 0.0) >= least for other, least in rule.gate.items()
-        )
+    def _rule(self, name: str) -> PartRule:
+        return self._rules.get(name, PartRule())
+
+    def _is_open(self, name: str, parts: Mapping[str, float]) -> bool:
+        """Whether a part's gate is; of no meaning where a part failed, as the sum fails then."""
+        return all(parts.get(other, 0.0) >= least for other, least in self._rule(name).gate.items())

@@ -1,6 +1,6 @@
 """What exploration brings: learning curves with and without it, of both objectives.
 
-    python -m benchmarks.exploration --task shapes [--seeds 6] [--arms ...] [--quick] [--keep]
+    python -m benchmarks.exploration --task shapes [--seeds 6] [--arms ...] [--quick] [--keep | --tuning]
 
 Each arm is a setting of the presets `glyphs-stale` or `shapes-stale` without their guards of the images
 (`benchmarks/unguarded.py`), run by the runtime of `spotlight train` in one process
@@ -15,6 +15,9 @@ as `stale` makes in all.
 Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
 figures are is said in `benchmarks/exploration_summary.py`. Finished curves are kept, so that an interrupted
 call goes on, on another machine too (`--after COMMIT`).
+
+With `--tuning` every arm trains on some of the training prompts and is judged by the others
+(`benchmarks/tuning_prompts.py`): settings are chosen by these figures, and they are reported nowhere.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -33,10 +36,12 @@ from benchmarks.curve_store import CurveStore, curve_name
 from benchmarks.exploration_summary import summarise
 from benchmarks.learning_curve import Curve, make_curve
 from benchmarks.report import add_keep_option, finish
+from benchmarks.tuning_prompts import tuning_settings
 from benchmarks.unguarded import unguarded
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.environment import environment
+from storage.home import Home
 
 FULL_SEEDS = 6
 """Run seeds of each arm of a full run."""
@@ -97,10 +102,18 @@ MAIN_ARMS = ("plain", "plain_nft", "stale_grpo", "stale", "off_policy_grpo", "of
 """Those that a call without `--arms` runs; the others are ablations."""
 
 
-def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
-    """The configuration of a curve."""
+def arm_config(task: str, arm: str, run_seed: int, prompts: Iterable[str] = ()) -> RunConfig:
+    """The configuration of a curve.
+
+    Args:
+        task: its name.
+        arm: of `ARMS`.
+        run_seed: of the curve.
+        prompts: settings of other prompts than the preset's.
+    """
     settings = [
-        f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *unguarded(task), *ALL, *ARMS[arm].settings
+        f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *unguarded(task), *ALL, *ARMS[arm].settings,
+        *prompts,
     ]  # fmt: skip
     if arm == "larger_batch":
         # As many images an iteration as stale makes, all trained on.
@@ -149,7 +162,9 @@ def _names(wanted: Iterable[CurveWanted]) -> dict[tuple[str, int], str]:
     return {(want.arm, want.run_seed): want.name for want in wanted}
 
 
-def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) -> list[CurveWanted]:
+def wanted_curves(
+    task: str, arms: Iterable[str], seeds: int, share: int = 1, prompts: Sequence[str] = ()
+) -> list[CurveWanted]:
     """The curves of a run of the benchmark, run seed by run seed, so that what is interrupted has every arm.
 
     Args:
@@ -157,13 +172,15 @@ def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) ->
         arms: which; `plain` is always among them.
         seeds: how many run seeds.
         share: how much shorter than a full run's.
+        prompts: settings of other prompts than the preset's.
     """
     wanted = []
     for run_seed in range(seeds):
         for name in dict.fromkeys(["plain", *arms]):
             arm = ARMS[name]
             length = arm.iterations // share // arm.every * arm.every
-            wanted.append(CurveWanted(name, run_seed, arm_config(task, name, run_seed), length, arm.every))
+            config = arm_config(task, name, run_seed, prompts)
+            wanted.append(CurveWanted(name, run_seed, config, length, arm.every))
     return wanted
 
 
@@ -190,6 +207,36 @@ def run_arms(
 
 def main() -> None:
     """Print one JSON line."""
+    arguments = _asked()
+    seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    commit = environment()["commit"]
+    name, prompts = f"exploration-{arguments.task}", ()
+    if arguments.tuning:
+        name = f"tuning-{arguments.task}"
+        folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
+        prompts = tuning_settings(arguments.task, PRESETS[arguments.task], folder)
+    store = curve_store(name, arguments.curves_of or commit, tuple(arguments.after))
+    wanted = wanted_curves(arguments.task, arguments.arms, seeds, share, prompts)
+    if arguments.curves_of:
+        curves = store.load_all(_names(wanted))
+        if not any(arm == "plain" for arm, _ in curves):
+            raise SystemExit(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
+    else:
+        curves = run_arms(store, wanted, arguments.processes)
+    configs = {want.arm: want.config for want in wanted if (want.arm, want.run_seed) in curves}
+    if arguments.keep:
+        store.keep()
+    figures = {
+        "curves_commit": store.commit,
+        "curves_after": store.earlier,
+        **summarise(arguments.task, curves, configs),
+    }
+    finish(name, figures, arguments.keep, module="exploration", began_at=commit)
+
+
+def _asked() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -206,29 +253,12 @@ def main() -> None:
         default=[],
         help="these commits' curves count: nothing that makes them has changed since",
     )
+    parser.add_argument("--tuning", action="store_true", help="on prompts that no reported figure is of")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    commit = environment()["commit"]
-    name = f"exploration-{arguments.task}"
-    store = curve_store(name, arguments.curves_of or commit, tuple(arguments.after))
-    wanted = wanted_curves(arguments.task, arguments.arms, seeds, share)
-    if arguments.curves_of:
-        curves = store.load_all(_names(wanted))
-        if not any(arm == "plain" for arm, _ in curves):
-            parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
-    else:
-        curves = run_arms(store, wanted, arguments.processes)
-    configs = {arm: arm_config(arguments.task, arm, 0) for arm, _ in curves}
-    if arguments.keep:
-        store.keep()
-    figures = {
-        "curves_commit": store.commit,
-        "curves_after": store.earlier,
-        **summarise(arguments.task, curves, configs),
-    }
-    finish(name, figures, arguments.keep, module="exploration", began_at=commit)
+    if arguments.tuning and arguments.keep:
+        parser.error("--tuning is to choose settings by; its figures are not kept")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -1,0 +1,49 @@
+"""The prompts that settings of the benchmark of exploration are chosen by."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from benchmarks import exploration
+from benchmarks.exploration import PRESETS, arm_config, wanted_curves
+from benchmarks.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
+from storage.config.loading import load_config
+from storage.prompts.files import resolve_prompt_path
+
+
+def lines_of(path: str) -> list[str]:
+    return resolve_prompt_path(path).read_text(encoding="utf-8").splitlines()
+
+
+def test_no_subject_is_on_both_sides_and_every_line_on_one():
+    lines = [f"{letter}{number}" for letter in "abcdefgh" for number in range(3)]
+    train, held = tuning_split(lines, lambda line: line[0], 4)
+    assert sorted(train + held) == sorted(lines) and len(held) == 6, "whole subjects, four lines at least"
+    assert not {line[0] for line in train} & {line[0] for line in held}
+    assert held == [line for line in lines if line in held], "in their order"
+    assert (train, held) == tuning_split(lines, lambda line: line[0], 4)
+
+
+@pytest.mark.parametrize("task", sorted(PRESETS))
+def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train_on(task, tmp_path):
+    settings = tuning_settings(task, PRESETS[task], tmp_path)
+    config = arm_config(task, "stale", 0, settings)
+    train, held = lines_of(config.prompts.train), lines_of(config.prompts.evaluate)
+    assert len(held) >= HELD_OUT == config.evaluation.prompts and len(train) >= 2 * len(held)
+    subject = SUBJECTS[task]
+    assert not set(map(subject, train)) & set(map(subject, held))
+    reported = load_config(PRESETS[task], [], {}).prompts
+    assert sorted(train + held) == sorted(lines_of(reported.train))
+    assert not set(held) & set(lines_of(reported.evaluate))
+    assert all(
+        want.config.prompts == config.prompts for want in wanted_curves(task, ["stale"], 2, 1, settings)
+    )
+
+
+def test_figures_of_tuning_are_not_kept(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["exploration", "--task", "ocr", "--tuning", "--keep"])
+    with pytest.raises(SystemExit):
+        exploration.main()
+    assert "--tuning is to choose settings by" in capsys.readouterr().err

@@ -2,9 +2,9 @@
 
 Every run is a `spotlight train` on local processes. What was interrupted is resumed. The course of a finished
 run is kept under a name of its settings, with `--keep` in the repository, so that a later call goes on, on
-another machine too (`--after COMMIT`). Every part has a run for each seed, but for arms of one guard that are
-only compared, which have one (`quality`, `average`, `lora`, `cps`); `--parts` does some of them. The figures
-are of the courses that are there; a result is kept once all are.
+another machine too (`--after COMMIT`). Every part has a run for each seed, but for arms that hack, which have
+two, and arms of one guard that are only compared, which have one (`quality`, `average`, `lora`, `cps`);
+`--parts` does some of them. The figures are of the courses that are there; a result is kept once all are.
 
 The alarm: two arms hack, `long` (OCR without KL, fast and long) and `jpeg` (a small file, whatever the prompt
 says). `lost_runs` are those in which the second judge falls to less than 90 % of its start;

@@ -90,11 +90,11 @@ _ALL = (
 _LORA = ("adaptation.mode=lora", "adaptation.rank=16")
 
 HACKING: Mapping[str, tuple[str, ...]] = {
-    "long": ("optimizer.learning_rate=5e-4",),
+    "long": ("optimizer.learning_rate=3e-4",),
     "jpeg": ("reward.scorer=jpeg", "optimizer.learning_rate=3e-4"),
 }
-"""Arms of glyphs that hack: OCR without KL, three times as fast as the preset and longer; a small file, as
-an image without any text has."""
+"""Arms of glyphs that hack, at twice the preset's learning rate: OCR without KL, for twice as many
+iterations; a small file, as an image without any text has."""
 
 GUARDS: Mapping[str, tuple[str, ...]] = {
     "unguarded": (),
@@ -112,7 +112,10 @@ WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""
 
 COMPARED = ("quality", "average", "lora", "cps")
-"""Arms of one guard that are only compared with the recipe: one run seed each."""
+"""Arms of one guard that are only compared with the recipe."""
+
+FEWER_SEEDS: Mapping[str, int] = {**dict.fromkeys(COMPARED, 1), **dict.fromkeys(HACKING, 2)}
+"""Run seeds of arms that have no share of the figures that intervals stand beside."""
 
 SOUND = ("kl", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of the three tasks, 15 runs."""
@@ -123,7 +126,7 @@ class Length:
     """How long runs are.
 
     Attributes:
-        iterations: of a guarded run; a hacking one has twice as many.
+        iterations: of a run; of the arm `long`, twice as many.
         every: iterations between evaluations; a hacking run has them twice as often.
         prompts: that are held out.
     """
@@ -171,7 +174,7 @@ class Wanted:
     def settings(self) -> list[str]:
         """On top of the task's preset."""
         often = 2 if self.arm in HACKING else 1
-        length = 2 * self.length.iterations if self.arm in HACKING else self.length.iterations
+        length = 2 * self.length.iterations if self.arm == "long" else self.length.iterations
         task = TASKS[self.task]
         settings = [
             f"seed={self.seed}", f"iterations={length}", f"evaluation.every={self.length.every // often}",
@@ -219,7 +222,7 @@ def wanted_runs(seeds: int, length: Length, parts: Iterable[str] = ()) -> list[W
     """All runs, seed by seed, so that what is interrupted has every arm.
 
     Args:
-        seeds: how many run seeds; an arm of `COMPARED` has the first.
+        seeds: how many run seeds; an arm of `FEWER_SEEDS` has the first of them.
         length: of the runs.
         parts: only these, as `Wanted.part` has them; none means all.
     """
@@ -229,7 +232,7 @@ def wanted_runs(seeds: int, length: Length, parts: Iterable[str] = ()) -> list[W
         Wanted(task, arm, seed, length)
         for seed in range(seeds)
         for task, arm in arms
-        if seed == 0 or arm not in COMPARED
+        if seed < FEWER_SEEDS.get(arm, seeds)
     ]
     chosen = set(parts)
     return [want for want in every if not chosen or want.part in chosen]

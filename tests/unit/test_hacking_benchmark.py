@@ -17,7 +17,7 @@ from benchmarks.hacking import (
     summarise,
     warned,
 )
-from benchmarks.hacking_runs import COMPARED, FULL, QUICK, SOUND, Course, wanted_runs
+from benchmarks.hacking_runs import COMPARED, FULL, HACKING, QUICK, SOUND, Course, wanted_runs
 from storage.config.loading import load_config
 from tasks.checks.quick_checks import with_read_options
 
@@ -106,6 +106,7 @@ def test_every_run_has_settings_that_are_accepted_and_a_name_of_its_own(length):
         assert config.evaluation.judge == "templates" and config.runtime.cluster == "local"
     assert len({want.name for want in wanted}) == len(wanted) == 18 + 10
     assert {want.seed for want in wanted if want.arm in COMPARED} == {0}
+    assert {want.seed for want in wanted_runs(3, length) if want.arm in HACKING} == {0, 1}
     assert sum(want.arm in SOUND for want in wanted_runs(3, length)) == 15
     assert [want.seed for want in wanted_runs(2, length, ["glyphs-long"])] == [0, 1]
 

@@ -91,9 +91,9 @@ _LORA = ("adaptation.mode=lora", "adaptation.rank=16")
 
 HACKING: Mapping[str, tuple[str, ...]] = {
     "long": ("optimizer.learning_rate=3e-4",),
-    "jpeg": ("reward.scorer=jpeg", "optimizer.learning_rate=3e-4"),
+    "jpeg": ("reward.scorer=jpeg",),
 }
-"""Arms of glyphs that hack, at twice the preset's learning rate: OCR without KL, for twice as many
+"""Arms of glyphs that hack: OCR without KL, at twice the preset's learning rate and for twice as many
 iterations; a small file, as an image without any text has."""
 
 GUARDS: Mapping[str, tuple[str, ...]] = {

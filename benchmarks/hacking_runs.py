@@ -106,7 +106,8 @@ GUARDS: Mapping[str, tuple[str, ...]] = {
     "recipe": ("optimizer.ema_decay=0.9",),
 }
 """Arms of tasks; `kl`, those of `WITH_QUALITY` and `recipe` have besides what their task says. The presets
-average over fewer updates than `average` (0.9 and 0.7)."""
+average over fewer updates than `average` (0.9 and 0.7). On glyphs that is the same: the average warms up for
+longer than these runs last."""
 
 WITH_QUALITY = ("quality", "recipe")
 """With a term of quality in the reward."""

@@ -116,7 +116,7 @@ COMPARED = ("quality", "average", "lora", "cps")
 """Arms of one guard that are only compared with the recipe."""
 
 FEWER_SEEDS: Mapping[str, int] = {**dict.fromkeys(COMPARED, 1), **dict.fromkeys(HACKING, 2)}
-"""Run seeds of arms that have no share of the figures that intervals stand beside."""
+"""Run seeds of arms that no interval is asked of."""
 
 SOUND = ("kl", "recipe")
 """Arms in which no alarm is to be raised: with three seeds of the three tasks, 15 runs."""

@@ -50,11 +50,9 @@ def _normalised(value_G: np.ndarray) -> np.ndarray:
     return found_G
 
 
-def _of_each(value_XG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each group, shape (..., 1): to the bit, however many groups come with it."""
-    rows = value_XG.reshape(-1, value_XG.shape[-1])
-    shape = (*value_XG.shape[:-1], 1)
-    means, deviations = (np.array([of(row) for row in rows]).reshape(shape) for of in (np.mean, np.std))
+def _of_each(value_PG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each group, shape (P, 1): to the bit, however many groups come with it."""
+    means, deviations = (np.array([of(row) for row in value_PG])[:, None] for of in (np.mean, np.std))
     return means, deviations
 
 

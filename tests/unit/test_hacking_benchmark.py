@@ -93,7 +93,7 @@ def test_the_chosen_arm_keeps_images_on_both_tasks():
 
     glyphs = {"unguarded": arm(1.0), "kl": arm(0.97), "early_stop": arm(0.99), "recipe": arm(1.2, grain=1.2)}
     shapes = {"unguarded": arm(1.0), "kl": arm(0.96), "early_stop": arm(0.9), "recipe": arm(1.0)}
-    glyphs["lora"] = shapes["lora"] = arm(2.0)  # of one run seed
+    glyphs["lora"] = shapes["lora"] = arm(2.0)  # the largest, of one run seed
     assert chosen_arm({"glyphs": glyphs, "shapes": shapes, "demo": {"recipe": arm(0.9)}}) == "kl"
     assert chosen_arm({"glyphs": {"kl": arm(1.0, far=0.01)}, "shapes": shapes}) is None
 

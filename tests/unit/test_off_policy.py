@@ -24,7 +24,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.learning.groups import check_versions, training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.config.run_config import RunConfig
@@ -72,7 +72,8 @@ def candidate(prompt: int, seed: int, error: str | None = None) -> Candidate:
 
 def scored(value: float) -> Future[Score]:
     future: Future[Score] = Future()
-    future.set_result(Score(value, value == 1, "what was read", parts={"ocr": value}))
+    terms = (Term(0.75, value), Term(0.25, None))  # the second part's gate is closed
+    future.set_result(Score(value, value == 1, "what was read", parts={"ocr": value}, terms=terms))
     return future
 
 

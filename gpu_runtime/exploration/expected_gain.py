@@ -54,7 +54,7 @@ class ValueCurves:
 
     def __init__(
         self,
-        draws: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        draws: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray],
         judged: Sequence[np.ndarray],
         group_size: int,
         candidates: int,
@@ -65,8 +65,7 @@ class ValueCurves:
         self._known = np.array([len(scores) for scores in judged])
         self._now = np.full(len(judged), np.nan)
         outcomes = int(np.clip(_OUTCOMES // max(1, len(judged)), _FEWEST, _MOST))
-        chosen, logits = _random_outcomes(key, outcomes, int(self._totals[-1]))
-        found = draws(chosen, logits)
+        found = draws(*_random_outcomes(key, outcomes, int(self._totals[-1])))
         for count in np.unique(self._known):
             alike = np.flatnonzero(self._known == count)
             scores = np.stack([judged[int(place)] for place in alike])
@@ -141,18 +140,23 @@ def _totals(group: int, candidates: int) -> np.ndarray:
     return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
 
 
-def _random_outcomes(key: tuple[int, ...], outcomes: int, drafts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Uniform numbers that choose locations and scales, ascending, and logistic ones for the drafts.
+def _random_outcomes(
+    key: tuple[int, ...], outcomes: int, drafts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `ScoreModel.draws` takes: R ascending uniform numbers; logistic and uniform ones, one a draft.
 
     Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube): how often
     it succeeds is then hardly left to chance.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
-    strata = np.tile(np.arange(outcomes), (drafts, 1))
-    strata = np.stack([generator.permutation(row) for row in strata], axis=1)
-    uniforms = (strata + generator.random(strata.shape)) / outcomes
-    uniforms = np.clip(uniforms, 1e-9, 1 - 1e-9)
-    return (np.arange(outcomes) + 0.5) / outcomes, np.log(uniforms) - np.log1p(-uniforms)
+
+    def stratified() -> np.ndarray:
+        strata = np.tile(np.arange(outcomes), (drafts, 1))
+        strata = np.stack([generator.permutation(row) for row in strata], axis=1)
+        return np.clip((strata + generator.random(strata.shape)) / outcomes, 1e-9, 1 - 1e-9)
+
+    uniforms = stratified()
+    return (np.arange(outcomes) + 0.5) / outcomes, np.log(uniforms) - np.log1p(-uniforms), stratified()
 
 
 def _concave(start: np.ndarray, here: np.ndarray, totals: np.ndarray, values: np.ndarray) -> Segments:

@@ -14,7 +14,8 @@ maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), wit
 as one prompt. So the data say how alike prompts are, in success rate and in noise. A few drafts of each
 prompt differ in noise by chance. Where scores are graded, the weights of the scales are therefore averaged
 over three hypotheses, by how well each explains the scores (Bayesian model averaging; Hoeting et al., 1999):
-one scale for all prompts, any scale alike, and the weights as they are estimated.
+one scale for all prompts, any scale alike, and the weights as they are estimated. Where continuous scores
+have more than one mode, drafts come from an urn (`score_urn`).
 
 Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of equal latent
 intervals, C hypotheses, R random outcomes, N drafts.
@@ -26,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from gpu_runtime.exploration.score_urn import ScoreUrn, best_width, bin_probabilities
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
 """Scales of the grid, relative to that of all scores; variances lie a factor of 2 apart."""
@@ -132,16 +135,18 @@ class ScoreModel:
         cells = np.repeat(rows, sizes).astype(np.intp) * shape[1] + bins[places]
         counted = np.bincount(cells, weight, shape[0] * shape[1]).reshape(shape)
         graded = len(values) > 2
-        posterior_PK, evidence = _posterior(counted @ _ranked_logs(bins, upper), graded)
-        self._table = _ranked_table(values, counts, upper)
+        scale = _ranked(values, counts, upper, bins)
+        posterior_PK, evidence = _posterior(counted @ scale.logs_BK, graded)
+        self._urn: ScoreUrn | None = None
         if graded and not _atoms(values, counts).any():
-            table, logs_BK = _linear(values, bins, float(np.average(values, weights=counts)), self.variance)
-            linear_PK, of_linear = _posterior(counted @ logs_BK, graded)
+            linear = _linear(values, bins, float(np.average(values, weights=counts)), self.variance)
+            linear_PK, of_linear = _posterior(counted @ linear.logs_BK, graded)
             if of_linear > evidence - _PENALTY_OF_RANKS:
-                posterior_PK, self._table = linear_PK, table
-        self._posterior_PK = posterior_PK[:prompts]
+                posterior_PK, scale = linear_PK, linear
+            self._urn = _urn(judged, _Seen(values, counts, bins), counted, posterior_PK, scale)
+        self._posterior_PK, self._table = posterior_PK[:prompts], scale.table
 
-    def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray) -> np.ndarray:
+    def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
         """Scores of drafts to come: of each random outcome one location and scale, and then drafts.
 
         So a draft that fails makes the next ones of the same outcome less likely to succeed.
@@ -149,6 +154,7 @@ class ScoreModel:
         Args:
             uniforms_R: in [0, 1), ascending; they choose the location and scale.
             logits_RN: standard logistic numbers, one a draft.
+            picks_RN: in [0, 1), one a draft; where scores come back, they choose which.
 
         Returns:
             (P, R, N).
@@ -159,10 +165,53 @@ class ScoreModel:
         wanted = uniforms_R[None, :] + 2.0 * np.arange(prompts)[:, None]
         found = np.searchsorted(heights.ravel(), wanted.ravel(), side="right").reshape(wanted.shape)
         chosen_PR = np.minimum(found - count * np.arange(prompts)[:, None], count - 1)
-        latent = logits_RN[None] * (_GRID_S[chosen_PR] * _CELLS)[..., None]
-        latent += ((_GRID_M[chosen_PR] + _EDGE) * _CELLS + 0.5)[..., None]
-        np.clip(latent, 0, len(self._table) - 1, out=latent)
-        return self._table[latent.astype(np.int32)]
+        latent = logits_RN[None] * _GRID_S[chosen_PR][..., None] + _GRID_M[chosen_PR][..., None]
+        if self._urn is not None:
+            latent = self._urn.draw(latent, logits_RN, picks_RN)
+        cells = latent * _CELLS
+        cells += _EDGE * _CELLS + 0.5
+        np.clip(cells, 0, len(self._table) - 1, out=cells)
+        return self._table[cells.astype(np.int32)]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """How latent numbers become scores.
+
+    Attributes:
+        table: g, at `_latents`.
+        edges: latent numbers between the bins, (B - 1,).
+        logs_BK: logarithm of each bin's probability at each grid point.
+    """
+
+    table: np.ndarray
+    edges: np.ndarray
+    logs_BK: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """All distinct scores, ascending, with how often each occurs and its bin."""
+
+    values: np.ndarray
+    counts: np.ndarray
+    bins: np.ndarray
+
+
+def _urn(
+    judged: Sequence[np.ndarray], seen: _Seen, counted: np.ndarray, posterior_PK: np.ndarray, scale: _Scale
+) -> ScoreUrn | None:
+    """The urn of continuous scores that come back; None where they do not."""
+    latents = np.interp(seen.values, scale.table, _latents())
+    centres_B = np.bincount(seen.bins, latents * seen.counts) / np.bincount(seen.bins, seen.counts)
+    sample = slice(None, None, -(-len(counted) // _MOST_FOR_PRIOR))
+    # Of a prompt's posterior without one of its scores: the harmonic mean of the bin's probabilities.
+    alone_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))
+    width = best_width(counted[sample], alone_PB, scale.edges, centres_B)
+    if width is None:
+        return None
+    own = [np.interp(scores, scale.table, _latents()) for scores in judged]
+    return ScoreUrn(width, own, np.repeat(latents, seen.counts.astype(int)))
 
 
 def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -229,25 +278,23 @@ def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
 
 
-def _ranked_logs(bins: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """Logarithm of each bin's probability at each grid point with the ranked g, (B, K)."""
-    return _logs(_logit(upper[np.flatnonzero(np.diff(bins))]))
+def _ranked(values: np.ndarray, counts: np.ndarray, upper: np.ndarray, bins: np.ndarray) -> _Scale:
+    """g that is read off the ranks of all scores."""
+    edges = _logit(upper[np.flatnonzero(np.diff(bins))])
+    return _Scale(_ranked_table(values, counts, upper), edges, _logs(edges))
 
 
-def _linear(
-    values: np.ndarray, bins: np.ndarray, mean: float, variance: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """A linear g that gives the scores their mean and variance, and the logarithms as of `_ranked_logs`."""
+def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) -> _Scale:
+    """A linear g that gives the scores their mean and variance."""
     slope = max(np.sqrt(variance), 1e-12) / _DEVIATION
     last = np.flatnonzero(np.diff(bins))
-    return mean + slope * _latents(), _logs(((values[last] + values[last + 1]) / 2 - mean) / slope)
+    edges = ((values[last] + values[last + 1]) / 2 - mean) / slope
+    return _Scale(mean + slope * _latents(), edges, _logs(edges))
 
 
 def _logs(edges: np.ndarray) -> np.ndarray:
     """Logarithms of the probabilities of the B bins between B - 1 latent numbers, (B, K)."""
-    edges = np.concatenate([[-np.inf], edges, [np.inf]])
-    below = 1 / (1 + np.exp(np.clip((_GRID_M - edges[:, None]) / _GRID_S, -700, 700)))
-    logs = np.log(np.maximum(np.diff(below, axis=0), 1e-12))
+    logs = np.log(bin_probabilities(edges, _GRID_M, _GRID_S))
     return np.round(logs / _QUANTUM) * _QUANTUM
 
 

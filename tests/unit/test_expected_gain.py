@@ -23,7 +23,7 @@ class Coin:
     def __init__(self, *rates):
         self.rates = np.array(rates)
 
-    def draws(self, uniforms_R, logits_RN):
+    def draws(self, uniforms_R, logits_RN, picks_RN):
         uniforms = 1 / (1 + np.exp(-logits_RN))
         return (uniforms[None] >= 1 - self.rates[:, None, None]).astype(float)
 
@@ -108,8 +108,8 @@ def test_segments_are_by_falling_rate_and_equal_ones_by_prompt():
 
 
 def test_random_outcomes_are_stratified_and_their_own():
-    chosen, logits = _random_outcomes((3, 4), 16, 5)
+    chosen, logits, picks = _random_outcomes((3, 4), 16, 5)
     assert chosen[[0, -1]].tolist() == [0.5 / 16, 15.5 / 16]
-    for column in (1 / (1 + np.exp(-logits))).T:
+    for column in (*(1 / (1 + np.exp(-logits))).T, *picks.T):
         assert sorted((column * 16).astype(int)) == list(range(16))
     assert not np.array_equal(logits, _random_outcomes((3, 5), 16, 5)[1])

@@ -14,7 +14,7 @@ from gpu_runtime.exploration.score_model import (
     _distinct,
     _linear,
     _posterior,
-    _ranked_logs,
+    _ranked,
     _ranked_table,
 )
 
@@ -28,7 +28,8 @@ def predicted(judged, own=None, others=()):
         [np.array(scores, dtype=float) for scores in judged], own or [NOTHING] * len(judged), others
     )
     shuffled = np.random.default_rng(0).permutation(STRATA)
-    return model.draws(STRATA, (np.log(shuffled) - np.log1p(-shuffled))[:, None])[:, :, 0]
+    logits, picks = np.log(shuffled) - np.log1p(-shuffled), np.random.default_rng(1).permutation(STRATA)
+    return model.draws(STRATA, logits[:, None], picks[:, None])[:, :, 0]
 
 
 def at(table, latent):
@@ -117,24 +118,26 @@ def test_the_bins_probabilities_add_up_to_one():
     upper = np.cumsum(counts) / counts.sum()
     bins = _bins(upper, counts)
     values = np.sort(np.random.default_rng(2).normal(size=300))
-    for logs in (_ranked_logs(bins, upper), _linear(values, bins, 0.0, 1.0)[1]):
-        assert bins.max() + 1 == len(logs) <= 64
+    for scale in (_ranked(values, counts, upper, bins), _linear(values, bins, 0.0, 1.0)):
+        logs = scale.logs_BK
+        assert bins.max() + 1 == len(logs) == len(scale.edges) + 1 <= 64
         assert np.exp(logs).sum(axis=0) == pytest.approx(np.ones(logs.shape[1]), abs=1e-4)
 
 
 def test_a_linear_g_by_hand():
     """Mean 10 and deviation 3.6: a score of 2 is one latent number, and the bin of 11 and 13 begins at 10."""
-    table, logs = _linear(np.array([7.0, 9.0, 11.0, 13.0]), np.array([0, 0, 1, 1]), 10.0, 3.6**2)
-    assert [at(table, latent) for latent in (-2, 0, 3)] == pytest.approx([6, 10, 16])
+    scale = _linear(np.array([7.0, 9.0, 11.0, 13.0]), np.array([0, 0, 1, 1]), 10.0, 3.6**2)
+    assert [at(scale.table, latent) for latent in (-2, 0, 3)] == pytest.approx([6, 10, 16])
     # Of a prompt with location 0 and scale 1: the grid point 6 * 31 + 15.
-    assert np.exp(logs[:, 6 * 31 + 15]) == pytest.approx([0.5, 0.5], abs=1e-4)
+    assert scale.edges == pytest.approx([0.0])
+    assert np.exp(scale.logs_BK[:, 6 * 31 + 15]) == pytest.approx([0.5, 0.5], abs=1e-4)
 
 
 def test_likelihoods_are_exact_sums_whatever_the_order():
     """So a library that adds on several threads finds the same bits."""
-    counts = _distinct(np.random.default_rng(6).normal(size=200))[2]
+    values, _, counts = _distinct(np.random.default_rng(6).normal(size=200))
     upper = np.cumsum(counts) / counts.sum()
-    logs = _ranked_logs(_bins(upper, counts), upper)
+    logs = _ranked(values, counts, upper, _bins(upper, counts)).logs_BK
     counted = np.random.default_rng(7).integers(0, 32 * 64, len(logs)) / 64
     found = counted @ logs
     assert found.tolist() == (counted[::-1] @ logs[::-1]).tolist()

@@ -62,9 +62,28 @@ class Arm:
     every: int = 2
 
 
-PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
-"""The preset of each task; `stale` is that preset with counted drafts (by itself it drafts as many as the
-training window holds)."""
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        preset: `stale` is that preset with counted drafts (by itself it drafts as many as the training window
+            holds).
+        scorer: of the reward.
+        signal: what every arm learns from and is judged by.
+    """
+
+    preset: str
+    scorer: str
+    signal: str = "exact"
+
+
+TASKS = {
+    "ocr": Task("glyphs-stale", "ocr"),
+    "ocr-graded": Task("glyphs-stale", "ocr", "graded"),
+    "shapes": Task("shapes-stale", "shapes"),
+}
+"""By name. Flow-GRPO's reward for texts is graded, by edit distance; GenEval's verdict is exact."""
 
 DRAFTS = 448
 """Drafts an iteration with DiffusionNFT, in whole ones: about half of all candidates."""
@@ -106,21 +125,22 @@ def arm_config(task: str, arm: str, run_seed: int, prompts: Iterable[str] = ()) 
     """The configuration of a curve.
 
     Args:
-        task: its name.
+        task: of `TASKS`.
         arm: of `ARMS`.
         run_seed: of the curve.
         prompts: settings of other prompts than the preset's.
     """
+    preset, scorer, signal = TASKS[task].preset, TASKS[task].scorer, TASKS[task].signal
     settings = [
-        f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *unguarded(task), *ALL, *ARMS[arm].settings,
-        *prompts,
+        f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *unguarded(scorer), f"reward.signal={signal}",
+        *ALL, *ARMS[arm].settings, *prompts,
     ]  # fmt: skip
     if arm == "larger_batch":
         # As many images an iteration as stale makes, all trained on.
-        algorithm = load_config(PRESETS[task], [], {}).algorithm
+        algorithm = load_config(preset, [], {}).algorithm
         images = algorithm.prompts_per_iteration * algorithm.group_size + DRAFTS
         settings.append(f"algorithm.group_size={images // algorithm.prompts_per_iteration}")
-    return load_config(PRESETS[task], settings, {})
+    return load_config(preset, settings, {})
 
 
 def curve_in_process(config_json: str, iterations: int, every: int) -> Curve:
@@ -215,7 +235,8 @@ def main() -> None:
     if arguments.tuning:
         name = f"tuning-{arguments.task}"
         folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
-        prompts = tuning_settings(arguments.task, PRESETS[arguments.task], folder)
+        task = TASKS[arguments.task]
+        prompts = tuning_settings(task.scorer, task.preset, folder)
     store = curve_store(name, arguments.curves_of or commit, tuple(arguments.after))
     wanted = wanted_curves(arguments.task, arguments.arms, seeds, share, prompts)
     if arguments.curves_of:
@@ -240,7 +261,7 @@ def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--task", choices=sorted(PRESETS), required=True)
+    parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(MAIN_ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.exploration import ALL, ARMS, DRAFTS, PRESETS, CurveWanted, curve_store, run_arms
+from benchmarks.exploration import ALL, ARMS, DRAFTS, TASKS, CurveWanted, curve_store, run_arms
 from benchmarks.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
@@ -70,7 +70,7 @@ def make_bases(folder: Path, wanted: Sequence[float]) -> dict[float, Path]:
     complete = folder / "complete"
     if complete.is_file():
         return places
-    config = load_config(PRESETS["ocr"], [], {})
+    config = load_config(TASKS["ocr"].preset, [], {})
     run = Pretraining(find_task("glyphs"), RECIPES["glyphs"], seed=0)
     distance = dict.fromkeys(wanted, 1.0)
     for done in range(1, LAST_STAGE + 1):
@@ -102,7 +102,7 @@ def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
         # One learning rate for both arms: the best without exploration, so that exploration alone differs.
         "optimizer.learning_rate=2e-4",
     ]
-    return load_config(PRESETS["ocr"], settings, {})
+    return load_config(TASKS["ocr"].preset, settings, {})
 
 
 def cell_of(wanted: float, signal: str, plain: Curve, stale: Curve) -> dict[str, Any]:

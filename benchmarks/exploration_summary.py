@@ -164,7 +164,7 @@ def summarise(
         "task": task,
         "signal": configs["plain"].reward.signal,
         "run_seeds": min(len(arm.curves) for arm in arms.values()),
-        "base_exact": round(arms["plain"].base(), 4),
+        "base": round(arms["plain"].base(), 4),
         "target": round(arms["plain"].base() + targets[100], 4),
         "exploration": explored,
         "all_train": all_train,

@@ -87,7 +87,7 @@ def iterations_to(task: str, arm: str, share: float) -> list[float]:
         share: of that gain.
     """
     kept = _kept_curves(task)
-    target = share * (kept["target"] - kept["base_exact"])
+    target = share * (kept["target"] - kept["base"])
     found: list[float] = []
     for curve in kept["arms"][arm]["curves"]:
         gains = [value - curve["exact"][0] for value in curve["exact"]]

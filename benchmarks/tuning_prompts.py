@@ -21,7 +21,7 @@ def sign_text(line: str) -> str:
 
 
 SUBJECTS: Mapping[str, Callable[[str], Hashable]] = {"ocr": sign_text, "shapes": bound_objects}
-"""Of each task what no prompt on one side of a split shares with one on the other."""
+"""Of each scorer what no prompt on one side of a split shares with one on the other."""
 
 
 def tuning_split(
@@ -48,11 +48,11 @@ def tuning_split(
     return [line for line, one in pairs if one not in held], [line for line, one in pairs if one in held]
 
 
-def tuning_settings(task: str, preset: str, folder: Path) -> tuple[str, ...]:
+def tuning_settings(scorer: str, preset: str, folder: Path) -> tuple[str, ...]:
     """Settings by which a preset trains and is judged on its training prompts alone.
 
     Args:
-        task: of `SUBJECTS`.
+        scorer: of `SUBJECTS`.
         preset: of that task, with text or JSON lines to train on.
         folder: for the two files.
     """
@@ -60,8 +60,10 @@ def tuning_settings(task: str, preset: str, folder: Path) -> tuple[str, ...]:
     lines = whole.read_text(encoding="utf-8").splitlines()
     folder.mkdir(parents=True, exist_ok=True)
     settings = []
-    for name, part in zip(("train", "evaluate"), tuning_split(lines, SUBJECTS[task], HELD_OUT), strict=True):
-        path = folder / f"{task}-{name}{whole.suffix}"
+    for name, part in zip(
+        ("train", "evaluate"), tuning_split(lines, SUBJECTS[scorer], HELD_OUT), strict=True
+    ):
+        path = folder / f"{scorer}-{name}{whole.suffix}"
         path.write_text("\n".join(part) + "\n", encoding="utf-8")
         settings.append(f"prompts.{name}={path}")
     return tuple(settings)

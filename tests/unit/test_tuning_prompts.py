@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks import exploration
-from benchmarks.exploration import PRESETS, arm_config, wanted_curves
+from benchmarks.exploration import TASKS, arm_config, wanted_curves
 from benchmarks.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
 from storage.config.loading import load_config
 from storage.prompts.files import resolve_prompt_path
@@ -26,15 +26,16 @@ def test_no_subject_is_on_both_sides_and_every_line_on_one():
     assert (train, held) == tuning_split(lines, lambda line: line[0], 4)
 
 
-@pytest.mark.parametrize("task", sorted(PRESETS))
+@pytest.mark.parametrize("task", sorted(TASKS))
 def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train_on(task, tmp_path):
-    settings = tuning_settings(task, PRESETS[task], tmp_path)
+    scorer, preset = TASKS[task].scorer, TASKS[task].preset
+    settings = tuning_settings(scorer, preset, tmp_path)
     config = arm_config(task, "stale", 0, settings)
     train, held = lines_of(config.prompts.train), lines_of(config.prompts.evaluate)
     assert len(held) >= HELD_OUT == config.evaluation.prompts and len(train) >= 2 * len(held)
-    subject = SUBJECTS[task]
+    subject = SUBJECTS[scorer]
     assert not set(map(subject, train)) & set(map(subject, held))
-    reported = load_config(PRESETS[task], [], {}).prompts
+    reported = load_config(preset, [], {}).prompts
     assert sorted(train + held) == sorted(lines_of(reported.train))
     assert not set(held) & set(lines_of(reported.evaluate))
     assert all(

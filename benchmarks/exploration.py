@@ -83,7 +83,7 @@ TASKS = {
     "ocr-graded": Task("glyphs-stale", "ocr", "graded"),
     "shapes": Task("shapes-stale", "shapes"),
 }
-"""By name. Flow-GRPO's reward for texts is graded, by edit distance; GenEval's verdict is exact."""
+"""By name. Flow-GRPO's reward for texts is graded, by edit distance; GenEval counts exact matches."""
 
 DRAFTS = 448
 """Drafts an iteration with DiffusionNFT, in whole ones: about half of all candidates."""

@@ -53,7 +53,7 @@ def tuning_settings(scorer: str, preset: str, folder: Path) -> tuple[str, ...]:
 
     Args:
         scorer: of `SUBJECTS`.
-        preset: of that task, with text or JSON lines to train on.
+        preset: with that scorer, and with text or JSON lines to train on.
         folder: for the two files.
     """
     whole = resolve_prompt_path(load_config(preset, [], {}).prompts.train)

@@ -15,10 +15,10 @@ as one prompt. So the data say how alike prompts are, in success rate and in noi
 prompt differ in noise by chance. Where scores are graded, the weights of the scales are therefore averaged
 over three hypotheses, by how well each explains the scores (Bayesian model averaging; Hoeting et al., 1999):
 one scale for all prompts, any scale alike, and the weights as they are estimated. Where continuous scores
-have more than one mode, drafts come from an urn (`score_urn`).
+predict each other better than that, as those with two modes do, drafts come from an urn (`score_urn`).
 
-Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of equal latent
-intervals, C hypotheses, R random outcomes, N drafts.
+Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of scores (one a value,
+or equal shares of all scores), C hypotheses, R random outcomes, N drafts.
 """
 
 from __future__ import annotations
@@ -120,31 +120,25 @@ class ScoreModel:
         own: Sequence[tuple[Sequence[float], float]],
         others: Sequence[Sequence[float]],
     ) -> None:
-        prompts = len(judged)
-        groups = [*judged, *(values for values, _ in own), *others]
-        rows = [*range(prompts), *range(prompts), *range(prompts, prompts + len(others))]
-        weights = [1.0] * prompts + [weight for _, weight in own] + [1.0] * len(others)
-        sizes = [len(group) for group in groups]
-        scores = np.concatenate([*groups, np.zeros(0)]).astype(float)
-        values, places, counts = _distinct(scores)
-        upper = np.cumsum(counts) / counts.sum()
-        self.variance = float(np.average((values - np.average(values, weights=counts)) ** 2, weights=counts))
-        weight = np.round(np.repeat(weights, sizes) / _WEIGHT_QUANTUM) * _WEIGHT_QUANTUM
-        bins = _bins(upper, counts)
-        shape = prompts + len(others), int(bins[-1]) + 1
-        cells = np.repeat(rows, sizes).astype(np.intp) * shape[1] + bins[places]
-        counted = np.bincount(cells, weight, shape[0] * shape[1]).reshape(shape)
-        graded = len(values) > 2
-        scale = _ranked(values, counts, upper, bins)
-        posterior_PK, evidence = _posterior(counted @ scale.logs_BK, graded)
+        weights_P = np.round(np.array([weight for _, weight in own]) / _WEIGHT_QUANTUM) * _WEIGHT_QUANTUM
+        past = [np.asarray(scores, dtype=float) for scores, _ in own]
+        seen = _together(judged, past, weights_P, others)
+        self.variance = seen.variance
+        graded = len(seen.values) > 2
+        scale = _ranked(seen.values, seen.counts, seen.bins)
+        posterior_PK, evidence = _posterior(seen.weight_PB @ scale.logs_BK, graded)
         self._urn: ScoreUrn | None = None
-        if graded and not _atoms(values, counts).any():
-            linear = _linear(values, bins, float(np.average(values, weights=counts)), self.variance)
-            linear_PK, of_linear = _posterior(counted @ linear.logs_BK, graded)
+        if graded and not _atoms(seen.values, seen.counts).any():
+            linear = _linear(seen.values, seen.bins, seen.mean, seen.variance)
+            linear_PK, of_linear = _posterior(seen.weight_PB @ linear.logs_BK, graded)
             if of_linear > evidence - _PENALTY_OF_RANKS:
                 posterior_PK, scale = linear_PK, linear
-            self._urn = _urn(judged, _Seen(values, counts, bins), counted, posterior_PK, scale)
-        self._posterior_PK, self._table = posterior_PK[:prompts], scale.table
+            width = _urn_width(seen, scale, posterior_PK)
+            if width is not None:
+                own_P, past_P = ([scale.latents(scores) for scores in some] for some in (judged, past))
+                pool = scale.latents(seen.values)
+                self._urn = ScoreUrn(width, own_P, past_P, weights_P, pool, seen.weight_of_values)
+        self._posterior_PK, self._table = posterior_PK[: len(judged)], scale.table
 
     def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
         """Scores of drafts to come: of each random outcome one location and scale, and then drafts.
@@ -153,11 +147,11 @@ class ScoreModel:
 
         Args:
             uniforms_R: in [0, 1), ascending; they choose the location and scale.
-            logits_RN: standard logistic numbers, one a draft.
+            logits_RN: standard logistic numbers, one a draft; N is a prompt's judged drafts at least.
             picks_RN: in [0, 1), one a draft; where scores come back, they choose which.
 
         Returns:
-            (P, R, N).
+            (P, R, N): of a prompt with n judged drafts, what counts begins at the n + 1st.
         """
         prompts, count = self._posterior_PK.shape
         heights = np.cumsum(self._posterior_PK, axis=1)
@@ -188,30 +182,82 @@ class _Scale:
     edges: np.ndarray
     logs_BK: np.ndarray
 
+    def latents(self, scores: np.ndarray) -> np.ndarray:
+        """The latent numbers of scores; those beyond the table are its ends."""
+        return np.interp(scores, self.table, _latents())
+
 
 @dataclass(frozen=True)
-class _Seen:
-    """All distinct scores, ascending, with how often each occurs and its bin."""
+class _Scores:
+    """All scores together, of P prompts and then of other ones.
+
+    Attributes:
+        values, counts: distinct scores, ascending, and how often each occurs.
+        weight_of_values: likewise, former scores by their weight.
+        bins: of the distinct scores.
+        weight_PB: weight of each prompt's scores in each bin.
+        drafts_PB: of these, scores that count as a draft.
+        mean, variance: of all.
+    """
 
     values: np.ndarray
     counts: np.ndarray
+    weight_of_values: np.ndarray
     bins: np.ndarray
+    weight_PB: np.ndarray
+    drafts_PB: np.ndarray
+    mean: float
+    variance: float
 
 
-def _urn(
-    judged: Sequence[np.ndarray], seen: _Seen, counted: np.ndarray, posterior_PK: np.ndarray, scale: _Scale
-) -> ScoreUrn | None:
-    """The urn of continuous scores that come back; None where they do not."""
-    latents = np.interp(seen.values, scale.table, _latents())
-    centres_B = np.bincount(seen.bins, latents * seen.counts) / np.bincount(seen.bins, seen.counts)
-    sample = slice(None, None, -(-len(counted) // _MOST_FOR_PRIOR))
-    # Of a prompt's posterior without one of its scores: the harmonic mean of the bin's probabilities.
-    alone_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))
-    width = best_width(counted[sample], alone_PB, scale.edges, centres_B)
-    if width is None:
-        return None
-    own = [np.interp(scores, scale.table, _latents()) for scores in judged]
-    return ScoreUrn(width, own, np.repeat(latents, seen.counts.astype(int)))
+def _together(
+    judged: Sequence[np.ndarray],
+    past: Sequence[np.ndarray],
+    weights_P: np.ndarray,
+    others: Sequence[Sequence[float]],
+) -> _Scores:
+    """Arguments as of `ScoreModel`, past scores and their weights apart."""
+    prompts, further = len(judged), len(others)
+    groups = [*judged, *past, *others]
+    sizes = [len(group) for group in groups]
+    scores = np.concatenate([*groups, np.zeros(0)]).astype(float)
+    values, places, counts = _distinct(scores)
+    bins = _bins(np.cumsum(counts) / counts.sum(), counts)
+    shape = prompts + further, int(bins[-1]) + 1
+    rows = np.repeat([*range(prompts), *range(prompts), *range(prompts, prompts + further)], sizes)
+    cells = rows.astype(np.intp) * shape[1] + bins[places]
+
+    def of_cells(weights: Sequence[np.ndarray]) -> np.ndarray:
+        return np.bincount(cells, np.repeat(np.concatenate(weights), sizes), shape[0] * shape[1]).reshape(
+            shape
+        )
+
+    weights = [np.ones(prompts), weights_P, np.ones(further)]
+    mean = np.average(values, weights=counts)
+    return _Scores(
+        values,
+        counts,
+        np.bincount(places, np.repeat(np.concatenate(weights), sizes), len(values)),
+        bins,
+        of_cells(weights),
+        of_cells([np.ones(prompts), np.zeros(prompts), np.ones(further)]),
+        float(mean),
+        float(np.average((values - mean) ** 2, weights=counts)),
+    )
+
+
+def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float | None:
+    """`score_urn.best_width`, by as many prompts as the prior is estimated from."""
+    sample = slice(None, None, -(-len(posterior_PK) // _MOST_FOR_PRIOR))
+    # Without one score of a bin the posterior is that with it over the bin's probability.
+    model_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))
+    centres_B = np.bincount(seen.bins, scale.latents(seen.values)) / np.bincount(seen.bins)
+    return best_width(
+        seen.drafts_PB[sample],
+        seen.weight_PB[sample],
+        model_PB,
+        lambda width: bin_probabilities(scale.edges, centres_B, width),
+    )
 
 
 def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -278,8 +324,9 @@ def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
 
 
-def _ranked(values: np.ndarray, counts: np.ndarray, upper: np.ndarray, bins: np.ndarray) -> _Scale:
+def _ranked(values: np.ndarray, counts: np.ndarray, bins: np.ndarray) -> _Scale:
     """g that is read off the ranks of all scores."""
+    upper = np.cumsum(counts) / counts.sum()
     edges = _logit(upper[np.flatnonzero(np.diff(bins))])
     return _Scale(_ranked_table(values, counts, upper), edges, _logs(edges))
 

@@ -1,21 +1,21 @@
-"""Scores that come back: what a prompt's drafts were may come again, and what those of other prompts were.
+"""Scores that come back: a prompt's next draft may score as one of its drafts before, or as any prompt's.
 
-A location and a scale of each prompt (`score_model`) describe scores with one mode. Where a prompt's images
-succeed or fail on a graded scale, they take two modes for wide noise, and a prompt that has shown one mode
-alone for one that will never show another. There the next draft is drawn from an urn (Blackwell and MacQueen,
-Ferguson distributions via Pólya urn schemes, 1973): it repeats one of the prompt's n drafts so far, but for a
-little noise, with probability n / (n + 2); else it is one of the model, or one like any prompt's, equally
-likely. Whether scores look like that is asked of them: each is predicted from the others of its prompt
-(Geisser, The predictive sample reuse method, 1975).
+A location and a scale of each prompt (`score_model`) describe scores with one mode. Where images succeed or
+fail on a graded scale, a prompt has two modes, which that model takes for wide noise; and if a prompt has
+shown one of them, the model expects no other. There the next draft is drawn from an urn (Blackwell and
+MacQueen, Ferguson distributions via Pólya urn schemes, 1973): it repeats one of the prompt's n drafts so far,
+past ones by their weights included, with probability n / (n + 2); else it is one of the model, or one like
+any prompt's, equally likely. What is repeated gets a little noise. Whether scores are like that is asked of
+them: each is predicted from the others (Geisser, The predictive sample reuse method, 1975).
 
 Everything is in latent numbers of `score_model`.
 
-Shapes: P prompts, B bins of equal latent intervals, R random outcomes, N drafts.
+Shapes: P prompts, B bins of scores, R random outcomes, N drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,27 +44,34 @@ def bin_probabilities(edges: np.ndarray, locations: np.ndarray, scales: np.ndarr
 
 
 def best_width(
-    counted_PB: np.ndarray, model_PB: np.ndarray, edges: np.ndarray, centres_B: np.ndarray
+    whole_PB: np.ndarray,
+    counted_PB: np.ndarray,
+    model_PB: np.ndarray,
+    noise_BB: Callable[[float], np.ndarray],
 ) -> float | None:
     """The noise of repeated drafts with which the urn explains the scores best; None where the model does.
 
     Args:
-        counted_PB: weight of each prompt's scores in each bin.
-        model_PB: probability of a bin by the model, from the prompt's scores without one of that bin.
-        edges: latent numbers between the bins, (B - 1,).
-        centres_B: mean latent number of a bin's scores.
+        whole_PB: how many scores that count as a draft each prompt has in each bin. These are predicted.
+        counted_PB: weight of all its scores there, former ones included; at least `whole_PB`.
+        model_PB: probability of a bin by the model, from the prompt's scores without one in that bin.
+        noise_BB: of a width, probability of a bin (row) for the repetition of a score in a bin (column).
     """
-    left_PB = np.minimum(counted_PB, 1.0)
-    others_P = np.maximum(counted_PB.sum(axis=1, keepdims=True) - 1.0, 0.0)
-    all_B = counted_PB.sum(axis=0) / counted_PB.sum()
-    by_model = (counted_PB * np.log(model_PB)).sum()
+    weight = counted_PB.sum()
+    if weight <= 1:
+        return None
+    others_P = counted_PB.sum(axis=1, keepdims=True) - 1
+    by_model = (whole_PB * np.log(model_PB)).sum()
     best, gain = None, _PENALTY
     for width in _WIDTHS:
-        noise_BB = bin_probabilities(edges, centres_B, width)
-        own_PB = np.einsum("pb,cb->pc", counted_PB, noise_BB) - left_PB * np.diagonal(noise_BB)
-        likely_PB = _OF_MODEL * model_PB + _OF_ALL * all_B + np.maximum(own_PB, 0.0)
-        likely_PB /= _OF_MODEL + _OF_ALL + others_P
-        gained = float((counted_PB * np.log(likely_PB)).sum() - by_model)
+        noise = noise_BB(width)
+        itself_B = np.diagonal(noise)
+        own_PB = np.einsum("pb,cb->pc", counted_PB, noise) - itself_B
+        all_B = (np.einsum("b,cb->c", counted_PB.sum(axis=0), noise) - itself_B) / (weight - 1)
+        urn_PB = _OF_MODEL * model_PB + _OF_ALL * np.maximum(all_B, 0.0) + np.maximum(own_PB, 0.0)
+        # Where a bin has no score, there is nothing to predict.
+        urn_PB = np.where(whole_PB > 0, urn_PB / np.maximum(_OF_MODEL + _OF_ALL + others_P, 1e-9), 1.0)
+        gained = float((whole_PB * np.log(urn_PB)).sum() - by_model)
         if gained > gain:
             best, gain = width, gained
     return best
@@ -75,37 +82,55 @@ class ScoreUrn:
     """An urn for each prompt.
 
     Attributes:
-        width: of the noise of a repeated draft.
+        width: of the noise of what is repeated.
         judged: latent numbers of each prompt's drafts, P arrays.
+        past: of its former drafts, P arrays.
+        weights: of each of a prompt's former drafts, (P,).
         pool: of all prompts' scores.
+        pool_weights: of these.
     """
 
     width: float
     judged: Sequence[np.ndarray]
+    past: Sequence[np.ndarray]
+    weights: np.ndarray
     pool: np.ndarray
+    pool_weights: np.ndarray
 
     def draw(self, model_PRN: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
         """Latent numbers of drafts to come: each may repeat those before it, of the same outcome.
 
         Args:
-            model_PRN: the model's draws. Of a prompt with n judged drafts, the first n stay as they are.
+            model_PRN: the model's draws. Of a prompt with n judged drafts, the first n stay as they are; N is
+                n at least.
             logits_RN: standard logistic numbers, one a draft.
             picks_RN: in [0, 1), likewise: from where it is drawn.
         """
         drawn, repeated = model_PRN.copy(), model_PRN.copy()
-        for place, own in enumerate(self.judged):
+        past_PL = np.zeros((len(self.past), max([1, *map(len, self.past)])))
+        for place, (own, former) in enumerate(zip(self.judged, self.past, strict=True)):
             repeated[place, :, : len(own)] = own
+            past_PL[place, : len(former)] = former
         counts = np.array([len(own) for own in self.judged])
-        outcomes = np.arange(len(picks_RN))
+        most_P = np.array([len(former) for former in self.past])
+        pool = np.cumsum(self.pool_weights) / self.pool_weights.sum()
         for turn in range(int(counts.min(initial=picks_RN.shape[1])), picks_RN.shape[1]):
-            prompts = np.flatnonzero(counts <= turn)
-            marks_R = picks_RN[:, turn] * (_OF_MODEL + _OF_ALL + turn) - _OF_MODEL
-            pooled_R = self.pool[(np.clip(marks_R / _OF_ALL, 0, 1 - 1e-9) * len(self.pool)).astype(np.intp)]
-            earlier_R = np.clip(marks_R - _OF_ALL, 0, max(turn - 1, 0)).astype(np.intp)
-            own_PR = repeated[prompts[:, None], outcomes, earlier_R]
-            kept_PR = np.where(marks_R < _OF_ALL, pooled_R, own_PR)
-            modelled = marks_R < 0
-            repeated[prompts, :, turn] = np.where(modelled, model_PRN[prompts, :, turn], kept_PR)
-            noise_R = np.where(modelled, 0.0, self.width * logits_RN[:, turn])
-            drawn[prompts, :, turn] = repeated[prompts, :, turn] + noise_R
+            prompts = np.flatnonzero(counts <= turn)[:, None]
+            weight_P1, most_P1 = self.weights[prompts], most_P[prompts]
+            marks_PR = picks_RN[:, turn] * (_OF_MODEL + _OF_ALL + weight_P1 * most_P1 + turn) - _OF_MODEL
+            modelled_PR = marks_PR < 0
+            pooled_PR = marks_PR < _OF_ALL
+            share_PR = np.clip(marks_PR / _OF_ALL, 0, 1 - 1e-9)
+            of_all_PR = self.pool[np.minimum(np.searchsorted(pool, share_PR, side="right"), len(pool) - 1)]
+            marks_PR = np.maximum(marks_PR - _OF_ALL, 0.0)
+            former_PR = (marks_PR / np.where(weight_P1 > 0, weight_P1, 1.0)).astype(np.intp)
+            is_former_PR = (marks_PR < weight_P1 * most_P1) & (former_PR < most_P1)
+            of_past_PR = past_PL[prompts, np.minimum(former_PR, past_PL.shape[1] - 1)]
+            earlier_PR = np.clip(marks_PR - weight_P1 * most_P1, 0, max(turn - 1, 0)).astype(np.intp)
+            own_PR = repeated[prompts, np.arange(len(picks_RN)), earlier_PR]
+            own_PR = np.where(pooled_PR, of_all_PR, np.where(is_former_PR, of_past_PR, own_PR))
+            rows = prompts[:, 0]
+            repeated[rows, :, turn] = np.where(modelled_PR, model_PRN[rows, :, turn], own_PR)
+            noise_PR = np.where(modelled_PR, 0.0, self.width * logits_RN[:, turn])
+            drawn[rows, :, turn] = repeated[rows, :, turn] + noise_PR
         return drawn

@@ -112,4 +112,5 @@ def test_random_outcomes_are_stratified_and_their_own():
     assert chosen[[0, -1]].tolist() == [0.5 / 16, 15.5 / 16]
     for column in (*(1 / (1 + np.exp(-logits))).T, *picks.T):
         assert sorted((column * 16).astype(int)) == list(range(16))
+    assert not np.array_equal(logits.argsort(axis=0), picks.argsort(axis=0)), "one does not follow the other"
     assert not np.array_equal(logits, _random_outcomes((3, 5), 16, 5)[1])

@@ -245,8 +245,10 @@ def test_arms_of_an_objective_learn_at_the_same_rate(task):
 def test_a_task_is_learned_from_its_signal_alone():
     """Without the guards of its preset, in every arm."""
     for task, wanted in TASKS.items():
-        rewards = [arm_config(task, name, 0).reward for name in ARMS]
-        assert {(reward.scorer, reward.signal) for reward in rewards} == {(wanted.scorer, wanted.signal)}
+        configs = [arm_config(task, name, 0) for name in ARMS]
+        rewards = {(config.reward.scorer, config.reward.signal) for config in configs}
+        assert rewards == {(wanted.scorer, wanted.signal)}
+        assert {config.algorithm.kl_weight for config in configs} == {0.0}
     assert {task.signal for task in TASKS.values()} == {"exact", "graded"}
 
 

@@ -118,7 +118,7 @@ def test_the_bins_probabilities_add_up_to_one():
     upper = np.cumsum(counts) / counts.sum()
     bins = _bins(upper, counts)
     values = np.sort(np.random.default_rng(2).normal(size=300))
-    for scale in (_ranked(values, counts, upper, bins), _linear(values, bins, 0.0, 1.0)):
+    for scale in (_ranked(values, counts, bins), _linear(values, bins, 0.0, 1.0)):
         logs = scale.logs_BK
         assert bins.max() + 1 == len(logs) == len(scale.edges) + 1 <= 64
         assert np.exp(logs).sum(axis=0) == pytest.approx(np.ones(logs.shape[1]), abs=1e-4)
@@ -137,7 +137,7 @@ def test_likelihoods_are_exact_sums_whatever_the_order():
     """So a library that adds on several threads finds the same bits."""
     values, _, counts = _distinct(np.random.default_rng(6).normal(size=200))
     upper = np.cumsum(counts) / counts.sum()
-    logs = _ranked(values, counts, upper, _bins(upper, counts)).logs_BK
+    logs = _ranked(values, counts, _bins(upper, counts)).logs_BK
     counted = np.random.default_rng(7).integers(0, 32 * 64, len(logs)) / 64
     found = counted @ logs
     assert found.tolist() == (counted[::-1] @ logs[::-1]).tolist()

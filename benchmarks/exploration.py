@@ -8,9 +8,10 @@ Each arm is a setting of the presets `glyphs-stale` or `shapes-stale` without th
 Arms of an objective have the same learning rate.
 `plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
 beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
-the chosen drafts. The others are ablations: `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising
-steps, `fresh` drafts with current weights on the critical path, and `larger_batch` trains on as many images
-as `stale` makes in all.
+the chosen drafts. The others are ablations: `plain_cps`, `stale_cps` and `off_policy_cps` are Flow-GRPO with
+coefficient-preserving sampling in place of its own stochastic step, `few_step` (DiffusionNFT along the ODE)
+drafts in fewer denoising steps, `fresh` drafts with current weights on the critical path, and `larger_batch`
+trains on as many images as `stale` makes in all.
 
 Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
 figures are is said in `benchmarks/exploration_summary.py`. Finished curves are kept, so that an interrupted
@@ -103,15 +104,20 @@ GRPO = (
 )  # fmt: skip
 """Flow-GRPO in the group shape and at the learning rate that were the best of those tried on shapes."""
 
+OFF_POLICY_GRPO = ("exploration.strategy=off_policy", "algorithm.options.clip_range=1e-2")
+
+CPS = (*GRPO, "sampling.sde=cps")
+
 ARMS = {
     "plain": Arm((*GRPO, "exploration.strategy=plain"), 48, every=4),
     "plain_nft": Arm(("exploration.strategy=plain",), 24),
     "stale_grpo": Arm((*GRPO, "exploration.strategy=stale"), 24),
     "stale": Arm((), 16),
-    "off_policy_grpo": Arm(
-        (*GRPO, "exploration.strategy=off_policy", "algorithm.options.clip_range=1e-2"), 24
-    ),
+    "off_policy_grpo": Arm((*GRPO, *OFF_POLICY_GRPO), 24),
     "off_policy": Arm(("exploration.strategy=off_policy",), 16),
+    "plain_cps": Arm((*CPS, "exploration.strategy=plain"), 32, every=4),
+    "stale_cps": Arm((*CPS, "exploration.strategy=stale"), 16),
+    "off_policy_cps": Arm((*CPS, *OFF_POLICY_GRPO), 16),
     "few_step": Arm(("sampling.sde=none", 'exploration.fidelities=["full", "steps-5"]'), 16),
     "fresh": Arm(("exploration.strategy=fresh",), 12),
     "larger_batch": Arm(("exploration.strategy=plain",), 12),
@@ -227,7 +233,10 @@ def run_arms(
 
 def main() -> None:
     """Print one JSON line."""
-    arguments = _asked()
+    parser = _command_line()
+    arguments = parser.parse_args()
+    if arguments.tuning and arguments.keep:
+        parser.error("--tuning is to choose settings by; its figures are not kept")
     seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
@@ -242,7 +251,7 @@ def main() -> None:
     if arguments.curves_of:
         curves = store.load_all(_names(wanted))
         if not any(arm == "plain" for arm, _ in curves):
-            raise SystemExit(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
+            parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
     else:
         curves = run_arms(store, wanted, arguments.processes)
     configs = {want.arm: want.config for want in wanted if (want.arm, want.run_seed) in curves}
@@ -256,8 +265,7 @@ def main() -> None:
     finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 
 
-def _asked() -> argparse.Namespace:
-    """The command line."""
+def _command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -276,10 +284,7 @@ def _asked() -> argparse.Namespace:
     )
     parser.add_argument("--tuning", action="store_true", help="on prompts that no reported figure is of")
     add_keep_option(parser)
-    arguments = parser.parse_args()
-    if arguments.tuning and arguments.keep:
-        parser.error("--tuning is to choose settings by; its figures are not kept")
-    return arguments
+    return parser
 
 
 if __name__ == "__main__":

@@ -260,7 +260,7 @@ def main() -> None:
     figures = {
         "curves_commit": store.commit,
         "curves_after": store.earlier,
-        **summarise(arguments.task, curves, configs),
+        **summarise(arguments.task, curves, configs, ARMS.keys() - {*MAIN_ARMS}),
     }
     finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 

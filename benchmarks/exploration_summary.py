@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +148,10 @@ def arms_of(curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunCo
 
 
 def summarise(
-    task: str, curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunConfig]
+    task: str,
+    curves: Mapping[tuple[str, int], Curve],
+    configs: Mapping[str, RunConfig],
+    ablations: Collection[str] = (),
 ) -> dict[str, Any]:
     """The figures of all arms.
 
@@ -156,6 +159,7 @@ def summarise(
         task: its name.
         curves: by arm and run seed; some of `plain` at least.
         configs: what each arm was run with, apart from the run seed.
+        ablations: arms that may have fewer run seeds than the result.
     """
     arms = arms_of(curves, configs)
     objectives = {name: objective_of(config) for name, config in configs.items()}
@@ -169,7 +173,7 @@ def summarise(
     return {
         "task": task,
         "signal": configs["plain"].reward.signal,
-        "run_seeds": min(len(arm.curves) for arm in arms.values()),
+        "run_seeds": min(len(arm.curves) for name, arm in arms.items() if name not in ablations),
         "base": round(arms["plain"].base(), 4),
         "target": round(arms["plain"].base() + targets[100], 4),
         "exploration": explored,

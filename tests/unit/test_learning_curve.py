@@ -200,6 +200,10 @@ def test_the_summary_of_hand_made_curves():
         "shapes", curves, {arm: arm_config("shapes", arm, 0) for arm, _ in curves}
     )
     assert (figures["run_seeds"], figures["base"], figures["target"]) == (3, 0.1, 0.3)
+    del curves["off_policy_grpo", 0]
+    configs = {arm: arm_config("shapes", arm, 0) for arm, _ in curves}
+    assert summarise("shapes", curves, configs)["run_seeds"] == 2
+    assert summarise("shapes", curves, configs, ["off_policy_grpo"])["run_seeds"] == 3
     explored = figures["exploration"]
     assert set(explored) == {"grpo"}, "no arm explores with DiffusionNFT"
     assert explored["grpo"]["best"] == "off_policy_grpo"

@@ -359,6 +359,7 @@ def _arm_figures(arm: Arm, targets: Mapping[int, float], every: int) -> dict[str
             "all": [at and round(at, 2) for at in reached[75]],
         },
         "final_exact": [round(smooth_of(curve.exact)[-1], 4) for curve in curves],
+        "final_score": [round(smooth_of(curve.score)[-1], 4) for curve in curves],
         "iterations": [curve.iterations[-1] for curve in curves],
         "modelled_iteration_s": {
             "mixed": round(arm.iteration_s(MIXED), 4),

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.planner_baselines import BASELINES, play
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
-from gpu_runtime.exploration.score_model import PastScores
+from gpu_runtime.exploration.prediction.score_model import PastScores
 from gpu_runtime.exploration.selection import max_variance_subset
 from storage.environment import environment
 

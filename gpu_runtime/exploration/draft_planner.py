@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime.exploration.expected_gain import ValueCurves
-from gpu_runtime.exploration.score_model import PastScores, ScoreModel
+from gpu_runtime.exploration.prediction.expected_gain import ValueCurves
+from gpu_runtime.exploration.prediction.score_model import PastScores, ScoreModel
 from gpu_runtime.exploration.selection import max_variance_subset, random_spread
 
 _MINIMUM_GAIN = 1e-4

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.exploration.score_model import PastScores
+from gpu_runtime.exploration.prediction.score_model import PastScores
 
 KEPT_SCORES = 32
 """Most scores remembered of a prompt, spread over those that were seen."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.expected_gain import best_spread
+from gpu_runtime.exploration.prediction.expected_gain import best_spread
 from gpu_runtime.exploration.selection import max_variance_subset
 
 _graded = st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 2 / 3, 1.0])

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.expected_gain import (
+from gpu_runtime.exploration.prediction.expected_gain import (
     Segments,
     ValueCurves,
     _concave,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.score_model import (
+from gpu_runtime.exploration.prediction.score_model import (
     ScoreModel,
     _averaged_over_scales,
     _bins,

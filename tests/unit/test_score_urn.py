@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.score_model import (
+from gpu_runtime.exploration.prediction.score_model import (
     ScoreModel,
     _linear,
     _posterior,
     _together,
     _urn_width,
 )
-from gpu_runtime.exploration.score_urn import ScoreUrn, best_width, bin_probabilities
+from gpu_runtime.exploration.prediction.score_urn import ScoreUrn, best_width, bin_probabilities
 
 NOTHING = ((), 0.0)
 
@@ -123,7 +123,7 @@ def test_the_model_without_a_score_is_that_of_the_others():
         given.append(model_PB)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpu_runtime.exploration.score_model.best_width", spy)
+        patch.setattr("gpu_runtime.exploration.prediction.score_model.best_width", spy)
         _urn_width(seen, scale, posterior)
     for prompt, place in zip(*np.nonzero(seen.drafts_PB), strict=True):
         left = seen.weight_PB[prompt].copy()

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime.exploration.score_urn import ScoreUrn, best_width, bin_probabilities
+from gpu_runtime.exploration.prediction.score_urn import ScoreUrn, best_width, bin_probabilities
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
 """Scales of the grid, relative to that of all scores; variances lie a factor of 2 apart."""

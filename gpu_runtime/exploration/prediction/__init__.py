@@ -1,0 +1,1 @@
+"""What further drafts may score, and what they are expected to gain."""

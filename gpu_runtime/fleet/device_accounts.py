@@ -45,8 +45,9 @@ class DeviceAccounts:
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
         with self._lock:
-            self._paid += self._meter.take(time.monotonic())
-            return self._timeline.take(now())
+            at_s = time.monotonic()  # one moment: what passes between two would be paid for in no state
+            self._paid += self._meter.take(at_s)
+            return self._timeline.take(process_clock().at(at_s))
 
     def take_paid_time(self) -> list[PaidTime]:
         """What each device was paid for up to the last call of `take_intervals`, since the call before."""

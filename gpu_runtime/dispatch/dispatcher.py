@@ -221,6 +221,7 @@ class Dispatcher:
             self._fleet.enter(device.name, "idle")
         if self._other is not None:
             self._employ([device for device in idle if device.notice is None], self._other)
+        self._refill_ahead([device for device in devices if device.notice is None])
 
     def _employ(self, idle: Sequence[Device], other: OtherWork) -> None:
         """Let devices that find nothing to generate do something else."""
@@ -236,6 +237,13 @@ class Dispatcher:
             if not items:
                 return
             self._add(items)
+
+    def _refill_ahead(self, devices: Sequence[Device]) -> None:
+        """Ask for what each device does after its lease while it is busy: planning takes time, too."""
+        for phase in self._phases:
+            takers = sum(phase.accepts(device) for device in devices)
+            if not phase.over:
+                self._refill(phase, takers * self._batch_size)
 
     def _pull(self, phase: Phase, device: Device) -> None:
         """Let a free device begin with the next requests of a phase, if it may."""

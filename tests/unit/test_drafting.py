@@ -432,3 +432,17 @@ def test_devices_are_full_while_the_planner_waits_for_judgements():
     stage.run()
     first_round = PROMPTS * 2
     assert batches[0] * BATCH > first_round
+
+
+def test_a_round_is_planned_while_the_device_is_busy_with_the_one_before(monkeypatch: pytest.MonkeyPatch):
+    stage = Stage(Script(), devices=1)
+    planner, busy = stage.source.planner, []
+    next_round = planner.next_round
+
+    def noted() -> list[Draft]:
+        busy.append(stage.dispatcher.busy(stage.devices[0].name))
+        return next_round()
+
+    monkeypatch.setattr(planner, "next_round", noted)
+    stage.run()
+    assert len(busy) > 3 and busy == [False, *[True] * (len(busy) - 1)], "it waits for the first alone"

@@ -18,6 +18,9 @@ from gpu_runtime.scheduling.requests import RequestKind
 
 _ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
 
+_ROUNDS = 8
+"""Rounds that an iteration's drafts are planned in; runs have some more, so their first plan takes less."""
+
 
 @dataclass(frozen=True)
 class Fleet:
@@ -126,8 +129,7 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
     What the driver does comes on top. Drafts are judged after rollouts, while others are drawn. Those of a
     training window are divided over the devices that do not train, and cost only what exceeds the training
     beside them; where all train, or before the rollout, they are divided over all devices and nothing is
-    beside them. Drafts are planned by the one driver, and counted as if the devices that draft waited for it
-    (in a run they draft the round before meanwhile).
+    beside them.
 
     Args:
         curve: its counts.
@@ -143,9 +145,19 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
     judging = drafts * costs.score / fleet.scorers
     free = fleet.devices - fleet.trainers
     if timing is DraftTiming.TRAINING_WINDOW and free:
-        drafted = generated + drafts * costs.draft / free + costs.planning
+        drafted = generated + _drafting_s(drafts, costs, free)
         return costs.driver + max(ends, drafted, judged + judging)
-    return costs.driver + max(drafts * costs.draft / fleet.devices + costs.planning, judging) + ends
+    return costs.driver + max(_drafting_s(drafts, costs, fleet.devices), judging) + ends
+
+
+def _drafting_s(drafts: float, costs: Costs, devices: int) -> float:
+    """Seconds in which devices make an iteration's drafts.
+
+    The one driver plans the next round while devices draft the one before. They wait for it to plan the first
+    one, and each for its own part of the rest; they are never ahead of it.
+    """
+    first = costs.planning / _ROUNDS
+    return first + max(costs.planning - first, (drafts * costs.draft + costs.planning - first) / devices)
 
 
 def _usual(counts: Sequence[int]) -> float:

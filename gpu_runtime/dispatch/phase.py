@@ -81,7 +81,7 @@ class Phase(Protocol):
         ...
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """Further requests, asked for until each device has a batch to do next; none if there are none now."""
+        """Further requests, asked for until each device has a batch to do next; none if there are none."""
         ...
 
     def accepts(self, device: Device) -> bool:

@@ -186,7 +186,8 @@ class SeedSearch:
             for draft in self._to_rescore(window)
         ]
         # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
-        planner = self._explorer.begin(iteration, self._budget(len(devices), HEADROOM, rescores))
+        budget = self._budget(len(devices), HEADROOM, rescores)
+        planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
         limits = self._limits(window, self._settings.stop_with_training)
         phase = self._phase(window.version, limits, iteration, planner, rescores)
         self._begun = _Search(iteration, planner, phase)
@@ -219,12 +220,14 @@ class SeedSearch:
         """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
+        at_once = 1
         if self.timing is DraftTiming.TRAINING_WINDOW:
             # In place of what a window would have held.
-            budget = self._budget(len(self._fleet.drafters(weights.version)))
+            devices = len(self._fleet.drafters(weights.version))
+            budget, at_once = self._budget(devices), self._at_once(devices)
             if not budget:
                 return self._explorer.plain(iteration)
-        planner = self._explorer.begin(iteration, budget)
+        planner = self._explorer.begin(iteration, budget, at_once)
         limits = self._limits(None, False)
         made = self._draft(self._phase(weights.version, limits, iteration, planner, ()))
         return self._finish(iteration, planner, made)
@@ -308,10 +311,16 @@ class SeedSearch:
         """
         if self._settings.drafts:
             return self._settings.drafts
-        # Devices that share a draft make one at a time.
-        groups = -(-devices // self._config.sequence_parallel.explore)
-        held = self._explorer.forecast.budget(groups)
+        held = self._explorer.forecast.budget(self._groups(devices))
         return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
+
+    def _groups(self, devices: int) -> int:
+        """Batches that these devices make at a time: those that share a draft make one."""
+        return -(-devices // self._config.sequence_parallel.explore)
+
+    def _at_once(self, devices: int) -> int:
+        """The same for the planner; a set number of drafts has a plan that no fleet changes."""
+        return 1 if self._settings.drafts else self._groups(devices)
 
     def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
         """In full drafts, with the rows that fill up their batches."""

@@ -134,18 +134,21 @@ class SeedExplorer:
         figures = {"drafts": 0.0, "prompts_unexplored": float(len(prompts))}
         return replace(plan, notes=notes, figures=figures)
 
-    def begin(self, iteration: int, budget: float | None) -> DraftPlanner:
+    def begin(self, iteration: int, budget: float | None, devices: int = 1) -> DraftPlanner:
         """The planner of an iteration's drafts.
 
         Args:
+            iteration: to roll out next.
             budget: cost of all drafts, in full drafts; None for every candidate.
+            devices: that draft one batch each at a time. The plan depends on it.
         """
         prompts = self.prompts(iteration)
         everything = float(len(prompts) * self._settings.candidates)
         algorithm = self._config.algorithm
         budget = everything if budget is None else min(budget, everything)
-        # Two batches a round, and two rounds under way: smaller ones would leave devices idle.
-        rounds = max(1, min(_MOST_ROUNDS, int(budget / (2 * self._config.sampling.batch_size))))
+        # Two rounds are under way: smaller ones would leave devices idle while the first is judged.
+        round_size = max(2, devices) * self._config.sampling.batch_size
+        rounds = max(1, min(_MOST_ROUNDS, int(budget / round_size)))
         return DraftPlanner(
             prompts,
             PlannerSettings(

@@ -93,3 +93,9 @@ def test_the_variance_before_and_after_the_choice_is_reported():
 def test_prompts_that_were_not_reached_have_no_spread():
     figures = explore(SeedExplorer(make_config(), [4, 5]), 1, rising, budget=0).figures
     assert not {"spread_random", "spread_kept"} & set(figures)
+
+
+def test_a_round_has_a_batch_for_each_device():
+    explorer = SeedExplorer(make_config(candidates=512), [4, 5])  # batches of 16
+    rounds = {n: explorer.begin(1, 512.0, devices=n).settings.rounds for n in (1, 2, 4, 8, 64)}
+    assert rounds == {1: 16, 2: 16, 4: 8, 8: 4, 64: 1}

@@ -102,3 +102,8 @@ def test_drafts_of_the_weights_that_will_roll_them_out_are_not_refused():
     """Training that had nothing to learn from has left the weights as they were."""
     next_plan = drafted(4, version=2)
     assert reviewed(make_search(monitor_prompts=2), next_plan, version_after=2) == next_plan
+
+
+def test_how_many_devices_there_are_changes_no_plan_of_a_set_number_of_drafts():
+    assert [make_search()._at_once(devices) for devices in (1, 8)] == [1, 8]
+    assert [make_search(drafts=7)._at_once(devices) for devices in (1, 8)] == [1, 1]

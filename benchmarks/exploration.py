@@ -8,9 +8,8 @@ Each arm is a setting of the presets `glyphs-stale` or `shapes-stale` without th
 Arms of an objective have the same learning rate.
 `plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
 beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
-the chosen drafts. The others are ablations: `plain_cps`, `stale_cps` and `off_policy_cps` are Flow-GRPO with
-coefficient-preserving sampling in place of its own stochastic step, `few_step` (DiffusionNFT along the ODE)
-drafts in fewer denoising steps, `fresh` drafts with current weights on the critical path, and `larger_batch`
+the chosen drafts. The others are ablations: `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising
+steps, `fresh` drafts with current weights on the critical path, and `larger_batch`
 trains on as many images as `stale` makes in all.
 
 Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
@@ -106,8 +105,6 @@ GRPO = (
 
 OFF_POLICY_GRPO = ("exploration.strategy=off_policy", "algorithm.options.clip_range=1e-2")
 
-CPS = (*GRPO, "sampling.sde=cps")
-
 ARMS = {
     "plain": Arm((*GRPO, "exploration.strategy=plain"), 48, every=4),
     "plain_nft": Arm(("exploration.strategy=plain",), 24),
@@ -115,9 +112,6 @@ ARMS = {
     "stale": Arm((), 16),
     "off_policy_grpo": Arm((*GRPO, *OFF_POLICY_GRPO), 24),
     "off_policy": Arm(("exploration.strategy=off_policy",), 16),
-    "plain_cps": Arm((*CPS, "exploration.strategy=plain"), 32, every=4),
-    "stale_cps": Arm((*CPS, "exploration.strategy=stale"), 16),
-    "off_policy_cps": Arm((*CPS, *OFF_POLICY_GRPO), 16),
     "few_step": Arm(("sampling.sde=none", 'exploration.fidelities=["full", "steps-5"]'), 16),
     "fresh": Arm(("exploration.strategy=fresh",), 12),
     "larger_batch": Arm(("exploration.strategy=plain",), 12),

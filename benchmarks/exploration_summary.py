@@ -38,8 +38,8 @@ from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, reached
 from gpu_runtime.spot.prices.known_prices import known_prices
 from storage.config.run_config import RunConfig
 
-PLAIN = {"grpo": "plain", "grpo_cps": "plain_cps", "nft": "plain_nft"}
-"""The arm of each objective that does not explore (`objective_of`)."""
+PLAIN = {"grpo": "plain", "nft": "plain_nft"}
+"""The arm of each objective that does not explore."""
 
 DEVICE, ZONE = "H100", "aws/highest"
 """Whose public prices are taken: the zone with the smallest discount of those that the project carries."""
@@ -115,12 +115,6 @@ class Arm:
         ]
 
 
-def objective_of(config: RunConfig) -> str:
-    """Arms of one are compared; Flow-GRPO with another stochastic step is one of its own."""
-    suffix = "_cps" if config.sampling.sde == "cps" else ""
-    return config.algorithm.objective + suffix
-
-
 def arms_of(curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunConfig]) -> dict[str, Arm]:
     """The arms of a task.
 
@@ -162,7 +156,7 @@ def summarise(
         ablations: arms that may have fewer run seeds than the result.
     """
     arms = arms_of(curves, configs)
-    objectives = {name: objective_of(config) for name, config in configs.items()}
+    objectives = {name: config.algorithm.objective for name, config in configs.items()}
     explored: dict[str, Any] = {}
     all_train: dict[str, Any] = {}
     for objective, none in PLAIN.items():

@@ -131,6 +131,16 @@ def purpose_of(module: str) -> str:
     return said.splitlines()[0]
 
 
+def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
+    """What is said about the results; an entry has what it lacks from the one that it is `like`."""
+    judgements = tomllib.loads(path.read_text(encoding="utf-8"))
+    entries = judgements["result"]
+    judgements["result"] = {
+        name: {**entries.get(entry.get("like"), {}), **entry} for name, entry in entries.items()
+    }
+    return judgements
+
+
 def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> None:
     """Each result has a judgement that was written for it, and is in one section.
 
@@ -238,7 +248,7 @@ def generated() -> dict[Path, str]:
         JudgementError: results and judgements do not fit each other.
     """
     results = read_results()
-    judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
+    judgements = read_judgements()
     check_judgements(results, judgements)
     papers = results.get("paper_tables")
     kept = {} if papers is None else {PAPER_TABLES: paper_tables(papers["figures"], papers["commit"])}

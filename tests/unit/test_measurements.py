@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from benchmarks.measurements import (
     document,
     figure,
     fill,
+    read_judgements,
     result_lines,
     with_headlines,
 )
@@ -53,6 +55,17 @@ def test_figures_that_are_no_numbers_are_words():
     assert [as_text(value) for value in (True, None, [], {"kill": 2, "hang": 1})] == [
         "yes", "–", "none", "kill 2, hang 1",
     ]  # fmt: skip
+
+
+def test_an_entry_has_what_it_lacks_from_the_one_that_it_is_like(tmp_path: Path):
+    path = tmp_path / "judgements.toml"
+    path.write_text(
+        '[result.one]\ntitle = "One"\nkind = "**Measured**."\n[result.two]\nlike = "one"\ntitle = "Two"'
+    )
+    assert read_judgements(path)["result"] == {
+        "one": {"title": "One", "kind": "**Measured**."},
+        "two": {"like": "one", "title": "Two", "kind": "**Measured**."},
+    }
 
 
 def test_a_cell_without_a_figure_has_no_unit():

@@ -19,7 +19,7 @@ from gpu_runtime.scheduling.requests import RequestKind
 _ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
 
 _ROUNDS = 8
-"""Rounds that an iteration's drafts are planned in; runs have some more, so their first plan takes less."""
+"""Rounds that an iteration's drafts are planned in. Curves have some more, so their first plan took less."""
 
 
 @dataclass(frozen=True)

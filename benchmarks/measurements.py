@@ -132,9 +132,16 @@ def purpose_of(module: str) -> str:
 
 
 def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
-    """What is said about the results; an entry has what it lacks from the one that it is `like`."""
+    """What is said about the results; an entry has what it lacks from the one that it is `like`.
+
+    Raises:
+        JudgementError: one is like an entry that is not there.
+    """
     judgements = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = judgements["result"]
+    for name, entry in entries.items():
+        if "like" in entry and entry["like"] not in entries:
+            raise JudgementError(f"{name} is like {entry['like']!r}, of which nothing is said")
     judgements["result"] = {
         name: {**entries.get(entry.get("like"), {}), **entry} for name, entry in entries.items()
     }

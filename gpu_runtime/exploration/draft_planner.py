@@ -13,8 +13,8 @@ Dynamic Programming and Optimal Control, section 6.2: never worse in expectation
 feedback). The plan reaches to the last draft because drafts pay together: G of a prompt leave nothing to
 select.
 
-Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
-never wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
+Drafts are planned in rounds. A round is planned once the one before the last is judged, so devices seldom
+wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
 """
 
 from __future__ import annotations

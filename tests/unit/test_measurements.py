@@ -66,6 +66,9 @@ def test_an_entry_has_what_it_lacks_from_the_one_that_it_is_like(tmp_path: Path)
         "one": {"title": "One", "kind": "**Measured**."},
         "two": {"like": "one", "title": "Two", "kind": "**Measured**."},
     }
+    path.write_text('[result.two]\nlike = "three"')
+    with pytest.raises(JudgementError, match="two is like 'three'"):
+        read_judgements(path)
 
 
 def test_a_cell_without_a_figure_has_no_unit():

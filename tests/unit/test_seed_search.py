@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ def test_drafts_of_the_weights_that_will_roll_them_out_are_not_refused():
     assert reviewed(make_search(monitor_prompts=2), next_plan, version_after=2) == next_plan
 
 
-def test_how_many_devices_there_are_changes_no_plan_of_a_set_number_of_drafts():
-    assert [make_search()._at_once(devices) for devices in (1, 8)] == [1, 8]
-    assert [make_search(drafts=7)._at_once(devices) for devices in (1, 8)] == [1, 1]
+@pytest.mark.parametrize(("drafts", "rounds"), [(0, [2, 2, 1]), (16, [2, 2, 2])])
+def test_how_many_devices_there_are_changes_no_plan_of_a_set_number_of_drafts(drafts, rounds):
+    """16 drafts in batches of 4: a round has a batch for each device, two at least."""
+    found = []
+    for devices in (1, 2, 4):
+        search = make_search(drafts=drafts)
+        fleet: Any = SimpleNamespace(drafters=lambda version, count=devices: [object()] * count)
+        scoring: Any = SimpleNamespace(judge=lambda images, prompts: [])
+        search._fleet, search._scoring = fleet, scoring
+        search.new_window(SeedPlan(1, {}), WeightsVersion(1))
+        search.begin(2)
+        assert search._begun is not None
+        found.append(search._begun.planner.settings.rounds)
+    assert found == rounds

@@ -177,9 +177,7 @@ class Database:
         while True:
             try:
                 connection = duckdb.connect(str(self.path), read_only=read_only, config=_SETTINGS)
-                # After two seconds of one statement it would be drawn into the standard output, which ends
-                # with a line of JSON.
-                connection.execute("SET enable_progress_bar = false")
+                _hide_progress(connection)
                 return connection
             except duckdb.Error as error:
                 if _is_damage(error):
@@ -192,6 +190,13 @@ class Database:
                         "stop that process or wait for it, then try again"
                     ) from error
             time.sleep(random.uniform(*_RETRY_PAUSE_S))
+
+
+def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
+    """Draw no progress bar: after two seconds it would land in the output, which ends with a line of JSON."""
+    # A notebook without ipywidgets has none, and DuckDB then refuses any change of the setting.
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
+        connection.execute("SET enable_progress_bar = false")
 
 
 def _read_all(connection: duckdb.DuckDBPyConnection) -> None:

@@ -1,45 +1,63 @@
-"""`import spotlight` in a process of its own: one run after another, each under the home's Prefect server."""
+"""`import spotlight` in a notebook without ipywidgets: a real kernel, whose event loop runs."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.document_code import python_of
+from tests.sample_run import write_sample_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
+WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None"
 AGAIN = """
-if True:  # a second run in the same process, whose Prefect is imported by now
-    import asyncio
-
-    async def in_a_notebook():
-        return spotlight.train(preset="smoke", settings={"iterations": 1}, name="second", run_id="second")
-
-    second = asyncio.run(in_a_notebook())
-    print("second", second.run_id, second.load().status)
+second = spotlight.train(preset="smoke", settings={"iterations": 1}, name="second", run_id="second")
+print("second", second.run_id, second.load().status)
 """
 
 
-def test_the_document_s_code_trains_evaluates_exports_and_a_second_run_follows(tmp_path: Path):
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPOTLIGHT_RUNTIME__CLUSTER", "local")
+    return Home(tmp_path / "home")
+
+
+def outputs_of(folder: Path, *cells: str) -> list[str]:
+    """The text of each cell, run one after another in a kernel; a cell that raises fails the test."""
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell) for cell in (WITHOUT_WIDGETS, *cells)]
+    )
+    NotebookClient(book, timeout=840, kernel_name="python3").execute(cwd=str(folder))
+    return [
+        "".join(out["text"] if "text" in out else out["data"]["text/plain"] + "\n" for out in cell["outputs"])
+        for cell in book.cells[1:]
+    ]
+
+
+@pytest.mark.takes(15)
+def test_a_notebook_reads_what_was_recorded(home: Home, tmp_path: Path):
+    run_id = "recorded"
+    write_sample_run(RunStore(home.ensure()), run_id)
+    cell = (
+        f"import spotlight\nprint(len(spotlight.load_run('{run_id}').curves))\nspotlight.runs()['run_id'][0]"
+    )
+    count, shown = outputs_of(tmp_path, cell)[0].split()
+    assert int(count) > 0 and shown == repr(run_id)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_document_s_code_trains_evaluates_exports_and_a_second_run_follows(home: Home, tmp_path: Path):
     [code] = python_of("docs/python.md")
-    home = Home(tmp_path / "home")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
-    environment |= {"SPOTLIGHT_HOME": str(home.path), "SPOTLIGHT_RUNTIME__CLUSTER": "local"}
-    answer = subprocess.run(
-        [sys.executable, "-c", code.replace('"glyphs"', '"smoke"') + AGAIN],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=840,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stderr
-    assert "Traceback" not in answer.stderr and "Unable to connect" not in answer.stderr
-    assert answer.stdout.rstrip().endswith("second second finished")
+    first, second = outputs_of(tmp_path, code.replace('"glyphs"', '"smoke"'), AGAIN)
+    assert "Traceback" not in first + second and "Unable to connect" not in first + second
+    assert second.rstrip().endswith("second second finished")
     rows = RunStore(home).runs()
     assert [(row.status, row.last_iteration) for row in rows] == [("finished", 1), ("finished", 4)]
     assert (tmp_path / "my-weights" / "README.md").is_file()

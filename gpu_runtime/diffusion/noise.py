@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -59,6 +59,14 @@ class NoiseStream:
             value = getattr(self, name)
             if not 0 <= value < WORD:
                 raise ValueError(f"NoiseStream.{name} is {value}; it must lie in 0 .. 2**32 - 1")
+
+    @property
+    def of_group(self) -> NoiseStream:
+        """The stream that all samples of the prompt group share: that of its first seed, drafted or not.
+
+        For draws that a setting makes for the whole group instead of for each sample, never both.
+        """
+        return replace(self, seed_index=0)
 
 
 def philox4x32(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,10 @@ class Sampler:
             return []
         shape = self._model.latent_shape
         room = self._sampling.window_stop - self._sampling.window_size
-        windows = integers([stream_of(r) for r in requests], Purpose.WINDOW, room + 1)
+        streams = [stream_of(request) for request in requests]
+        if self._sampling.shared_window:
+            streams = [stream.of_group for stream in streams]
+        windows = integers(streams, Purpose.WINDOW, room + 1)
         states = []
         for request, start in zip(requests, windows, strict=True):
             evaluate = request.kind is RequestKind.EVALUATE

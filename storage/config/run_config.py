@@ -55,6 +55,10 @@ class SamplingConfig(Section):
     window_stop: int = Field(default=9, ge=1, le=200)
     """One past the last denoising step that a window may cover; the first one is step 0."""
 
+    shared_window: bool = False
+    """All samples of a prompt group have the same window, so that their rewards differ by what was drawn and
+    not by when; otherwise each sample has a window of its own."""
+
     batch_size: int = Field(default=16, ge=4, le=1024)
     """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
     sample's bits never depend on its neighbours (batches of 1 and 2 round differently)."""

@@ -98,7 +98,11 @@ def row_loss(
     run: TinyRun, sample: TrainingSample, place: int, settings: RunConfig, old: TinyRun | None = None
 ) -> torch.Tensor:
     """One row alone, from the definition; the old policy is `old`'s, or the policy itself."""
-    model, stream = run.policy.model, [stream_of(sample.request)]
+    model, request = run.policy.model, sample.request
+    if settings.algorithm.options.get("shared"):
+        stream = [NoiseStream(request.run_seed, request.iteration, request.prompt_id, 0)]
+    else:
+        stream = [stream_of(request)]
     sigma = ((place + uniform(stream, Purpose.TRAIN_TIME, place)) / TIMES).float()
     noise = normal(stream, Purpose.TRAIN_NOISE, place, model.latent_shape)
     image = torch.from_numpy(sample.latents_SC)[None]
@@ -135,10 +139,11 @@ def of_update(samples: list[TrainingSample], place: int, updates: int) -> list[T
     return [sample for sample in samples if prompts.index(sample.request.prompt_id) % updates == place]
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("updates", [1, 2])
 @pytest.mark.parametrize("mode", ["full", "lora"])
-def test_the_first_update_s_gradients_are_those_of_its_rows(updates: int, mode: str) -> None:
-    settings = config(updates, mode)
+def test_the_first_update_s_gradients_are_those_of_its_rows(updates: int, mode: str, shared: bool) -> None:
+    settings = config(updates, mode, options={"beta": BETA, "times": TIMES, "shared": shared})
     run = TinyRun(settings)
     samples = run.rollout()
     expected = gradients_row_by_row(run, of_update(samples, 0, updates), settings)

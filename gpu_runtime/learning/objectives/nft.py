@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gpu_runtime.diffusion.noise import Purpose, normal, uniform
+from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
@@ -53,7 +53,7 @@ def nft_loss(
 class NftObjective:
     """Implements `gpu_runtime.learning.objectives.protocol.Objective`; a row is a (sample, noise level).
 
-    Noise and noise levels are functions of the sample's identity, as everything is.
+    Noise and noise levels are functions of the sample's identity, or with `shared` of its prompt group's.
 
     Args:
         policy: to be trained.
@@ -123,14 +123,14 @@ class NftObjective:
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
         """Noised latents, noise level, target velocity and prompt of each row.
 
-        The levels of a sample are spread evenly: one in each of `times` equal parts of (0, 1).
+        The levels of a row's sample are spread evenly: one in each of `times` equal parts of (0, 1).
         """
         model, times = self._policy.model, self._options.times
         latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
         for place in sorted({row.place for row in rows}):
             chosen = [index for index, row in enumerate(rows) if row.place == place]
-            streams = [stream_of(rows[index].sample.request) for index in chosen]
+            streams = [self._stream(rows[index].sample.request) for index in chosen]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
         # The largest number below 1: rounding must not reach the open end.
@@ -139,3 +139,8 @@ class NftObjective:
         conditioning = self._sampler.conditioning(row.sample.request for row in rows)
         device = model.device
         return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning
+
+    def _stream(self, request: SampleRequest) -> NoiseStream:
+        """Where a sample's training noise and noise levels come from."""
+        stream = stream_of(request)
+        return stream.of_group if self._options.shared else stream

@@ -85,7 +85,8 @@ def _pair(*more: str) -> tuple[str, ...]:
     return _spot(1, "sequence_parallel.rollout=2", "sequence_parallel.evaluate=2", *_KEPT, *more)
 
 
-_WIDER, _WIDE = "algorithm.prompts_per_iteration=24", "algorithm.prompts_per_iteration=40"
+_WIDER = ("algorithm.prompts_per_iteration=24",)
+_WIDE = ("algorithm.prompts_per_iteration=40", "exploration.prompts=60")
 
 RUNS = (
     LiveRun("two-glyphs", "two glyphs", "glyphs", _spot(1)),
@@ -95,33 +96,33 @@ RUNS = (
         "glyphs",
         (*_spot(0), "runtime.reserved_workers=2", "evaluation.every=3"),
     ),
-    LiveRun("two-shapes", "two shapes", "shapes", _spot(1, _WIDER)),
+    LiveRun("two-shapes", "two shapes", "shapes", _spot(1, *_WIDER)),
     LiveRun("two-shapes-2", "two shapes", "shapes", _spot(1, "seed=2")),
-    LiveRun("three-glyphs", "three glyphs", "glyphs", _spot(2, _WIDER)),
+    LiveRun("three-glyphs", "three glyphs", "glyphs", _spot(2, *_WIDER)),
     LiveRun("three-glyphs-2", "three glyphs", "glyphs", _spot(2, "seed=2")),
     LiveRun("three-shapes", "three shapes", "shapes", _spot(2)),
-    LiveRun("three-shapes-2", "three shapes", "shapes", _spot(2, "seed=2", _WIDER)),
+    LiveRun("three-shapes-2", "three shapes", "shapes", _spot(2, "seed=2", *_WIDER)),
     LiveRun("stale-glyphs", "stale glyphs", "glyphs-stale", _spot(1)),
-    LiveRun("stale-glyphs-2", "stale glyphs", "glyphs-stale", _spot(1, "seed=2", _WIDE)),
-    LiveRun("stale-shapes", "stale shapes", "shapes-stale", _spot(1, _WIDE)),
+    LiveRun("stale-glyphs-2", "stale glyphs", "glyphs-stale", _spot(1, "seed=2", *_WIDE)),
+    LiveRun("stale-shapes", "stale shapes", "shapes-stale", _spot(1, *_WIDE)),
     LiveRun("stale-shapes-2", "stale shapes", "shapes-stale", _spot(1, "seed=2")),
     LiveRun("ray-glyphs", "ray glyphs", "glyphs", _RAY),
     LiveRun("losses-glyphs", "ray glyphs", "glyphs", _RAY, trace_seed=5),
     LiveRun("losses-notice", "ray glyphs", "glyphs", (*_RAY, "seed=2"), trace_seed=3, notice_s=5.0),
-    LiveRun("ray-glyphs-2", "ray glyphs", "glyphs", (*_RAY, "seed=2", _WIDER)),
-    LiveRun("ray-shapes", "ray shapes", "shapes", (*_RAY, _WIDER)),
-    LiveRun("losses-shapes", "ray shapes", "shapes", (*_RAY, _WIDER), trace_seed=6),
+    LiveRun("ray-glyphs-2", "ray glyphs", "glyphs", (*_RAY, "seed=2", *_WIDER)),
+    LiveRun("ray-shapes", "ray shapes", "shapes", (*_RAY, *_WIDER)),
+    LiveRun("losses-shapes", "ray shapes", "shapes", (*_RAY, *_WIDER), trace_seed=6),
     LiveRun("losses-shapes-2", "ray shapes", "shapes", (*_RAY, "seed=2"), trace_seed=5, notice_s=5.0),
     LiveRun("ray-shapes-2", "ray shapes", "shapes", (*_RAY, "seed=2")),
     LiveRun("one-glyphs", "one glyphs", "glyphs", _spot(0)),
     LiveRun("pair-glyphs", "pair glyphs", "glyphs", _pair()),
     LiveRun("pair-losses", "pair glyphs", "glyphs", _pair(), trace_seed=11, alone="one glyphs"),
     LiveRun("pair-losses-2", "pair glyphs", "glyphs", _pair("seed=2"), trace_seed=9, alone="one glyphs"),
-    LiveRun("pair-glyphs-2", "pair glyphs", "glyphs", _pair("seed=2", _WIDER)),
-    LiveRun("one-glyphs-2", "one glyphs", "glyphs", _spot(0, "seed=2", _WIDER)),
-    LiveRun("one-shapes", "one shapes", "shapes", _spot(0, _WIDER)),
-    LiveRun("pair-shapes", "pair shapes", "shapes", _pair(_WIDER)),
-    LiveRun("pair-losses-shapes", "pair shapes", "shapes", _pair(_WIDER), trace_seed=10, alone="one shapes"),
+    LiveRun("pair-glyphs-2", "pair glyphs", "glyphs", _pair("seed=2", *_WIDER)),
+    LiveRun("one-glyphs-2", "one glyphs", "glyphs", _spot(0, "seed=2", *_WIDER)),
+    LiveRun("one-shapes", "one shapes", "shapes", _spot(0, *_WIDER)),
+    LiveRun("pair-shapes", "pair shapes", "shapes", _pair(*_WIDER)),
+    LiveRun("pair-losses-shapes", "pair shapes", "shapes", _pair(*_WIDER), trace_seed=10, alone="one shapes"),
     LiveRun("pair-shapes-2", "pair shapes", "shapes", _pair("seed=2")),
     LiveRun("one-shapes-2", "one shapes", "shapes", _spot(0, "seed=2")),
 )

@@ -119,10 +119,11 @@ class SeedExplorer:
         self._monitor = RankMonitor(self._settings)
 
     def prompts(self, iteration: int) -> list[int]:
-        """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
-        kept = self._config.algorithm.prompts_per_iteration
-        pool = kept if self.timing is DraftTiming.NEVER else round(kept * self._settings.prompt_pool)
-        return prompts_of_iteration(self._prompt_ids, pool, self._config.seed, iteration)
+        """The prompts to explore for an iteration, of which the strategy chooses those to train on."""
+        config = self._config
+        trained, explored = config.algorithm.prompts_per_iteration, config.prompts_explored
+        count = trained if self.timing is DraftTiming.NEVER else explored
+        return prompts_of_iteration(self._prompt_ids, count, config.seed, iteration)
 
     def plain(self, iteration: int, *notes: tuple[str, str]) -> SeedPlan:
         """The plan without exploration: the first prompts and seeds."""

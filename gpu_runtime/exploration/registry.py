@@ -100,10 +100,9 @@ def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedEx
     except ConfigurationError:
         raise
     except ValueError as error:
-        pool, kept = config.exploration.prompt_pool, config.algorithm.prompts_per_iteration
         raise ConfigurationError(
             f"exploration cannot work with exploration.fidelities = {list(config.exploration.fidelities)} "
-            f"and exploration.prompt_pool = {pool:g} times algorithm.prompts_per_iteration = {kept}: {error}"
+            f"and exploration.prompts = {config.exploration.prompts}: {error}"
         ) from error
     return explorer
 
@@ -119,6 +118,13 @@ def _check_drafts(config: RunConfig, timing: DraftTiming) -> None:
         raise ConfigurationError(
             f"exploration.candidates is {settings.candidates}, below algorithm.group_size={group_size}: "
             "there is nothing to choose from; raise candidates to several groups, or lower group_size"
+        )
+    trained = config.algorithm.prompts_per_iteration
+    if 0 < settings.prompts < trained:
+        raise ConfigurationError(
+            f"exploration.prompts is {settings.prompts}, below algorithm.prompts_per_iteration={trained}: "
+            "the prompt groups to train on are chosen from the explored ones; raise prompts, or set it to 0 "
+            "to explore no others"
         )
     beside = runtime.counts_devices or runtime.least_workers > runtime.trainer_workers
     if timing is DraftTiming.TRAINING_WINDOW and not beside:

@@ -305,9 +305,7 @@ class Simulation:
     @property
     def _candidates(self) -> float:
         """Every draft that an iteration may make."""
-        exploration = self._config.exploration
-        prompts = round(self._config.algorithm.prompts_per_iteration * exploration.prompt_pool)
-        return float(prompts * exploration.candidates)
+        return float(self._config.prompts_explored * self._config.exploration.candidates)
 
     def _draft_on_all(self, version: WeightsVersion) -> None:
         """Drafts with the rollout's own weights, on all devices; their judging ends before the rollout."""

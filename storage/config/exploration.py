@@ -33,8 +33,9 @@ class ExplorationConfig(Section):
     """Drop unfinished drafts when training ends, so that the rollout never waits. `false` finishes what was
     planned: a run's numbers then follow from its configuration alone. Needs `drafts` above 0."""
 
-    prompt_pool: float = Field(default=1.0, ge=1, le=16)
-    """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""
+    prompts: int = Field(default=0, ge=0, le=65536)
+    """Prompt groups explored in an iteration. Those whose samples differ most are trained on, as many as
+    algorithm.prompts_per_iteration says; 0: no more are explored than are trained on."""
 
     fidelities: tuple[str, ...] = ("full",)
     """Kinds of draft that may be used: `full`; `preview-K`, which stops after K denoising steps and judges

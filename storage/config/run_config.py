@@ -100,7 +100,8 @@ class AlgorithmConfig(Section):
     """What the objective itself declares."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
-    """Prompts P in an iteration."""
+    """Prompt groups P that an iteration trains on, whatever the strategy; they may be chosen from more
+    (exploration.prompts)."""
 
     group_size: int = Field(default=16, ge=2, le=512)
     """Samples G of each prompt; advantages are normalised over them."""
@@ -305,6 +306,11 @@ class RunConfig(Section):
                 "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
         return self
+
+    @property
+    def prompts_explored(self) -> int:
+        """Prompt groups that an iteration explores where its strategy explores."""
+        return self.exploration.prompts or self.algorithm.prompts_per_iteration
 
     @property
     def keeps_reference(self) -> bool:

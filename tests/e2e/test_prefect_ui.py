@@ -32,8 +32,8 @@ pytestmark = [
 EXPLORED = "explored"
 ITERATIONS = 4
 SMALL = [
-    "algorithm.prompts_per_iteration=6", "exploration.candidates=10", "evaluation.prompts=16",
-    "evaluation.every=2", "runtime.cluster=local",
+    "algorithm.prompts_per_iteration=6", "exploration.prompts=9", "exploration.candidates=10",
+    "evaluation.prompts=16", "evaluation.every=2", "runtime.cluster=local",
 ]  # fmt: skip
 """Makes a preset that explores small enough for a test."""
 

@@ -146,7 +146,7 @@ def test_adapters_that_name_no_layer(tmp_path: Path):
         ({"strategy": "fresh", "fidelities": ["draft"]}, "fidelity 'draft' is unknown"),
         ({"strategy": "fresh", "fidelities": ["full", "steps-10"]}, "with K from 1 to .* = 9"),
         ({"strategy": "stale", "fidelities": ["full", "steps-5"]}, "needs sampling.sde=none, and it is flow"),
-        ({"strategy": "stale", "prompt_pool": 1.5}, "24 prompts an iteration are asked of 20"),
+        ({"strategy": "stale", "prompts": 24}, "24 prompts an iteration are asked of 20"),
     ],
 )
 def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, Any], says: str):

@@ -65,7 +65,7 @@ def test_a_plan_goes_through_json():
 
 
 def test_more_prompts_are_explored_than_kept():
-    explorer = SeedExplorer(make_config(prompt_pool=2), [4, 5, 6, 7])
+    explorer = SeedExplorer(make_config(prompts=4), [4, 5, 6, 7])
     plan = explore(explorer, 1, lambda p, s: float(s == 0) if p in (5, 6) else 0.0)
     assert set(plan.seeds) == {5, 6}
 

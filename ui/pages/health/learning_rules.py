@@ -68,7 +68,7 @@ def zero_variance(evidence: Evidence) -> Finding:
     elif mean < 0.2:
         advice = f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones."
     else:
-        advice = "Raise `exploration.candidates` or `exploration.prompt_pool`, to choose among more."
+        advice = "Raise `exploration.candidates` or `exploration.prompts`, to choose among more."
     return Finding("problem" if share > _NO_VARIANCE[1] else "warning", title, text, advice)
 
 

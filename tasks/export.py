@@ -82,10 +82,13 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             edits=family_of(config.model).source_size(config.model) is not None,
         )
         (out / CARD).write_text(card, encoding="utf-8")
+        files = [file for file in out.rglob("*") if file.is_file()]
+        for file in files:  # safetensors ignores the umask: its files are their owner's alone
+            file.chmod((out / CARD).stat().st_mode)
     except OSError as error:
         raise StorageError(f"--out {out} could not be written: {error}; export to another folder") from error
-    files = sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file())
-    return {"run_id": run_id, "iteration": checkpoint.iteration, "out": str(out), "files": files}
+    names = sorted(file.relative_to(out).as_posix() for file in files)
+    return {"run_id": run_id, "iteration": checkpoint.iteration, "out": str(out), "files": names}
 
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:

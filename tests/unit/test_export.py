@@ -48,6 +48,18 @@ def finished_run(home: Home, config: RunConfig) -> Policy:
     return policy
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_every_file_keeps_the_umask_of_the_caller(home: Home, tmp_path: Path, umask: int):
+    finished_run(home, RunConfig())
+    before = os.umask(umask)
+    try:
+        files = export_run(home, "a-run", tmp_path / "whole")["files"]
+    finally:
+        os.umask(before)
+    modes = {(tmp_path / "whole" / name).stat().st_mode & 0o777 for name in files}
+    assert modes == {0o666 & ~umask}
+
+
 def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path):
     folder = save_pipeline("sd3.5", tmp_path / "model")
     config = family_config("sd3.5", folder)

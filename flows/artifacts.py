@@ -26,7 +26,7 @@ from flows.progress import Reporter
 from flows.run_identity import is_made_up
 from storage.database.records import IterationRecord
 from storage.home import Home, dashboard_page
-from storage.tracking.addresses import LOCAL_SERVER, serve_command
+from storage.tracking.addresses import LOCAL_SERVER, experiments_page, serve_command
 
 
 class PrefectReporter(Reporter):
@@ -102,9 +102,10 @@ def show_links(run_id: str, home: Home, mlflow_server: str) -> None:
     """
     page = dashboard_page(run_id)
     if mlflow_server:
-        mlflow = f"[{mlflow_server}]({mlflow_server}), after its first iteration"
+        mlflow = f"[{mlflow_server}]({experiments_page(mlflow_server)}), after its first iteration"
     else:
-        mlflow = f"after its first iteration: `{serve_command(home.mlflow_uri)}`, then <{LOCAL_SERVER}>"
+        serve, then = serve_command(home.mlflow_uri), experiments_page(LOCAL_SERVER)
+        mlflow = f"after its first iteration: `{serve}`, then <{then}>"
     places = {
         "Dashboard": f"[{run_id}]({page})"
         if page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 TOTAL_USD = "cost_total_usd"
@@ -21,12 +22,21 @@ _SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "c
 _SCORES = ("reward_", "exact_", "evaluation_")
 _SECONDS = "_s"
 _DOLLARS = "cost_"
-_REFUSED = re.compile(r"[^A-Za-z0-9_./ -]")
+_GIVEN = re.compile(r"_part_|\.")
+"""In figures that end with a name of the user's: a part of a score, a tag of prompts."""
+
+_REFUSED = re.compile(
+    r"[^\w./ -]"
+    r"|/(?=/|$)|(?<![^/])\.(?=\.?(?:/|$))"  # MLflow takes names for paths: none may be another's long form
+    r"|-(?=u[0-9a-f]{4,6}-)"  # would be read as an escape
+)
+_ESCAPED = re.compile(r"-u([0-9a-f]{4,6})-")
+_MOST_CHARACTERS = 250
 
 
 def mlflow_name(figure: str) -> str:
     """A figure's name in MLflow: `reward_mean` -> `score/reward_mean`, `rollout_s` -> `phase_s/rollout`."""
-    if figure.endswith(_SECONDS):
+    if figure.endswith(_SECONDS) and not _GIVEN.search(figure):
         name = f"phase_s/{figure.removesuffix(_SECONDS)}"
     elif figure.startswith(_DOLLARS):
         name = f"cost/{figure.removeprefix(_DOLLARS)}"
@@ -48,7 +58,7 @@ def recorded_name(name: str) -> str | None:
 
     Earlier versions logged figures under their own names, without a section.
     """
-    section, slash, rest = name.partition("/")
+    section, slash, rest = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), name).partition("/")
     if not slash:
         return name
     cut = {
@@ -61,5 +71,12 @@ def recorded_name(name: str) -> str | None:
 
 
 def plain(name: str) -> str:
-    """A name in the characters that every version of MLflow takes."""
-    return _REFUSED.sub("_", name)
+    """A name in the characters that every version of MLflow takes; different names stay different.
+
+    Others are escaped: `a:b` -> `a-u003a-b`. A name that is too long is cut and ends with its digest.
+    """
+    escaped = _REFUSED.sub(lambda found: f"-u{ord(found[0]):04x}-", name)
+    if len(escaped) <= _MOST_CHARACTERS:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{escaped[: _MOST_CHARACTERS - 9].rstrip('./')}-{digest}"

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 import storage.tracking.tracker
 from storage.config.run_config import RunConfig
 from storage.home import Home
+from storage.tracking.addresses import run_page
 from storage.tracking.mlflow_run import EXPERIMENT
 from storage.tracking.server import refuse_silent_server
 from storage.tracking.tracker import Tracker
@@ -110,7 +111,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     [run] = client.search_runs([experiment.experiment_id], "tags.`spotlight.run_id` = 'there'")
     assert (run.info.status, run.info.run_name) == ("FINISHED", "there")
-    assert pages == [f"{server.uri}/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}"]
+    assert pages == [run_page(server.uri, experiment.experiment_id, run.info.run_id)]
     assert run.data.metrics == {"score/reward_mean": 0.5, "cost/total_usd": 0.25}
     assert run.data.params["tracking.uri"] == server.uri
     assert run.data.params["price.book"] == '""'

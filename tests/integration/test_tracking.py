@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.utils.validation import _validate_metric
 
 from storage.config.run_config import RunConfig
 from storage.errors import ServerError, StorageError
 from storage.home import Home
 from storage.tracking.mlflow_run import EXPERIMENT, MlflowRun
+from storage.tracking.names import mlflow_name, recorded_name
 from storage.tracking.tracker import Tracker
 from tests.sample_pictures import png
 
@@ -48,7 +50,7 @@ def test_figures_artifacts_and_a_resumed_run(home: Home, tmp_path: Path):
     assert run.info.status == "KILLED"
     assert run.data.metrics["score/reward_mean"] == 0.5
     assert run.data.metrics["phase_s/rollout"] == 2.0
-    assert run.data.metrics["exploration/odd name__"] == 1.0
+    assert run.data.metrics["exploration/odd name-u0040--u0025-"] == 1.0
     assert run.data.params["sampling.noise_level"] == "0.7"
     expected = {
         "spotlight.run_id": "glyphs-1", "spotlight.preset": "glyphs", "spotlight.commit": "cf706f1",
@@ -140,6 +142,20 @@ def test_the_experiment_is_one_of_training_also_where_an_earlier_version_made_it
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_any_two_names_are_two_names_that_mlflow_takes():
+    tags = [
+        "颜色", "位置", "größe", "gro\u0308ße", "a:b", "a_b", "a b", "a\u00a0b", "a\nb", "😀", "😁",
+        "?#%", "", ".", "a/", "a//b", "a/./b", "a/../b", "a/..", "../a", "a/.b", "a-u003a-b",
+        "x" * 300 + "1", "x" * 300 + "2",
+    ]  # fmt: skip
+    figures = [f"evaluation_score.{tag}" for tag in tags]
+    names = [mlflow_name(figure) for figure in figures]
+    for name in names:
+        _validate_metric(name, 0.5, 0, 0)
+    assert len(set(names)) == len(names)
+    assert [recorded_name(name) for name in names[:-2]] == figures[:-2], "but for those that are cut"
 
 
 def test_a_missing_artifact_does_not_cost_the_figures(home: Home, tmp_path: Path):

@@ -56,12 +56,12 @@ def test_mlflow_s_run_is_found_by_its_tag(tmp_path: Path):
     assert mlflow_identity(home, "other") is None
     found = mlflow_link(home, "r", ("1", "abc"), "")
     assert found.address == ""
-    assert "#/experiments/1/runs/abc" in found.how
+    assert "#/experiments/1/runs/abc?workflowType=machine_learning" in found.how
     assert f"sqlite:///{tmp_path}/mlflow.db" in found.command
 
 
 def test_a_server_of_one_s_own_is_linked_to(tmp_path: Path):
     found = mlflow_link(Home(tmp_path), "r", None, "https://mlflow.example.org/")
-    assert found.address == "https://mlflow.example.org"
+    assert found.address == "https://mlflow.example.org/#/experiments?workflowType=machine_learning"
     assert "`r`" in found.how
     assert mlflow_link(Home(tmp_path), "r", None, "javascript:x").address == ""

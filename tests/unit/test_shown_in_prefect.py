@@ -123,11 +123,12 @@ def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, mon
         "- Dashboard: `spotlight ui`, then `?run=mine` after its address",
         "- Report: the button *Report* of the dashboard, or `spotlight report mine`",
         "- MLflow: after its first iteration: `mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri "
-        f"sqlite:///{tmp_path}/mlflow.db`, then <http://127.0.0.1:5000>",
+        f"sqlite:///{tmp_path}/mlflow.db`, then <http://127.0.0.1:5000/#/experiments?workflowType=machine_learning>",
         "- Prefect: [this flow run](http://127.0.0.1:4200/v2/runs/flow-run/1)",
     ]
     assert by_link[0] == "- Dashboard: [mine](http://127.0.0.1:8600/?run=mine)"
-    assert by_link[2] == "- MLflow: [http://mlflow:5000](http://mlflow:5000), after its first iteration"
+    page = "http://mlflow:5000/#/experiments?workflowType=machine_learning"
+    assert by_link[2] == f"- MLflow: [http://mlflow:5000]({page}), after its first iteration"
     assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
 
 

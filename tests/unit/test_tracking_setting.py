@@ -113,11 +113,12 @@ def test_figures_stand_in_sections_and_are_found_again():
         "clip_share": "training/clip_share",
         "commits": "samples/commits",
         "spearman": "exploration/spearman",
-        "reward_part_a:b": "score/reward_part_a_b",
+        "reward_part_a:b": "score/reward_part_a-u003a-b",
+        "evaluation_part_legs_s": "score/evaluation_part_legs_s",
+        "evaluation_score.颜色": "score/evaluation_score.颜色",
     }
     assert {name: mlflow_name(name) for name in sections} == sections
-    names = [name for name in sections if ":" not in name]
-    assert [recorded_name(mlflow_name(name)) for name in names] == names
+    assert [recorded_name(mlflow_name(name)) for name in sections] == list(sections)
     assert recorded_name("reward_mean") == "reward_mean", "as earlier versions wrote it"
     assert mlflow_name(TOTAL_USD) == "cost/total_usd"
     assert recorded_name("cost/total_usd") is None, "no figure of the database"

@@ -17,7 +17,7 @@ from storage.database.mlflow_curves import mlflow_identity
 from storage.database.run_notes import read_links
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.tracking.addresses import LOCAL_SERVER, run_page, serve_command
+from storage.tracking.addresses import LOCAL_SERVER, experiments_page, run_page, serve_command
 from ui.data.run import RunView
 
 _KEPT_S = 10
@@ -134,7 +134,9 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
         server: `tracking.uri` of the run's settings; empty for the file.
     """
     if _is_web(server):
-        return Link("MLflow", server.rstrip("/"), f"The run has the tag `spotlight.run_id` {_code(run_id)}.")
+        return Link(
+            "MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` {_code(run_id)}."
+        )
     if identity is None:
         return Link("MLflow", how="MLflow has no run of this one yet.")
     return Link(

@@ -128,7 +128,9 @@ class TrainingFeed:
         with self._lock:
             running_s = time.monotonic() - self._since_s if self._under_way else 0.0
             beside_s = self._busy_s + running_s if self._asked else 0.0
-        ordered = sorted(samples, key=lambda sample: sample.request)
+        # Without any contrast nothing is learned, and no weight may be expected to change.
+        learned = samples if any(sample.advantage for sample in samples) else ()
+        ordered = sorted(learned, key=lambda sample: sample.request)
         given = len(self._given)
         begins = not self._asked or _names(ordered[:given]) != _names(self._given)
         for asked in self._asked:

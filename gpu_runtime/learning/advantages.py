@@ -62,7 +62,8 @@ class Advantages:
 
     Attributes:
         value_PG: float64, clamped; 0 in dropped groups.
-        kept_P: False where all of a group's rewards are equal, and where one of them is missing.
+        kept_P: False where all of a group's rewards are equal and such groups are dropped, and where a reward
+            is missing.
         failed: groups in which a reward is missing.
     """
 
@@ -72,7 +73,7 @@ class Advantages:
 
     @property
     def dropped(self) -> int:
-        """Groups without variance."""
+        """Groups that were dropped because they have no variance."""
         return int((~self.kept_P).sum()) - self.failed
 
 
@@ -80,6 +81,7 @@ def group_advantages(
     reward_PG: np.ndarray,
     std: Literal["group", "batch", "none"] = "group",
     judged_P: np.ndarray | None = None,
+    drop_equal: bool = True,
 ) -> Advantages:
     """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `ADVANTAGE_CLIP`.
 
@@ -89,6 +91,7 @@ def group_advantages(
         judged_P: False where a reward of the group is missing; None where none is. Such a group is dropped
             whole, and the others are normalised without it: a group of fewer samples would have another
             mean and deviation than the policy's, and the missing ones are rarely missing at random.
+        drop_equal: whether groups without variance are dropped; else their advantages are 0.
 
     Raises:
         ValueError: if a reward is not finite or groups have fewer than 2 samples.
@@ -96,19 +99,19 @@ def group_advantages(
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
         raise ValueError(f"rewards have shape {reward_PG.shape}; (prompts, at least 2) is needed")
     if judged_P is not None and not judged_P.all():
-        return _spread_out(group_advantages(reward_PG[judged_P], std), judged_P)
+        return _spread_out(group_advantages(reward_PG[judged_P], std, drop_equal=drop_equal), judged_P)
     reward = reward_PG.astype(np.float64)
     if not np.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
     mean_P1, deviation_P1 = _of_each(reward)
     centred = reward - mean_P1
-    kept_P = np.abs(centred).max(axis=1) > _NO_SPREAD
+    differs_P = np.abs(centred).max(axis=1) > _NO_SPREAD
     if std == "group":
         centred = centred / (deviation_P1 + _EPSILON)
     elif std == "batch":
         centred = centred / (reward.std() + _EPSILON)
-    value = np.where(kept_P[:, None], centred.clip(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), 0.0)
-    return Advantages(value, kept_P)
+    value = np.where(differs_P[:, None], centred.clip(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), 0.0)
+    return Advantages(value, differs_P if drop_equal else np.ones_like(differs_P))
 
 
 def _spread_out(judged: Advantages, judged_P: np.ndarray) -> Advantages:

@@ -20,8 +20,9 @@ def training_samples(
     config: RunConfig,
     policy_version: int | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
-    """Advantages of P groups of G, and the samples of the groups that have variance.
+    """Advantages of P groups of G, and the samples to train on: those of the groups that have variance.
 
+    Groups without variance are among them where `algorithm.zero_variance_groups` is `train`.
     A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
     Scores that have terms are learned from by `normalised_sum`, others by their value.
 
@@ -51,7 +52,8 @@ def training_samples(
     if any(score.terms for score in scores):
         reward_PG = _normalised(scores, reward_PG)
     algorithm = config.algorithm
-    advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P)
+    drop_equal = algorithm.zero_variance_groups == "drop"
+    advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P, drop_equal)
     kept = advantages.kept_P.repeat(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [

@@ -81,7 +81,7 @@ class Trainer:
         """Take the iteration's training steps.
 
         Args:
-            samples: samples with non-zero variance in their group, in any order.
+            samples: whole groups, in any order.
 
         Raises:
             TrainingError: see `add` and `finish`.

@@ -112,6 +112,10 @@ class AlgorithmConfig(Section):
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 
+    zero_variance_groups: Literal["drop", "train"] = "drop"
+    """Prompt groups whose rewards are all equal: `drop` does not train on them, as Flow-GRPO's public code;
+    `train` does, with advantages of 0, as DiffusionNFT's: they take time and make the others weigh less."""
+
     kl_weight: float = Field(default=0.0, ge=0, le=1e6)
     """Weight beta of the KL to the reference policy (the model before training)."""
 

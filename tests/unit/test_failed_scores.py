@@ -69,6 +69,10 @@ def test_groups_without_variance_and_failed_ones_are_counted_apart():
     scores = [score(1.0), score(1.0), FAILED, score(1.0), score(0.5), score(1.0)]
     advantages, kept = training_samples(SAMPLES, scores, tiny_config())
     assert (advantages.dropped, advantages.failed, len(kept)) == (1, 1, 2)
+    config = tiny_config(algorithm={"zero_variance_groups": "train"})
+    advantages, kept = training_samples(SAMPLES, scores, config)
+    assert (advantages.dropped, advantages.failed, len(kept)) == (0, 1, 4)
+    assert [sample.advantage for sample in kept[:2]] == [0.0, 0.0]
 
 
 def test_a_failed_image_is_no_zero():

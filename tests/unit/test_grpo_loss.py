@@ -102,6 +102,16 @@ def test_groups_without_variance_are_dropped(std) -> None:
     assert np.abs(found.value_PG[1]).min() > 0
 
 
+def test_groups_without_variance_may_be_trained_on_with_advantages_of_zero() -> None:
+    drawn = rewards([0.1, 0.1, 0.1], [0, 1, 0])
+    dropped, trained = (group_advantages(drawn, "group", drop_equal=drop) for drop in (True, False))
+    assert (dropped.kept_P.tolist(), dropped.dropped) == ([False, True], 1)
+    assert (trained.kept_P.tolist(), trained.dropped) == ([True, True], 0)
+    assert np.array_equal(trained.value_PG, dropped.value_PG)
+    failed = group_advantages(drawn, "group", np.array([True, False]), drop_equal=False)
+    assert (failed.kept_P.tolist(), failed.dropped, failed.failed) == ([True, False], 0, 1)
+
+
 def test_all_groups_without_variance() -> None:
     found = group_advantages(rewards([0, 0], [1, 1]), "batch")
     assert found.dropped == 2

@@ -170,6 +170,22 @@ def finish(stage: Stage, samples: Sequence[Any]) -> None:
     stage.feed.finish(samples)
 
 
+def test_groups_without_variance_are_trained_on_where_settings_say_so_but_never_alone():
+    stage = Stage(zero_variance_groups="train")
+    stage.deliver(*range(16))
+    stage.judge(*range(16), value=0.5)
+    stage.take()
+    finish(stage, stage.trained())
+    assert stage.given() == [("add_to_training", [0], True), ("train", [], True)]
+    stage = Stage(zero_variance_groups="train")
+    stage.deliver(*range(16))
+    stage.judge(*range(8), value=0.5)
+    stage.judge(*range(8, 16))
+    stage.take()
+    finish(stage, stage.trained())
+    assert stage.given() == [("add_to_training", [0], True), ("train", [1, 2, 3], False)]
+
+
 def test_the_rest_goes_with_the_training_steps():
     stage = Stage()
     stage.deliver(*range(16))

@@ -18,13 +18,14 @@ from gpu_runtime.scheduling.requests import SampleRequest
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """One kept sample of a group that has variance.
+    """One sample to train on.
 
     Attributes:
         request: its identity.
         trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
         latents_SC: its final latents, float32 (read by `nft`).
-        advantage: how much better it is than its group's mean, normalised and clamped.
+        advantage: how much better it is than its group's mean, normalised and clamped; 0 in a group without
+            variance (`algorithm.zero_variance_groups`).
         stale: older weights drew it than those that training begins with, as the strategy wants it: its
             ratio need not be 1 at the first update.
     """

@@ -9,7 +9,9 @@ from typing import Any
 REWARDS = {"ocr": ("ocr",), "shapes": ("shapes", "geneval")}
 """The scorers whose runs the curves of a task stand for."""
 
-MODELS = {"ocr": "glyphs", "shapes": "shapes"}
+MODELS = {"ocr": "embedded:glyphs-sparse", "shapes": "embedded:shapes"}
+
+_SIZE = "1.1 million parameters"  # of each of them
 
 ARMS = {
     "grpo": {"plain": "plain", "stale": "stale_grpo"},
@@ -30,13 +32,17 @@ def carried_curves(task: str, objective: str, figures: Mapping[str, Any]) -> str
     measured = {arm: arms[name] for arm, name in ARMS[objective].items() if name in arms}
     seeds = ", ".join(f"{len(found['run_seeds'])} of {arm}" for arm, found in measured.items())
     drafts = max(found["drafts"] for found in measured.values())
+    model = f"the embedded model `{MODELS[task].partition(':')[2]}`"
     head = {
         "name": f"{task}-{objective}",
-        "summary": f"share of exact answers of the embedded model `{MODELS[task]}`, run seeds: "
-        f"{seeds}; about {drafts:.0f} drafts an iteration where it explores",
+        "summary": f"share of exact answers of {model}, run seeds: {seeds}; about {drafts:.0f} drafts "
+        "an iteration where it explores",
         "source": f"benchmarks/results/exploration-{task}.json",
         "rewards": REWARDS[task],
         "objective": objective,
+        "model": MODELS[task],
+        "learner": f"{model} of {_SIZE}",
+        "more_per_sample": round(drafts / measured["plain"]["rollouts"], 2),
     }
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
     texts = [f"    {json.dumps(arm)}: [\n{_curves(found)}\n    ]" for arm, found in measured.items()]

@@ -115,6 +115,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
             name=",".join(run_ids)[:100],
             summary=f"held-out {measure} of recorded runs",
             source=f"runs {', '.join(run_ids)}",
+            model=configs[0].model.key,
             arms=arms,
         )
     except ValueError as error:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
-from gpu_runtime.models.embedded.folder import EMBEDDED_PREFIX
 from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
 from storage.config.run_config import RunConfig
@@ -54,14 +53,6 @@ class _Recorded:
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
-def model_key(config: RunConfig) -> str:
-    """The model and size of a run, as profiles name them."""
-    model = config.model
-    if model.path.startswith(EMBEDDED_PREFIX):
-        return model.path
-    return f"{model.family} {model.width or 512}x{model.height or 512}"
-
-
 def recorded_profile(home: Home, *run_ids: str) -> Profile:
     """A profile from what runs recorded: every figure is measured, as long as one of them recorded it.
 
@@ -97,7 +88,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         name=run_ids[0] if len(run_ids) == 1 else f"{len(run_ids)}-runs",
         summary=f"recorded by {source}; decoding and commits are in the step",
         device=configs[0].model.device,
-        models=tuple(dict.fromkeys(map(model_key, configs))),
+        models=tuple(dict.fromkeys(config.model.key for config in configs)),
         steps=tuple(
             StepTime(batch=size, degree=degree, seconds=seconds, **_evidence(degree, source))
             for (size, degree), seconds in steps.items()

@@ -12,6 +12,7 @@ import numpy as np
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import Policy
+from gpu_runtime.simulator.comparison.to_score import arm_of
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.clock import now
@@ -59,7 +60,8 @@ def record_run(
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)
     store.set_status(run_id, "simulated")  # first, so that nothing takes it for a run at work
-    curve = () if curves is None else curves.arms.get(policy.arm, ())
+    arm = None if curves is None else arm_of(policy, [run], curves)
+    curve = () if curves is None or arm is None else curves.arms.get(arm, ())
     for part in _parts(run, began, evaluates=bool(curve)):
         span = run_id, part.iteration, part.iteration, part.started_at, part.ended_at
         if part.phase == "evaluation":

@@ -46,9 +46,10 @@ from tasks.gpu_profile import gpu_profile, is_gpu_profile
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
-from tasks.recorded_profile import model_key, recorded_profile
+from tasks.recorded_profile import recorded_profile
 from tasks.simulated_records import record_run
 from tasks.what_if_in_words import conclusions as conclusions
+from tasks.what_if_in_words import curves_in_words, few_trainers_in_words, other_learner
 
 PROFILES = PRESETS / "profiles"
 """Folder of the profiles that the project carries."""
@@ -74,6 +75,8 @@ class WhatIf:
         futures: over which each figure goes.
         curves: how many iterations a score takes; None where that is not known.
         degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
+        model: the one that is asked about, as profiles name models.
+        few_trainers: what training on all reserved devices would save, in words; empty for nothing.
     """
 
     answers: Sequence[PolicyAnswer]
@@ -85,6 +88,8 @@ class WhatIf:
     futures: int
     curves: LearningCurves | None = None
     degrees: Mapping[str, int] = field(default_factory=dict)
+    model: str = ""
+    few_trainers: str = ""
 
     @property
     def shares(self) -> bool:
@@ -141,6 +146,8 @@ class WhatIf:
             "exploration": self.exploration and self.exploration.to_json(),
             "conclusions": conclusions(self),
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
+            "other_learner": other_learner(self.curves, self.model),
+            "curves_in_words": curves_in_words(self.curves, self.model),
             "iterations": self.iterations,
             "futures": self.futures,
             "market": self.market,
@@ -189,7 +196,8 @@ def answer(
     policies = chosen_policies(None, config, question.serving, profile) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
     said = market_in_words(market, question), prices_in_words(offer)
-    return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees)
+    about = config.model.key, few_trainers_in_words(config, offer, profile)
+    return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees, *about)
 
 
 def time_line(
@@ -254,6 +262,8 @@ def record(
     if profile.spot is not None:
         kinds += f", of spot devices {profile.spot.name}"
     about = f"{devices}; {kinds}; {market}; {prices_in_words(offer)}; seed {seed}"
+    if curves is not None:
+        about += f"; scores by the {curves_in_words(curves, config.model.key)}"
     run = _first_run(config, profile, question, policy.name, seed)
     record_run(store, run_id, config, policy, run, about, curves)
 
@@ -391,7 +401,7 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
     """A profile by its name; arguments of `find_profile`, and the option that named it."""
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
     names = ", ".join(profile.name for profile in carried)
-    key = model_key(config)
+    key = config.model.key
     own = next((profile for profile in carried if key in profile.models), None)
     if name is None:
         if own is not None:

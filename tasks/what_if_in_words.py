@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING
 
-from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, discount_of
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
+from gpu_runtime.simulator.comparison.policies import SPOTLIGHT
+from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, arm_of, discount_of
+from gpu_runtime.simulator.comparison.what_if import undisturbed
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import Profile
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # which says what is said here
     from tasks.what_if import WhatIf
 
+_WORTH_SAYING = 0.95
+"""Share of a run's time and dollars up to which another way is worth a sentence."""
+
 
 def conclusions(result: WhatIf) -> list[str]:
-    """What is better but only simulated, and from which discount spot devices and exploration pay."""
+    """What would be better, and from which discount spot devices and exploration pay."""
     found = _only_simulated_in_words(result)
+    if result.few_trainers:
+        found.append(result.few_trainers)
     even, worth = result.break_even, result.exploration
     if even is not None:
         offered = discount_of(result.answers)
@@ -28,7 +41,59 @@ def conclusions(result: WhatIf) -> list[str]:
         found.append(f"{says}; the discount is {offered:.0%}.")
     if worth is not None:
         found.append(_exploration_in_words(worth, result))
-    return found + _milestones_in_words(result)
+    found += _missing_drafts_in_words(result)
+    found += _milestones_in_words(result)
+    if result.curves is not None and (other := other_learner(result.curves, result.model)):
+        found.append(
+            f"The curves {result.curves.name} were {other}: what is said of scores shows how a bill follows "
+            f"from curves, not how {result.model} learns."
+        )
+    return found
+
+
+def other_learner(curves: LearningCurves | None, model: str) -> str:
+    """Say whose curves they are where they are not of the model of the bill; else empty.
+
+    Args:
+        curves: how many iterations a score takes; None where that is not known.
+        model: the one that is asked about, as profiles name models.
+    """
+    if curves is None or curves.model == model:
+        return ""
+    return f"measured on {curves.learner or curves.model or 'an unnamed model'}, not on {model}"
+
+
+def curves_in_words(curves: LearningCurves | None, model: str) -> str:
+    """Whose learning curves they are, and where they are from; empty without any. Arguments as above."""
+    if curves is None:
+        return ""
+    other = other_learner(curves, model)
+    return f"curves {curves.name}: {curves.summary} ({curves.source}){other and ', '}{other}"
+
+
+def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile) -> str:
+    """What the reserved devices alone would save if all of them trained; empty for nothing.
+
+    Args:
+        config: the workload.
+        offer: the devices.
+        profile: what the workload takes.
+    """
+    devices = offer.reserved
+    if offer.trainers == devices or config.sequence_parallel.largest > 1:
+        return ""
+    sampling, scorers = config.sampling, config.runtime.scorer_workers
+    few_s, all_s = (
+        undisturbed(config, profile.times(sampling.batch_size, scorers, trainers), devices) / TICKS_PER_S
+        for trainers in (offer.trainers, devices)
+    )
+    share = all_s / few_s
+    if share > _WORTH_SAYING:
+        return ""
+    return (
+        f"{offer.trainers} of {devices} reserved devices train{'s' * (offer.trainers == 1)}. Without spot "
+        f"devices, a run takes {share:.0%} of its time and dollars if all of them do (--trainers {devices})."
+    )
 
 
 def dollars(usd: float) -> str:
@@ -59,6 +124,26 @@ def _only_simulated_in_words(result: WhatIf) -> list[str]:
     return [
         f"{better.policy.name} would cost the least, {usd}{beside}, but is only simulated: no live run has "
         f"{better.policy.only_simulated}."
+    ]
+
+
+def _missing_drafts_in_words(result: WhatIf) -> list[str]:
+    """That Spotlight makes no drafts, or fewer than those whose worth was measured."""
+    ours = next((answer for answer in result.answers if answer.policy.name == SPOTLIGHT), None)
+    if ours is None:
+        return []
+    if not any(run.drafts for run in ours.runs):
+        return [
+            f"{SPOTLIGHT} makes no drafts in such a run, and learns as without exploration: drafts need a "
+            "device that is free while others train, and an iteration that follows."
+        ]
+    if result.curves is None or arm_of(ours.policy, ours.runs, result.curves) is not None:
+        return []
+    made = statistics.median(run.more_per_sample for run in ours.runs)
+    return [
+        f"{SPOTLIGHT} makes {made:.2g} drafts for each sample, and the explored runs of the curves "
+        f"{result.curves.name} made {result.curves.more_per_sample:.2g}: what so few are worth was not "
+        "measured, so nothing is said of its scores."
     ]
 
 

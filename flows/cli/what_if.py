@@ -224,8 +224,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 
 def show(result: WhatIf) -> None:
     """Print a table of policies, what they take to a score, and what both rest on."""
-    from tasks.what_if import conclusions
-    from tasks.what_if_in_words import time_unit
+    from tasks.what_if_in_words import conclusions, curves_in_words, time_unit
 
     console = Console()
     table = Table(
@@ -258,7 +257,8 @@ def show(result: WhatIf) -> None:
     console.print()
     lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
     lines += [
-        f"prices: {result.prices}; {result.offer.trainers} of the reserved devices train",
+        f"prices: {result.prices}; "
+        f"{result.offer.trainers} of the reserved devices train{'s' * (result.offer.trainers == 1)}",
         f"spot: {result.market}",
         *_sharing_line(result),
         *([result.serving] if result.serving else []),
@@ -266,8 +266,8 @@ def show(result: WhatIf) -> None:
         *([] if result.profile.spot is None else _profile_lines(result.profile.spot, "on spot devices")),
         "In the first table all policies do the same iterations: what is learned in them is not in it.",
     ]
-    if result.curves is not None:
-        lines.append(f"curves {result.curves.name}: {result.curves.summary} ({result.curves.source})")
+    if said := curves_in_words(result.curves, result.model):
+        lines.append(said)
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -295,17 +295,18 @@ def _sharing_line(result: WhatIf) -> list[str]:
 
 def _show_milestones(console: Console, result: WhatIf) -> None:
     """Print what policies take to a score, where that is known."""
-    from tasks.what_if_in_words import dollars, duration
+    from tasks.what_if_in_words import dollars, duration, other_learner
 
     curves = result.curves
     found = {_named(answer): result.milestones(answer) for answer in result.answers}
     known = {name: rows for name, rows in found.items() if rows}
+    other = other_learner(curves, result.model)
     if curves is None or not known:
         return
     table = Table(
         box=SIMPLE,
         pad_edge=False,
-        title=f"To a share of the baseline's progress, by the curves {curves.name}",
+        title=f"To a share of the baseline's progress, by the curves {curves.name}{other and ','}\n{other}",
         caption=(
             "medians; learning: iterations over run seeds; system: an iteration\n"
             "over futures; lowest and highest over the median, to the last score\n"

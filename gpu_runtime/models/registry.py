@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_runtime.models.embedded import folder as embedded_folder
 from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.files.hub_folder import find_folder
-from storage.config.model import OWN_SIDE, ModelConfig
+from storage.config.model import EMBEDDED_PREFIX, OWN_SIDE, ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -127,7 +127,7 @@ def _own_size(settings: ModelConfig) -> tuple[int, int]:
 
 
 def _refuse_embedded_path(settings: ModelConfig) -> None:
-    if settings.path.startswith(embedded_folder.EMBEDDED_PREFIX):
+    if settings.path.startswith(EMBEDDED_PREFIX):
         raise ConfigurationError(
             f"model.path is {settings.path!r} with model.family={settings.family}; name a folder or a model "
             "in the hub's cache, as in model.path=Qwen/Qwen-Image"

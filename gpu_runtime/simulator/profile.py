@@ -101,7 +101,7 @@ class Profile(_Part):
     """Kind of the devices, such as H100."""
 
     models: tuple[str, ...] = ()
-    """The models that it stands for, as `model_key` names them."""
+    """The models that it stands for, as `ModelConfig.key` names them."""
 
     steps: tuple[StepTime, ...] = Field(min_length=1)
     """A denoising step by batch and degree."""

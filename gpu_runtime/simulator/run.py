@@ -119,6 +119,9 @@ class Simulation:
                 self._evaluate_all(iteration)
         counts = self._fleet.counts
         run.wall, run.events, run.wanted = loop.now, loop.done, self._renting.wanted
+        samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+        drafted = run.drafts / max(1, config.iterations - 1)  # no iteration follows the last one
+        run.more_per_sample = (drafted + self._plan.more_samples) / samples
         run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
         for market, paid in run.paid.items():
             if self._plan.fleet.prices(market) is not None:

@@ -94,6 +94,7 @@ class SimulatedRun:
         paid: ticks by market, metered apart from the states.
         usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
         drafts: made and judged in time.
+        more_per_sample: images made beyond the settings' samples (drafts, or a larger batch), over these.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.
         redone_time: ticks that devices need to do them again.
@@ -114,6 +115,7 @@ class SimulatedRun:
     spent: Counter[tuple[Market, DeviceState]] = field(default_factory=Counter)
     paid: Counter[Market] = field(default_factory=Counter)
     drafts: int = 0
+    more_per_sample: float = 0.0
     batches: int = 0
     redone: int = 0
     redone_time: int = 0

@@ -12,6 +12,9 @@ from storage.config.section import OptionValues, Section
 OWN_SIDE = 512
 """Height and width in pixels of the families with a pipeline, where none are set."""
 
+EMBEDDED_PREFIX = "embedded:"
+"""A path that begins so names a model that the project carries."""
+
 
 class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
@@ -64,6 +67,13 @@ class ModelConfig(Section):
 
     options: OptionValues = Field(default={})
     """What the family itself declares; those of the project declare nothing."""
+
+    @property
+    def key(self) -> str:
+        """The model and its size, as profiles and learning curves name them."""
+        if self.path.startswith(EMBEDDED_PREFIX):
+            return self.path
+        return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}"
 
     def with_absolute_folder(self) -> Self:
         """The folder as it is seen from here; names of the hub's cache stay as they are."""

@@ -108,6 +108,10 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
     milestones = page.dataframe[1].value
     assert [name.split("%")[0] for name in milestones.columns[1:5]] == ["25", "50", "75", "100"]
     assert all(", $" in cell for cell in milestones[milestones.columns[1]])
+    [caption] = [one.value for one in page.caption if "share of the baseline" in one.value]
+    [basis] = [one.value for one in page.markdown if one.value.startswith("- preset smoke")]
+    for said in (caption, basis):
+        assert "of 1.1 million parameters, not on embedded:glyphs" in said, "the curves are not of this model"
     again = ran(page)
     assert again.dataframe[0].value.equals(table), "the answer stays"
 
@@ -225,7 +229,8 @@ def test_milestones_as_a_table_and_as_numbers():
         row("lean", 100.0, 3600.0, best=True) | {"milestones": reached},
         row("fresh", 120.0, 3600.0) | {"milestones": []},
     ]
-    asked = Asked(Question("glyphs"), {"policies": policies}, read_time_line("lean", small_trace()))
+    answer = {"policies": policies, "curves_in_words": "curves c: of another model"}
+    asked = Asked(Question("glyphs"), answer, read_time_line("lean", small_trace()))
     assert rows(milestone_table(asked)) == [
         {
             "policy": "lean ★", "25%, a score of 0.125": "60.0 s, $1.00",
@@ -234,6 +239,7 @@ def test_milestones_as_a_table_and_as_numbers():
         }
     ]  # fmt: skip
     figures = milestone_figures(asked)
+    assert set(figures["curves"]) == {answer["curves_in_words"]}
     assert set(figures["evidence"]) == {"simulated"} and figures["usd_median"].tolist() == [1.0, 20.5]
     assert figures["time_s_learning_low"].tolist() == [30.0, 3600.0]
     none = Asked(Question("glyphs"), {"policies": policies[1:]}, asked.line)

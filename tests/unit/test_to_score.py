@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import astuple, replace
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from gpu_runtime.simulator.comparison.break_even import (
     pays_until,
     stops_paying,
 )
-from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
+from gpu_runtime.simulator.comparison.learning_curves import (
+    MILESTONES,
+    LearningCurve,
+    LearningCurves,
+    read_curves,
+)
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.comparison.to_score import break_even_of, exploration_worth, milestones_of
 from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, figures_of
@@ -63,6 +69,8 @@ def made(reserved_h: float, spot_h: float, iterations: int = 10, **more: object)
 
 def answer(name: str, *runs: SimulatedRun) -> PolicyAnswer:
     (policy,) = policies_of([name])
+    for run in runs:
+        run.more_per_sample, run.drafts = (0.0, 0) if policy.arm == "plain" else (3.0, 30)
     return PolicyAnswer(policy, figures_of(runs), runs=runs)
 
 
@@ -190,6 +198,39 @@ def test_where_exploration_pays_by_hand():
     assert exploration_worth([answer("window", made(1, 0)), answers[2]], None, 10.0) is None
 
 
+def test_of_drafts_that_are_not_made_nothing_is_credited():
+    curves = CURVES_BY_HAND.model_copy(update={"more_per_sample": 3.0})
+    spot, ours = answer("spot", made(48, 0)), answer("spotlight", made(40, 80))
+    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
+    result = WhatIf([spot, ours], small_profile(), "", "", offer, 10, 1, curves)
+    assert [row.iterations.median for row in result.milestones(ours)] == pytest.approx(
+        [statistics.median(curves.iterations_to("stale", share)) for share in MILESTONES]
+    )
+    ours.runs[0].more_per_sample = 0.1  # a thirtieth of what the explored runs made
+    assert result.milestones(ours) == []
+    worth = result.exploration
+    assert worth is not None and worth.known_to is None and worth.pays_until_usd is None
+    assert "spotlight makes 0.1 drafts for each sample, and the explored runs" in " ".join(
+        conclusions(result)
+    )
+    ours.runs[0].more_per_sample = ours.runs[0].drafts = 0
+    assert result.exploration is None
+    assert [row.iterations for row in result.milestones(ours)] == [
+        row.iterations for row in result.milestones(spot)
+    ]
+    assert "spotlight makes no drafts in such a run" in " ".join(conclusions(result))
+
+
+def test_curves_of_another_model_than_the_bill_say_so():
+    learned = CURVES_BY_HAND.model_copy(update={"model": "embedded:shapes", "learner": "a small model"})
+    ours = answer("spotlight", made(40, 80))
+    result = WhatIf([ours], small_profile(), "", "", FleetPlan(1, 4, 1, 10.0, 2.0), 10, 1, learned)
+    borrowed = replace(result, model="qwen-image 512x512")
+    assert "measured on a small model, not on qwen-image 512x512" in conclusions(borrowed)[-1]
+    assert borrowed.to_json()["other_learner"] in borrowed.to_json()["curves_in_words"]
+    assert replace(result, model="embedded:shapes").to_json()["other_learner"] == ""
+
+
 def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
     offer = FleetPlan(1, 4, 1, 10.0, 2.0)
@@ -253,7 +294,7 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
             record = evaluation_record(run_id, iteration, 100.0 * iteration, images=4, gallery=0)
             store.commit_evaluation(replace(record, score=0.1 + iteration / 100, exact=iteration / 50))
     curves = find_curves(home, load_config("glyphs", [], {}), "base, explored")
-    assert curves is not None and curves.source == "runs base, explored"
+    assert curves is not None and curves.source == "runs base, explored" and curves.model == "embedded:glyphs"
     assert {arm: [each.iterations for each in found] for arm, found in curves.arms.items()} == {
         "plain": [(0, 10, 20)], "stale": [(0, 10)],
     }  # fmt: skip

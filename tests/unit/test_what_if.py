@@ -23,7 +23,7 @@ from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.recorded_curves import CURVES
-from tasks.recorded_profile import _score_s, model_key, recorded_profile
+from tasks.recorded_profile import _score_s, recorded_profile
 from tasks.what_if import PROFILES, find_profile
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
@@ -71,6 +71,7 @@ def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
     said = {row.name: row.environment[SIMULATED] for row in rows}
     assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
     assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
+    assert "scores by the curves ocr-grpo: share of exact answers" in said["simulated-spotlight"]
 
 
 def test_of_a_named_policy_the_run_alone_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -145,6 +146,31 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
     assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
+
+
+def test_a_run_without_drafts_is_credited_with_none():
+    fleet = (*SMALL[:-1], "0", "--reserved", "4")
+    answer = json.loads(asked(*fleet, "--trainers", "4", "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    assert rows["spotlight"]["drafts_per_iteration"]["high"] == 0 and answer["exploration"] is None
+    assert rows["spotlight"]["milestones"] == rows["spot"]["milestones"] != []
+    assert answer["other_learner"].endswith("of 1.1 million parameters, not on embedded:glyphs")
+    assert "measured on the embedded model `glyphs-sparse` of 1.1 million parameters" in asked(*fleet)
+
+
+def test_devices_that_could_train_and_do_not_are_named():
+    options = ("--preset", "qwen-image-geneval-512", "--reserved", "8", "--spot", "0", "--iterations", "3")
+    few, whole = (
+        json.loads(asked(*options, "--windows", "1", "--policies", "reserved", "--json", *more))
+        for more in ((), ("--trainers", "8"))
+    )
+    [said] = [line for line in few["conclusions"] if "reserved devices train" in line]
+    assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
+    assert not any("reserved devices train" in line for line in whole["conclusions"])
+    usd = [answer["policies"][0]["usd"]["median"] for answer in (few, whole)]
+    assert float(said.partition("takes ")[2].partition("%")[0]) / 100 == pytest.approx(
+        usd[1] / usd[0], abs=0.1
+    )
 
 
 def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
@@ -391,7 +417,7 @@ def test_spot_devices_may_be_of_another_kind():
 
 def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):
     config = load_config("qwen-image-ocr-1280", [], {})
-    assert model_key(config) == "qwen-image 1280x1280"
+    assert config.model.key == "qwen-image 1280x1280"
     assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280-h100"
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.models.files.pipeline_folder import read_json
+from storage.config.model import EMBEDDED_PREFIX
 from storage.errors import ModelError, quoted
 
-EMBEDDED_PREFIX = "embedded:"
 WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
-
 SETTINGS_FILE = "spotlight.json"
 CODEC_FILE = "codec.safetensors"
 TRANSFORMER_FOLDER = "transformer"

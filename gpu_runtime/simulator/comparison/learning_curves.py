@@ -95,6 +95,15 @@ class LearningCurves(_Part):
     objective: str = ""
     """The objective whose runs they stand for."""
 
+    model: str = ""
+    """The model that learned, as profiles name models; empty where it is not known."""
+
+    learner: str = ""
+    """That model in words, with its size."""
+
+    more_per_sample: float | None = Field(default=None, ge=0)
+    """Images that the explored runs made beyond their samples, over these; None where it is not known."""
+
     arms: dict[Arm, tuple[LearningCurve, ...]]
     """Curves of several run seeds each."""
 

@@ -37,7 +37,7 @@ class Policy:
         summary: what it does, in some words.
         plan: from what is offered, and the drafts that Spotlight makes an iteration, to how the run is done.
         needs_drafts: whether its plan depends on Spotlight's drafts.
-        arm: the learning curve that it follows.
+        arm: the learning curve that it follows where its drafts are made.
     """
 
     name: str

@@ -19,11 +19,15 @@ from gpu_runtime.simulator.comparison.break_even import (
     stops_paying,
 )
 from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, LearningCurves
-from gpu_runtime.simulator.comparison.policies import ON_DEMAND, SPOT, SPOTLIGHT, Arm
+from gpu_runtime.simulator.comparison.policies import ON_DEMAND, SPOT, SPOTLIGHT, Arm, Policy
 from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, Spread
+from gpu_runtime.simulator.simulated_run import SimulatedRun
 
 _LEVELS = tuple(percent / 100 for percent in range(5, 101, 5))
 """Shares of the baseline's progress at which exploration may stop paying."""
+
+_AS_MANY = 0.5
+"""Share of the explored runs' drafts from which on their curve is taken to hold."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +82,33 @@ class Milestone:
         }
 
 
+def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves) -> Arm | None:
+    """The curve that runs follow by what they did: of exploration only as far as drafts were made.
+
+    None where they made far fewer drafts than the explored runs of the curves: what those few are worth was
+    not measured.
+
+    Args:
+        policy: of the runs.
+        runs: one in each future.
+        curves: of the task.
+    """
+    made = statistics.median(run.more_per_sample for run in runs)
+    if policy.arm == "plain" or made == 0:
+        return "plain"
+    return policy.arm if made >= _AS_MANY * (curves.more_per_sample or 0) else None
+
+
 def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Milestone]:
-    """A policy's milestones; none where no curve says how it learns.
+    """Return a policy's milestones; none where no curve says how it learns.
 
     Args:
         answer: of the policy.
         curves: of the task.
     """
-    arm, figures = answer.policy.arm, answer.figures
+    arm, figures = arm_of(answer.policy, answer.runs, curves), answer.figures
+    if arm is None:
+        return []
     found = []
     for share in MILESTONES:
         iterations = curves.iterations_to(arm, share)
@@ -165,7 +188,10 @@ class ExplorationWorth:
 def exploration_worth(
     answers: Sequence[PolicyAnswer], curves: LearningCurves | None, reserved_usd_per_hour: float
 ) -> ExplorationWorth | None:
-    """Where exploration pays; None without Spotlight, or a live run without exploration to compare it with.
+    """Where exploration pays.
+
+    None without Spotlight, without a live run to compare it with that does not explore, or where Spotlight
+    makes no drafts.
 
     Args:
         answers: of all policies.
@@ -174,14 +200,15 @@ def exploration_worth(
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
     others = [a for a in answers if a.policy.arm == "plain" and a.policy.only_simulated is None]
-    if ours is None or not others:
+    if ours is None or not others or not _explores(ours):
         return None
     cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)
     saved = [
         1 - _usd(cheapest, future) / usd for future in range(len(ours.runs)) if (usd := _usd(ours, future))
     ]
     needed = Spread.of(saved or [0.0])
-    levels = [] if curves is None else _known_levels(curves)
+    known = curves is not None and arm_of(ours.policy, ours.runs, curves) == ours.policy.arm
+    levels = _known_levels(curves) if curves is not None and known else []
     if curves is None or not levels:
         return ExplorationWorth(cheapest.policy.name, needed)
     arms: tuple[Arm, Arm] = ("plain", "stale")
@@ -214,6 +241,10 @@ def exploration_worth(
         stops,
         None if stops is None else curves.score_at(stops),
     )
+
+
+def _explores(answer: PolicyAnswer) -> bool:
+    return any(run.drafts for run in answer.runs)
 
 
 def _known_levels(curves: LearningCurves) -> list[float]:

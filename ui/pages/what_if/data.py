@@ -173,7 +173,7 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
     """The same as numbers, a row a policy and share; time and dollars have an interval of each kind."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": "simulated"}
+            {"policy": row["policy"], "evidence": "simulated", "curves": asked.answer["curves_in_words"]}
             | {name: each[name] for name in ("share", "score", "run_seeds", "unreached")}
             | {f"iterations_{part}": value for part, value in each["iterations"].items()}
             | {f"{name}_median": each[name]["median"] for name in ("time_s", "usd")}

@@ -125,10 +125,11 @@ def _show_milestones(asked: Asked) -> None:
         return
     st.subheader(f"To a score {SIMULATED_BADGE}")
     st.dataframe(table, hide_index=True)
+    curves, other = asked.answer["curves"]["name"], asked.answer["other_learner"]
     st.caption(
         markdown_text(
             "Time and dollars to a share of the baseline's progress: the median iteration of the futures "
-            f"times the median iterations of the curves {asked.answer['curves']['name']}, without the start "
+            f"times the median iterations of the curves {curves}{other and f' ({other})'}, without the start "
             "and evaluations. Learning: lowest and highest of the run seeds over the median, to the last "
             "score; system: of the futures. ≥ some run seeds did not get there."
         )
@@ -146,6 +147,7 @@ def _show_basis(asked: Asked) -> None:
         f"spot: {answer['market']}",
         *_profile_lines(profile, "profile"),
         *(_profile_lines(profile["spot"], "on spot devices") if profile.get("spot") else []),
+        *([answer["curves_in_words"]] if answer["curves_in_words"] else []),
     ]
     with st.expander("What it rests on", expanded=True):
         st.markdown("\n".join(f"- {plain_markdown(line)}" for line in lines))

@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
+from flows import terminal
 from storage.database.records import EvaluationRecord, IterationRecord
 from storage.ledger.modelled import MODELLED
 
@@ -22,7 +24,7 @@ class Reporter:
     """Reports a run's events to a console."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=False)
+        self._console = console or terminal.console()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._total = 0
@@ -30,7 +32,7 @@ class Reporter:
 
     def note(self, message: str) -> None:
         """One line for the person who watches."""
-        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+        self._console.print(message, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, doing: str) -> Iterator[None]:
@@ -40,7 +42,7 @@ class Reporter:
             doing: what is done, as in "start 3 devices".
         """
         began = time.monotonic()
-        with self._console.status(f"{doing} ...") if self._console.is_terminal else nullcontext():
+        with self._console.status(Text(f"{doing} ...")) if self._console.is_terminal else nullcontext():
             yield
         self.note(f"{time.monotonic() - began:6.1f} s  {doing}")
 

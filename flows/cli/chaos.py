@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.disturbed_run import HANG_S, disturb, start
 from flows.progress import reporter
+from flows.terminal import console
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
@@ -168,7 +168,7 @@ def show(result: dict[str, Any]) -> None:
     table = Table("promise", "seen", "kept", title=f"{result['faults']} faults, {result['faults_left']} left")
     for promise, seen, kept in rows:
         table.add_row(promise, str(seen), "yes" if kept else "NO")
-    console = Console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     for said in result["broken_promises"]:
-        console.print(f"broken: {said}", highlight=False, markup=False, soft_wrap=True)
+        screen.print(f"broken: {said}", soft_wrap=True)

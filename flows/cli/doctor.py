@@ -8,10 +8,10 @@ import shutil
 import sys
 from collections.abc import Callable
 
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from flows.recovery import backups_in_words
+from flows.terminal import console
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import SpotlightError, StorageError
@@ -27,7 +27,7 @@ def examine(config: RunConfig | None = None) -> bool:
     Args:
         config: of the run whose model and scorer are looked at; None for the defaults, an embedded model.
     """
-    console = Console()
+    screen = console()
     config = config or RunConfig()
     healthy = True
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
@@ -44,10 +44,10 @@ def examine(config: RunConfig | None = None) -> bool:
     )
     for name, check in checks:
         try:
-            console.print(f"[green]ok[/]    {name}: {escape(check())}", highlight=False)
+            screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
         except (SpotlightError, ImportError, OSError) as error:
             healthy = False
-            console.print(f"[red]wrong[/] {name}: {escape(str(error))}", highlight=False)
+            screen.print(Text.assemble(("wrong", "red"), f" {name}: {error}"))
     return healthy
 
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from flows.cli.listings import print_whole
+from flows.terminal import console
 from storage.evaluations.separate import SeparateEvaluation
 
 
@@ -32,7 +32,7 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
             _number(row["score"], signed), _interval(row["score_interval"], signed),
             _number(row["exact"], signed), _interval(row["exact_interval"], signed),
         )  # fmt: skip
-    Console().print(table)
+    console().print(table)
 
 
 def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:

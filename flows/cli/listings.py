@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from flows.terminal import console
 from storage.config.loading import list_presets
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore
@@ -77,10 +77,10 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
     table = Table(*headings)
     for row in rows:
         table.add_row(*row)
-    console = Console()
-    needed = console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
-    if needed <= console.width or not sys.stdout.isatty():
-        Console(width=max(needed, console.width)).print(table)
+    screen = console()
+    needed = screen.measure(table, options=screen.options.update(max_width=_UNLIMITED)).maximum
+    if needed <= screen.width or not sys.stdout.isatty():
+        console(width=max(needed, screen.width)).print(table)
         return
     for identifier, *facts in rows:
         typer.echo(identifier)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.table import Table
 
+from flows.terminal import console
 from storage.home import Home
 from storage.new_folder import writable_file
 
@@ -52,4 +52,4 @@ def _show(found: Profile) -> None:
         if name != "step":
             spread = f"{quantity.uncertainty:.0%}"
             table.add_row(name, f"{quantity.value:.4g}", spread, quantity.evidence, quantity.source)
-    Console(stderr=True).print(table)
+    console(stderr=True).print(table)

@@ -8,10 +8,9 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from flows.terminal import console
 from storage.config.loading import list_presets
 from storage.config.run_config import RunConfig
 from storage.config.settings_table import list_settings, settings_page
@@ -47,9 +46,8 @@ def settings(
         return
     table = Table("setting", "default", "bounds", "description")
     for entry in entries:
-        cells = (entry.name, entry.default_text, entry.bounds, entry.description)
-        table.add_row(*map(Text, cells), end_section=True)
-    Console().print(table)
+        table.add_row(entry.name, entry.default_text, entry.bounds, entry.description, end_section=True)
+    console().print(table)
 
 
 def _no_such(name: str) -> str:

@@ -18,6 +18,7 @@ from rich.table import Table
 from flows.cli.settings import preset_names, setting_names
 from flows.configuration import given_configuration
 from flows.run_identity import new_run_id
+from flows.terminal import console
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
@@ -215,9 +216,9 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
         done = itertools.count(1)
         yield lambda: typer.echo(f"simulated {next(done)} of {runs}", err=True)
         return
-    console = Console(stderr=True)
+    screen = console(stderr=True)
     columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=runs)
         yield lambda: bar.advance(task)
 
@@ -226,7 +227,7 @@ def show(result: WhatIf) -> None:
     """Print a table of policies, what they take to a score, and what both rest on."""
     from tasks.what_if_in_words import conclusions, curves_in_words, time_unit
 
-    console = Console()
+    screen = console()
     table = Table(
         box=SIMPLE,
         pad_edge=False,
@@ -250,11 +251,11 @@ def show(result: WhatIf) -> None:
             _spread(row["losses"], "{:.0f}"),
             _spread(row["drafts_per_iteration"], "{:.0f}"),
         )
-    console.print(table)
-    _show_milestones(console, result)
+    screen.print(table)
+    _show_milestones(screen, result)
     for line in conclusions(result):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    console.print()
+        screen.print(line, soft_wrap=True)
+    screen.print()
     lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
     lines += [
         f"prices: {result.prices}; "
@@ -269,7 +270,7 @@ def show(result: WhatIf) -> None:
     if said := curves_in_words(result.curves, result.model):
         lines.append(said)
     for line in lines:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        screen.print(line, soft_wrap=True)
 
 
 def _profile_lines(profile: Profile, called: str) -> list[str]:
@@ -293,7 +294,7 @@ def _sharing_line(result: WhatIf) -> list[str]:
     return [f"devices that share a sample: {', '.join(f'{k} {v}' for k, v in said.items())}; {where}"]
 
 
-def _show_milestones(console: Console, result: WhatIf) -> None:
+def _show_milestones(screen: Console, result: WhatIf) -> None:
     """Print what policies take to a score, where that is known."""
     from tasks.what_if_in_words import dollars, duration, other_learner
 
@@ -325,7 +326,7 @@ def _show_milestones(console: Console, result: WhatIf) -> None:
             cells.append(f"{least}{duration(each.time_s)}\n{least}{dollars(each.usd)}")
         last = rows[-1]
         table.add_row(name, *cells, _relative(last.iterations), _relative(last.iteration_s))
-    console.print(table)
+    screen.print(table)
 
 
 def _relative(spread: Spread) -> str:

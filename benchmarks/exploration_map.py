@@ -3,9 +3,9 @@
     python -m benchmarks.exploration_map [--keep] [--quick]
 
 The bases are stages of one pre-training of the glyphs task, each the stage whose success under the
-evaluation is nearest the wanted one. From each, two arms of `benchmarks.exploration` run with the same
-training batch: `plain_nft` and `stale`. A cell gives both ends, and how soon stale reaches plain's end.
-One run seed a cell: a difference of two ends has a standard error of about three points.
+evaluation is nearest the wanted one. From each, two arms run with the same training batch, 32 prompts of 4
+samples: `plain_nft` and `stale`. A cell gives both ends, and how soon stale reaches plain's end. One run seed
+a cell: a difference of two ends has a standard error of about three points.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.exploration import ALL, ARMS, DRAFTS, TASKS, CurveWanted, curve_store, run_arms
-from benchmarks.learning_curve import Curve
+from benchmarks.exploration.arms import ALL, TASKS
+from benchmarks.exploration.curve_store import curve_name
+from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
+from benchmarks.exploration.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.registry import find_task
@@ -41,7 +43,11 @@ SUCCESS = (0.01, 0.05, 0.15, 0.30, 0.60)
 """Wanted exact matches before reinforcement learning."""
 
 SIGNALS = ("exact", "graded")
-MAP_ARMS = ("plain_nft", "stale")
+MAP_ARMS = {"plain_nft": "plain", "stale": "stale"}
+"""Strategies by the arm's name."""
+
+DRAFTS = 448
+"""Drafts an iteration, in whole ones: about half of all candidates."""
 
 FIRST_STAGE, LAST_STAGE, STAGE = 240, 620, 10
 """Training steps of the pre-training between which stages are looked at, and every how many."""
@@ -98,11 +104,17 @@ def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
         f"reward.signal={signal}",
         f"exploration.drafts={DRAFTS}",
         *ALL,
-        *ARMS[arm].settings,
+        f"exploration.strategy={MAP_ARMS[arm]}",
         # One learning rate for both arms: the best without exploration, so that exploration alone differs.
         "optimizer.learning_rate=2e-4",
     ]
     return load_config(TASKS["ocr"].preset, settings, {})
+
+
+def _curve(base: Path, signal: str, arm: str, iterations: int, every: int) -> CurveWanted:
+    config = cell_config(base, signal, arm)
+    name = curve_name(f"{base.name}-{signal}-{arm}", config, iterations, every)
+    return CurveWanted(name, config, iterations, every)
 
 
 def cell_of(wanted: float, signal: str, plain: Curve, stale: Curve) -> dict[str, Any]:
@@ -149,18 +161,18 @@ def main() -> None:
     commit = environment()["commit"]
     bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / f"bases-{commit}", wanted)
     store = curve_store("exploration-map", commit)
-    curves = [
-        CurveWanted(f"{success:.2f}-{signal}-{arm}", 0, cell_config(base, signal, arm), iterations, every)
+    wanted = {
+        (success, signal, arm): _curve(base, signal, arm, iterations, every)
         for success, base in bases.items()
         for signal in signals
         for arm in MAP_ARMS
-    ]
-    made = run_arms(store, curves, arguments.processes)
+    }
+    made = make_curves(store, wanted, arguments.processes)
     cells = [
         cell_of(
             success,
             signal,
-            *(made[f"{success:.2f}-{signal}-{arm}", 0] for arm in MAP_ARMS),
+            *(made[success, signal, arm] for arm in MAP_ARMS),
         )
         for success in bases
         for signal in signals

@@ -32,7 +32,7 @@ from typing import Any
 
 import scipy.stats
 
-from benchmarks.curve_store import CurveStore
+from benchmarks.exploration.curve_store import CurveStore, add_after_option, commits_since
 from benchmarks.hacking_runs import (
     COMPARED,
     FULL,
@@ -213,7 +213,7 @@ def main() -> None:
     """Print one JSON line."""
     arguments, every, wanted = _asked()
     home, commit = Home.from_environment().ensure(), environment()["commit"]
-    store = course_store(commit, arguments.after)
+    store = course_store(commit, commits_since(arguments.after))
     try:
         done = do_runs(home, store, wanted, arguments.processes)
         courses = store.load_all({want.key: want.name for want in every}) | done
@@ -233,13 +233,7 @@ def _asked() -> tuple[argparse.Namespace, list[Wanted], list[Wanted]]:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="run seeds of each arm")
     parser.add_argument("--parts", nargs="+", default=[], help="do these only, such as glyphs-long")
     parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
-    parser.add_argument(
-        "--after",
-        metavar="COMMIT",
-        nargs="+",
-        default=[],
-        help="these commits' courses count: nothing that makes them has changed since",
-    )
+    add_after_option(parser)
     add_keep_option(parser)
     arguments = parser.parse_args()
     length, seeds = (QUICK, 1) if arguments.quick else (FULL, arguments.seeds)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from benchmarks.curve_store import CurveStore, curve_name
+from benchmarks.exploration.curve_store import CurveStore, curve_name
 from benchmarks.unguarded import unguarded
 from flows.disturbed_run import start
 from flows.progress import reporter

@@ -106,6 +106,12 @@ def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
     return [{"name": name, **row} for name, row in found.items()]
 
 
+def source_of(benchmark: str) -> Path:
+    """The file that `python -m benchmarks.NAME` runs; a folder is a benchmark of several files."""
+    folder = ROOT / "benchmarks" / benchmark
+    return folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")
+
+
 def module_of(command: str) -> str:
     """The benchmark that a command runs.
 
@@ -113,7 +119,7 @@ def module_of(command: str) -> str:
         JudgementError: it runs none.
     """
     found = re.search(r"benchmarks\.(\w+)", command)
-    if found is None or not (ROOT / f"benchmarks/{found[1]}.py").is_file():
+    if found is None or not source_of(found[1]).is_file():
         raise JudgementError(f"{command!r} runs no benchmark of this repository; set `command`")
     return found[1]
 
@@ -124,10 +130,9 @@ def purpose_of(module: str) -> str:
     Raises:
         JudgementError: it has none.
     """
-    source = (ROOT / f"benchmarks/{module}.py").read_text(encoding="utf-8")
-    said = ast.get_docstring(ast.parse(source))
+    said = ast.get_docstring(ast.parse(source_of(module).read_text(encoding="utf-8")))
     if not said:
-        raise JudgementError(f"benchmarks/{module}.py has no docstring")
+        raise JudgementError(f"{source_of(module).relative_to(ROOT)} has no docstring")
     return said.splitlines()[0]
 
 
@@ -222,8 +227,9 @@ def document(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
 
 def benchmarks() -> list[str]:
     """Benchmarks that can keep a result."""
-    files = sorted((ROOT / "benchmarks").glob("*.py"))
-    return [path.stem for path in files if _KEEPS.search(path.read_text("utf-8"))]
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    names |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
+    return [name for name in sorted(names) if _KEEPS.search(source_of(name).read_text("utf-8"))]
 
 
 def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:

@@ -8,8 +8,8 @@ is off. On a machine whose devices share cores, training itself slows down besid
 too, and is not the critical path of a fleet whose devices are its own.
 
 `same_bits` says whether a run whose scoring, training and drafting overlap ends with the weights, the
-moving average and the optimiser of one that does them one after another (`benchmarks/learning_curve.py`),
-both with a set number of drafts.
+moving average and the optimiser of one that does them one after another, both with a set number of drafts
+(`benchmarks/exploration/learning_curve.py`).
 
     python -m benchmarks.overlap [--quick] [--keep]
 """
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.learning_curve import make_curve
+from benchmarks.exploration.learning_curve import make_curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 
 import pytest
 
-from benchmarks import curve_store
-from benchmarks.curve_store import curve_name
-from benchmarks.exploration import arm_config
-from benchmarks.exploration import curve_store as store_of
-from benchmarks.learning_curve import Curve
+from benchmarks.exploration import curve_store
+from benchmarks.exploration.arms import arm_config
+from benchmarks.exploration.curve_store import commits_since, curve_name
+from benchmarks.exploration.curves import curve_store as store_of
+from benchmarks.exploration.learning_curve import Curve
+from storage.errors import ConfigurationError
+from tests.documents import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +27,7 @@ def curve(last):
     return Curve(iterations=[0, last], exact=[0.1, 0.2])
 
 
-CONFIG = arm_config("shapes", "plain", 1)
+CONFIG = arm_config("shapes", "plain_grpo", 1)
 NAME = curve_name("plain", CONFIG, 8, 4)
 
 
@@ -70,3 +73,17 @@ def test_curves_that_the_repository_keeps_serve_a_later_commit_that_says_so(home
     later.save("stale", curve(8))
     assert store_of("speed", "def").load("stale") == curve(8)
     assert store.load("stale") is None
+
+
+def test_curves_of_a_commit_and_of_all_later_ones_count():
+    history = subprocess.run(
+        ["git", "rev-list", "--first-parent", "-3", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    if len(history) < 3:
+        pytest.skip("a checkout without history")
+    newest, middle, _ = (commit[:12] for commit in history)
+    assert {newest, middle} <= {*commits_since([middle])}
+    assert history[2][:12] not in commits_since([middle])
+    assert commits_since([]) == ()
+    with pytest.raises(ConfigurationError, match="give commits"):
+        commits_since(["no-such-commit"])

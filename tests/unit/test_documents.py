@@ -23,7 +23,12 @@ from tests.documents import DOCUMENTS, ROOT, Command, anchors, bracketed_options
 
 COMMANDS = list(commands())
 BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
+    [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
+    + [
+        path.stem
+        for path in (ROOT / "benchmarks").glob("*.py")
+        if "__main__" in path.read_text(encoding="utf-8")
+    ]
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import curve_store
+from benchmarks.exploration import curve_store
 from benchmarks.hacking import (
     arm_figures,
     chosen_arm,

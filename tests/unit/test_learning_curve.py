@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from benchmarks.exploration import ARMS, TASKS, arm_config
+from benchmarks.exploration.arms import ARMS, RECIPES, TASKS, arm_config, arms_of
+from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
+from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
+from benchmarks.exploration.tuning import choose, tried
 from benchmarks.exploration_map import cell_of
-from benchmarks.exploration_summary import (
-    Arm,
-    Way,
-    gains_at_equal_time,
-    ratio,
-    summarise,
-    targets_of,
-)
-from benchmarks.learning_curve import Curve
-from benchmarks.modelled_fleet import Costs, Fleet, costs_of, iteration_s
 from gpu_runtime.exploration.explorer import DraftTiming
-from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
+from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, rising_fit
 
 MIXED = Fleet(reserved=4, spot=8, trainers=4, scorers=6)
 EVERYWHERE = replace(MIXED, trainers=12)
@@ -29,21 +25,33 @@ COSTS = Costs(rollout=0.75, draft=0.5, score=0.25, train=0.5, driver=0.5, planni
 WITHOUT_DRAFTS = replace(COSTS, planning=0.0)
 
 
-def test_a_target_is_reached_where_the_running_mean_reaches_it():
-    iterations, values = [0, 4, 8, 12, 16], [0.1, 0.1, 0.4, 0.4, 0.7]
-    # Running means of three: 0.2 at 4, 0.3 at 8, 0.5 at 12.
-    assert reached_at(iterations, values, 0.3) == pytest.approx(8)
-    assert reached_at(iterations, values, 0.4) == pytest.approx(10)
-    assert reached_at(iterations, values, 0.15) == pytest.approx(4)
-    assert reached_at(iterations, values, 0.6) is None
+def test_a_target_is_reached_where_the_rising_fit_reaches_it():
+    iterations, values = [0, 4, 8, 12, 16], [0.1, 0.3, 0.2, 0.45, 0.65]
+    # The second and the third are pooled: 0.25 at 6.
+    places, means = rising_fit(iterations, values)
+    assert (places, means) == (pytest.approx([0, 6, 12, 16]), pytest.approx([0.1, 0.25, 0.45, 0.65]))
+    assert reached_at(iterations, values, 0.1) == 0
+    assert reached_at(iterations, values, 0.15) == pytest.approx(2), "no floor before the first evaluations"
+    assert reached_at(iterations, values, 0.35) == pytest.approx(9)
+    assert reached_at(iterations, values, 0.65) == 16
+    assert reached_at(iterations, values, 0.66) is None
+    assert end_of(values) == pytest.approx(1.3 / 3)
 
 
-def test_a_rising_curve_reaches_its_own_end():
-    rng = random.Random(0)
+@pytest.mark.parametrize("pace", [4.0, 8.0, 12.0])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_planted_crossings_are_found_without_bias(pace, share):
+    """Curves like those measured, with an evaluation's noise: where they cross is known."""
+    rng, iterations, target = random.Random(f"{pace}{share}"), list(range(25)), 0.2 * share
+    true = -pace * math.log(1 - target / 0.25)
+    found = []
     for _ in range(200):
-        values = [step / 10 + rng.random() * 0.05 for step in range(7)]
-        iterations = list(range(0, 28, 4))
-        assert reached_at(iterations, values, end_of(values)) == pytest.approx(20)
+        values = [0.25 * (1 - math.exp(-at / pace)) + rng.gauss(0, 0.015) for at in iterations]
+        reached = reached_at(iterations, [0.0, *values[1:]], target)
+        assert reached is not None
+        found.append(reached)
+    assert statistics.median(found) == pytest.approx(true, rel=0.05, abs=0.2)
+    assert statistics.fmean(found) == pytest.approx(true, rel=0.05, abs=0.2)
 
 
 SLOWLY_JUDGED = replace(MIXED, scorers=1)
@@ -125,143 +133,160 @@ def test_planning_beside_training_is_a_share_of_the_driver_s_time():
     assert costs_of([before, made([0.0])], [before], [before]) == COSTS, "of the curves that noted it"
 
 
-def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> Arm:
+def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> ArmCurves:
     costs = WITHOUT_DRAFTS if timing is DraftTiming.NEVER else COSTS
-    return Arm(name, dict(enumerate(curves)), costs, timing, "exact", 1)
+    return ArmCurves(name, dict(enumerate(curves)), costs, timing, "exact", 1)
 
 
-RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]
+RISING = [0.1, 0.15, 0.2, 0.25, 0.3, 0.3, 0.3]
 QUICK = [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
-def test_targets_are_shares_of_the_best_gain_without_exploration():
-    # The best running mean is .2 above the start, also where the curve falls after it, or begins higher.
-    plain = arm("plain", made([*RISING, 0.1]), made([value + 0.05 for value in RISING]))
-    assert targets_of(plain) == pytest.approx({25: 0.05, 50: 0.1, 75: 0.15, 100: 0.2})
+def test_targets_are_shares_of_the_gain_that_the_arm_without_exploration_ends_with():
+    # The last three evaluations: .2 above the start; also of a run seed that begins higher.
+    plain = arm("plain", made(RISING), made([value + 0.05 for value in RISING]))
+    assert plain.targets() == pytest.approx({25: 0.05, 50: 0.1, 75: 0.15, 100: 0.2})
     assert plain.base() == pytest.approx(0.125)
 
 
 def test_a_ratio_is_of_medians_and_counts_what_never_gets_there_against_the_faster():
     slow, fast = arm("plain", *[made(RISING)] * 3), arm("stale", *[made(QUICK)] * 3)
-    # Running means: the slow one has .1 more at 16 (its middle), the fast one at 4.
-    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.1 - 1e-9)
-    assert (found["low"], found["median"], found["high"]) == (8.0, 8.0, 8.0)
+    # .1 more after 8 and after 4 iterations.
+    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.1)
+    assert (found["low"], found["median"], found["high"]) == (4.0, 4.0, 4.0)
     assert (found["unreached"], found["run_seeds"]) == ({"slow": 0, "fast": 0}, 3)
-    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.35)
+    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.45)
     assert never["unreached"] == {"slow": 3, "fast": 3}
     assert (never["low"], never["median"], never["high"]) == (0.0, 0.0, 0.0)
-    # Of the slower one alone: as if it got there at its end, 32; the fast one has .25 more at 10.
-    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.25)["median"] == pytest.approx(32 / 10, abs=1e-3)
+    # Of the slower one alone: as if it got there at its end, 24; the fast one has .25 more at 10.
+    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.25)["median"] == pytest.approx(24 / 10, abs=1e-3)
+    assert ratio(Way(slow, 1.0), Way(fast, 1.0), -0.01)["median"] is None, "nothing was gained"
 
 
 def test_the_interval_is_a_bootstrap_over_the_run_seeds():
     # Three run seeds at 4, 8 and 12 iterations, against 16 of each: medians of draws are 4 and 12 with 7/27.
-    curves = [
-        made([0.1, 0.4, 0.4, 0.4]),
-        made([0.1, 0.1, 0.4, 0.4, 0.4]),
-        made([0.1, 0.1, 0.1, 0.4, 0.4, 0.4]),
-    ]
-    fast, slow = arm("stale", *curves), arm("plain", *[made([0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4])] * 3)
-    at = [round(value or 0) for value in fast.reached(0.2, 4, [0, 1, 2])]
-    assert at == [4, 8, 12]
-    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.2)
+    curves = [made([0.1, *[0.1] * late, 0.3]) for late in range(3)]
+    fast, slow = arm("stale", *curves), arm("plain", *[made([0.1, 0.1, 0.1, 0.1, 0.3])] * 3)
+    assert fast.reached(0.2 - 1e-9, [0, 1, 2]) == pytest.approx([4, 8, 12])
+    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.2 - 1e-9)
     assert (found["low"], found["median"], found["high"]) == pytest.approx((16 / 12, 2, 4), abs=1e-3)
     # Drawn together: a run seed that is hard for both is no difference.
-    same = ratio(Way(fast, 1.0), Way(fast, 1.0), 0.2)
+    same = ratio(Way(fast, 1.0), Way(fast, 1.0), 0.1)
     assert (same["low"], same["median"], same["high"]) == (1.0, 1.0, 1.0)
 
 
-def test_arms_are_compared_at_common_run_seeds_and_evaluations():
-    rising = [0.1, 0.1, 0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.4]
-    slow = Arm("plain", {0: made(rising), 1: made([0.1] * 9)}, WITHOUT_DRAFTS, DraftTiming.NEVER, "exact", 1)
-    often = [value for value in rising for _ in range(2)][:-1]
-    fast = Arm(
-        "stale", {0: made(often, every=2), 2: made(QUICK, every=2)}, COSTS, DraftTiming.NEVER, "exact", 1
-    )
+def test_arms_are_compared_at_common_run_seeds():
+    slow = replace(arm("plain"), curves={0: made(RISING), 1: made([0.1] * 7)})
+    fast = replace(arm("stale"), curves={0: made(RISING), 2: made(QUICK)})
     found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.15)
-    assert (found["run_seeds"], found["median"]) == (1, 1.0), "the same values every four iterations"
+    assert (found["run_seeds"], found["median"]) == (1, 1.0)
+    assert ratio(Way(slow, 1.0), Way(replace(fast, curves={2: made(QUICK)}), 1.0), 0.15)["median"] is None
 
 
-def test_gains_at_the_time_at_which_the_first_arm_ends():
+def test_gains_once_each_arm_has_taken_as_much_as_the_first_to_end():
     plain = arm("plain", *[made(RISING, drafts=0)] * 4)
     stale = arm("stale", *[made(QUICK)] * 3, made(RISING[:5]), timing=DraftTiming.TRAINING_WINDOW)
-    found = gains_at_equal_time(plain, [stale], MIXED)
-    # An iteration takes as long in both; the first to end has 16. Running means there: .2 without and, at the
-    # last place 12, .4 and .167 with exploration.
-    assert found["time_s"] == pytest.approx(16 * plain.iteration_s(MIXED), abs=1e-3)
+    found = gains_at_equal(plain, [stale], lambda one: 2.0 if one is plain else 1.0)
+    # The first to end has taken 16, which is 8 iterations without exploration.
+    assert found["amount"] == 16
     assert found["plain"]["interquartile_mean"] == pytest.approx(0.1)
-    assert found["stale"]["all"] == pytest.approx([0.3, 0.3, 0.3, 0.0667])
-    assert found["stale"]["interquartile_mean"] == pytest.approx(0.3)
-    assert found["stale"]["probability_of_improvement"] == 0.75
+    assert found["stale"]["all"] == pytest.approx([0.4, 0.4, 0.4, 0.2])
+    assert found["stale"]["interquartile_mean"] == pytest.approx(0.4)
+    assert found["stale"]["probability_of_improvement"] == 1
     assert found["plain"]["probability_of_improvement"] == 0.5
+
+
+CHOSEN = {"nft": "off_policy_32", "grpo": "off_policy_grpo_32"}
+
+
+def summary(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]:
+    return summarise(task, curves, {name: arm_config(task, name, 0) for name, _ in curves}, CHOSEN)
 
 
 def test_the_summary_of_hand_made_curves():
     curves: dict[tuple[str, int], Curve] = {}
     for seed in range(3):
-        curves["plain", seed] = made(RISING, drafts=0)
-        curves["plain_nft", seed] = made(RISING, trained_s=192.0, drafts=0)
-        curves["stale_grpo", seed] = made([0.1, 0.1, *QUICK])
-        curves["off_policy_grpo", seed] = made(QUICK)
-    figures: dict[str, Any] = summarise(
-        "shapes", curves, {arm: arm_config("shapes", arm, 0) for arm, _ in curves}
-    )
+        curves["plain_grpo", seed] = made(RISING, drafts=0)
+        curves["all_groups_grpo", seed] = made(RISING, drafts=0)
+        curves["stale_grpo_32", seed] = made([0.1, *QUICK])
+        curves["off_policy_grpo_32", seed] = made(QUICK)
+    figures = summary("ocr-graded", curves)
     assert (figures["run_seeds"], figures["base"], figures["target"]) == (3, 0.1, 0.3)
-    del curves["off_policy_grpo", 0]
-    configs = {arm: arm_config("shapes", arm, 0) for arm, _ in curves}
-    assert summarise("shapes", curves, configs)["run_seeds"] == 2
-    assert summarise("shapes", curves, configs, ["off_policy_grpo"])["run_seeds"] == 3
     explored = figures["exploration"]
     assert set(explored) == {"grpo"}, "no arm explores with DiffusionNFT"
-    assert explored["grpo"]["best"] == "off_policy_grpo"
-    # .25 at 22 without, and at 6 with exploration, whose drafts are hidden.
-    assert explored["grpo"]["iteration_ratio_75"]["median"] == pytest.approx(22 / 6, abs=1e-3)
-    assert explored["grpo"]["time_ratio_75"] == explored["grpo"]["iteration_ratio_75"]
-    assert explored["grpo"]["dollar_ratio_75"] == explored["grpo"]["iteration_ratio_75"]
-    assert set(explored["grpo"]["time_ratio_75_by_arm"]) == {"stale_grpo", "off_policy_grpo"}
-    # With all devices training, an iteration without exploration is shorter.
+    assert (explored["grpo"]["best"], explored["grpo"]["against"]) == ("off_policy_grpo_32", "plain_grpo")
+    # .15 after 12 iterations without, and after 6 with exploration, whose drafts are hidden.
+    for ratio_75 in ("iteration_ratio_75", "time_ratio_75", "dollar_ratio_75", "sample_ratio_75"):
+        assert explored["grpo"][ratio_75]["median"] == pytest.approx(2, abs=1e-3), ratio_75
+    # 96 of 144 samples that an iteration draws are rollouts.
+    assert explored["grpo"]["generated_ratio_75"]["median"] == pytest.approx(2 * 96 / 144, abs=1e-3)
+    assert explored["grpo"]["exact_time_ratio_75"] == explored["grpo"]["time_ratio_75"]
+    assert set(explored["grpo"]["time_ratio_75_by_arm"]) == {"stale_grpo_32", "off_policy_grpo_32"}
+    # 96 rollouts on 12 devices, then 64 trained samples on 4 or 48 drafts on 8: training outlasts drafts.
+    assert explored["grpo"]["public_split_time_ratio_75"]["61%"]["median"] == pytest.approx(2, abs=1e-3)
     assert (
-        figures["all_train"]["grpo"]["time_ratio_75"]["median"] < explored["grpo"]["time_ratio_75"]["median"]
+        figures["against_trained_dead_groups"]["grpo"]["time_ratio_75"] == explored["grpo"]["time_ratio_75"]
     )
+    # With all devices training, an iteration without exploration is shorter.
+    all_train = figures["all_train"]["grpo"]["time_ratio_75"]["median"]
+    assert all_train < explored["grpo"]["time_ratio_75"]["median"]
     best = figures["best_against_all_on_demand"]
-    assert best["best"] == "off_policy_grpo"
+    assert (best["best"], best["against"]) == ("off_policy_grpo_32", "plain_grpo")
     # Twelve devices at $6.88, against four of them and eight at $2.84.
-    by_hand = figures["all_train"]["grpo"]["time_ratio_75"]["median"] * 12 * 6.88 / (4 * 6.88 + 8 * 2.84)
+    by_hand = all_train * 12 * 6.88 / (4 * 6.88 + 8 * 2.84)
     assert best["dollar_ratio_75"]["median"] == pytest.approx(by_hand, rel=1e-3)
-    assert figures["arms"]["plain"]["iterations_to_target"] == {"median": 28.0, "all": [28.0] * 3}
-    assert figures["arms"]["plain"]["grain_ratio"] == [1.5] * 3
-    assert figures["arms"]["plain"]["trained"] == 64
+    assert figures["arms"]["plain_grpo"]["iterations_to_75"] == {"median": 12.0, "all": [12.0] * 3}
+    assert figures["arms"]["plain_grpo"]["grain_ratio"] == [1.5] * 3
+    assert figures["arms"]["plain_grpo"]["trained"] == 64
+    del curves["off_policy_grpo_32", 0]
+    assert summary("ocr-graded", curves)["run_seeds"] == 2
+
+
+def test_a_public_split_is_of_a_step_that_trains_on_all_that_it_generates():
+    costs = public_costs(0.65)
+    assert costs.train / (costs.train + costs.rollout) == pytest.approx(0.65)
+    assert costs.draft == costs.rollout and costs.score == costs.driver == costs.planning == 0
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_arm_trains_on_the_same_batch(task):
-    """But the larger one, which trains on as many images as stale exploration makes in all."""
-    sizes = {}
-    for name in ARMS:
-        algorithm = arm_config(task, name, 0).algorithm
-        sizes[name] = algorithm.prompts_per_iteration * algorithm.group_size
-    larger = sizes.pop("larger_batch")
-    assert set(sizes.values()) == {128}
-    assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
+def test_arms_differ_by_what_they_are_named_for(task):
+    for name in arms_of(task):
+        config, spent = arm_config(task, name, 0), ARMS[name]
+        trained = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+        assert trained == (64 if spent.plain else 128)
+        assert (config.exploration.strategy == "plain") == (not spent.plain)
+        if spent.plain:
+            plain = arm_config(task, spent.plain, 0)
+            assert plain.algorithm.options.get("shared") == config.algorithm.options.get("shared")
+            assert plain.algorithm.objective == config.algorithm.objective == spent.objective
+        assert (config.algorithm.zero_variance_groups == "train") == name.startswith("all_groups")
+        assert (config.reward.scorer, config.reward.signal) == (TASKS[task].scorer, TASKS[task].signal)
+        assert config.algorithm.kl_weight == 0, "without the guards of its preset"
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_arms_of_an_objective_learn_at_the_same_rate(task):
-    rates: dict[str, set[float]] = {}
-    for name in ARMS:
-        config = arm_config(task, name, 0)
-        rates.setdefault(config.algorithm.objective, set()).add(config.optimizer.learning_rate)
-    assert {objective: len(found) for objective, found in rates.items()} == {"grpo": 1, "nft": 1}
+def tuning(late: dict[str, int], task: str = "ocr-graded"):
+    """Curves of all that is tried; an arm's second recipe learns first, and some arms learn later."""
+    curves = {}
+    for name, recipe in tried(task):
+        rate = 0.03 if recipe == RECIPES[ARMS[name].objective][1] else 0.02
+        values = [0.1 + rate * max(0, step - late.get(name, 0)) for step in range(6)]
+        curves[name, recipe] = made(values, every=2, drafts=48 if ARMS[name].plain else 0)
+    return curves
 
 
-def test_a_task_is_learned_from_its_signal_alone():
-    """Without the guards of its preset, in every arm."""
-    for task, wanted in TASKS.items():
-        configs = [arm_config(task, name, 0) for name in ARMS]
-        rewards = {(config.reward.scorer, config.reward.signal) for config in configs}
-        assert rewards == {(wanted.scorer, wanted.signal)}
-        assert {config.algorithm.kl_weight for config in configs} == {0.0}
-    assert {task.signal for task in TASKS.values()} == {"exact", "graded"}
+def test_the_recipe_of_each_arm_and_the_arm_of_each_objective_are_chosen_on_tuning_curves():
+    curves = tuning({"off_policy_32": 1, "stale_32": 2, "off_policy_grpo_32": 1})
+    tuned = choose("ocr-graded", curves)
+    assert tuned.chosen == {"nft": "off_policy_48", "grpo": "stale_grpo_32"}
+    assert set(tuned.recipes) == set(arms_of("ocr-graded"))
+    for name, recipe in tuned.recipes.items():
+        assert recipe == RECIPES[ARMS[name].objective][1]
+        assert len(tuned.figures["arms"][name]["tried"]) == len(RECIPES[ARMS[name].objective]), "equal effort"
+    config = arm_config("ocr-graded", "off_policy_48", 0, tuned.recipes["off_policy_48"])
+    assert config.optimizer.warmup_steps == RECIPES["nft"][1].warmup_steps
+    some = {key: curve for key, curve in curves.items() if key != ("off_policy_48", RECIPES["nft"][0])}
+    assert choose("ocr-graded", some).chosen["nft"] == "off_policy_32", "not all has been tried of the other"
+    assert choose("ocr-graded", {}).chosen == {}
 
 
 def test_a_cell_of_the_map():
@@ -269,7 +294,7 @@ def test_a_cell_of_the_map():
     for curve in (plain, stale):
         curve.dropped = [1, 2]
     cell = cell_of(0.15, "exact", plain, stale)
-    # plain ends at .2 at place 12; stale's first running mean, at place 4, is there already.
+    # plain ends at .2, which it reaches after 12 iterations, and stale after 4; stale ends at .4.
     assert (cell["plain_end"], cell["stale_end"], cell["gain"]) == (0.2, 0.4, 0.2)
     assert cell["speedup"] == 3
     assert cell_of(0.15, "exact", stale, plain)["speedup"] is None, "plain's way never reaches it"

@@ -49,10 +49,10 @@ def curve(*values: float) -> LearningCurve:
 CURVES_BY_HAND = LearningCurves(
     name="by-hand",
     arms={
-        # Running means at 4, 8, 12, 16, 20: 0.1, 0.2, 0.3, 0.4, 0.5. Its first score is 0.1.
-        "plain": (curve(0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.7),),
-        # Running means 0.3 at 4 and 0.6 at 8; the other one 0.2 and 0.4.
-        "stale": (curve(0.1, 0.3, 0.5, 1.0), curve(0.1, 0.2, 0.3, 0.7)),
+        # The mean of its last three is 0.5.
+        "plain": (curve(0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6),),
+        # The other one ends just below 0.4.
+        "stale": (curve(0.1, 0.3, 0.6), curve(0.1, 0.2, 0.4 - 1e-9, 0.4 - 1e-9)),
     },
 )
 
@@ -76,7 +76,7 @@ def answer(name: str, *runs: SimulatedRun) -> PolicyAnswer:
 
 def test_iterations_to_a_share_of_the_baseline_s_progress():
     curves = CURVES_BY_HAND
-    # The base is 0.1, the last running mean 0.5.
+    # The base is 0.1, the end 0.5.
     assert [curves.score_at(share) for share in (0.25, 0.5, 1.0)] == pytest.approx([0.2, 0.3, 0.5])
     assert curves.iterations_to("plain", 0.5) == pytest.approx([12.0])
     assert curves.iterations_to("stale", 0.5) == pytest.approx([4.0, 6.0])
@@ -162,7 +162,7 @@ def test_where_exploration_pays_by_hand():
     worth = exploration_worth(answers[:3], CURVES_BY_HAND, 10.0)
     assert worth is not None and worth.cheapest == "reserved"
     assert worth.saving_needed.median == pytest.approx(1 - 48 / 56)
-    # One of two explored runs ends just below 0.4, 75 %, as a running mean: of later scores nothing is known.
+    # One of two explored runs ends just below 0.4, 75 %: of later scores nothing is known.
     assert worth.known_to == 0.7 and worth.known_to_score == pytest.approx(0.38)
     # To 0.38 they take 4 + 4 x 0.08/0.3 and 4 + 4 x 0.9 iterations, so 19/3 instead of 15.2.
     assert worth.stops_at is None
@@ -249,7 +249,7 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
         "100 % of the baseline's progress by the curves by-hand."
     )
     best = replace(pays, answers=[answers[0], replace(answers[1], best=True)])
-    assert conclusions(best)[1].startswith("spotlight takes 4.0 h / 5.0 h / ≥")
+    assert conclusions(best)[1].startswith("spotlight takes 3.0 h / 5.0 h / ≥")
     assert conclusions(best)[2] == milestones
     assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
     assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")

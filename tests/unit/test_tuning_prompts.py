@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from benchmarks import exploration
-from benchmarks.exploration import TASKS, arm_config, wanted_curves
-from benchmarks.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
+from benchmarks.exploration.__main__ import reported_curves
+from benchmarks.exploration.arms import RECIPES, TASKS, arm_config
+from benchmarks.exploration.tuning import TUNING_SEED, tuning_curves
+from benchmarks.exploration.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
 from storage.config.loading import load_config
 from storage.prompts.files import resolve_prompt_path
 
@@ -30,7 +29,7 @@ def test_no_subject_is_on_both_sides_and_every_line_on_one():
 def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train_on(task, tmp_path):
     scorer, preset = TASKS[task].scorer, TASKS[task].preset
     settings = tuning_settings(scorer, preset, tmp_path)
-    config = arm_config(task, "stale", 0, settings)
+    config = arm_config(task, "stale_32", TUNING_SEED, prompts=settings)
     train, held = lines_of(config.prompts.train), lines_of(config.prompts.evaluate)
     assert len(held) >= HELD_OUT == config.evaluation.prompts and len(train) >= 2 * len(held)
     subject = SUBJECTS[scorer]
@@ -38,13 +37,14 @@ def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train
     reported = load_config(preset, [], {}).prompts
     assert sorted(train + held) == sorted(lines_of(reported.train))
     assert not set(held) & set(lines_of(reported.evaluate))
-    assert all(
-        want.config.prompts == config.prompts for want in wanted_curves(task, ["stale"], 2, 1, settings)
-    )
+    wanted = tuning_curves(task, settings)
+    assert all(want.config.prompts == config.prompts for want in wanted.values())
+    # Wherever the files lie, their curves are found again, and never taken for reported ones.
+    assert [want.name for want in wanted.values()] == [want.name for want in tuning_curves(task).values()]
+    assert TUNING_SEED not in range(1 + max(seed for _, seed in reported_curves(task, ["stale_32"], 8)))
 
 
-def test_figures_of_tuning_are_not_kept(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["exploration", "--task", "ocr", "--tuning", "--keep"])
-    with pytest.raises(SystemExit):
-        exploration.main()
-    assert "--tuning is to choose settings by" in capsys.readouterr().err
+@pytest.mark.parametrize("task", sorted(TASKS))
+def test_every_arm_is_tuned_with_equal_effort(task):
+    tried = [arm for arm, _ in tuning_curves(task)]
+    assert {tried.count(arm) for arm in tried} == {len(recipes) for recipes in RECIPES.values()} == {3}

@@ -16,42 +16,57 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gpu_runtime.simulator.comparison.policies import Arm
 from storage.json_file import read_json_model
 
-SMOOTH = 3
-"""Evaluations in a running mean."""
-
 MILESTONES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the baseline's progress."""
 
-
-def smooth_of(values: Sequence[float]) -> list[float]:
-    """Running means of three evaluations (of all, where there are fewer)."""
-    width = min(SMOOTH, len(values))
-    return [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+_LAST = 3
+"""Evaluations at a curve's end that its end is the mean of."""
 
 
 def end_of(values: Sequence[float]) -> float:
-    """The last running mean, so that a curve that rises reaches its own end."""
-    return smooth_of(values)[-1]
+    """Where a curve ends: the mean of its last three evaluations."""
+    return statistics.fmean(values[-_LAST:])
+
+
+def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The rising curve nearest the evaluations, by least squares (isotonic regression; Ayer et al., 1955).
+
+    Evaluations that fall are pooled with those before them. A pool is one point, in the middle of its
+    evaluations, so the fit has the noise of their mean, and still no edge: it begins with the first one.
+
+    Args:
+        iterations: of the evaluations, rising.
+        values: of the evaluations.
+
+    Returns:
+        Places and values of the points, both rising.
+    """
+    pools: list[tuple[float, float, int]] = []
+    for iteration, value in zip(iterations, values, strict=True):
+        pool = (float(iteration), value, 1)
+        while pools and pools[-1][1] > pool[1]:
+            place, mean, count = pools.pop()
+            both = count + pool[2]
+            pool = (
+                (place * count + pool[0] * pool[2]) / both, (mean * count + pool[1] * pool[2]) / both, both,
+            )  # fmt: skip
+        pools.append(pool)
+    return [place for place, _, _ in pools], [mean for _, mean, _ in pools]
 
 
 def reached_at(iterations: Sequence[int], values: Sequence[float], target: float) -> float | None:
-    """The iteration at which the running mean reaches the target, interpolated; None if it never does.
+    """The iteration at which a curve's rising fit reaches the target, interpolated; None if it never does.
 
     Args:
-        iterations: of the evaluations.
+        iterations: of the evaluations, rising.
         values: of the evaluations.
         target: the value to reach.
     """
-    smooth = smooth_of(values)
-    # A running mean stands for the middle of its evaluations.
-    places = smooth_of(iterations)
-    above = [index for index, value in enumerate(smooth) if value >= target]
-    if not above:
-        return None
-    first = above[0]
-    if first == 0:
-        return places[0]
-    share = (target - smooth[first - 1]) / (smooth[first] - smooth[first - 1])
+    places, means = rising_fit(iterations, values)
+    first = next((index for index, mean in enumerate(means) if mean >= target), None)
+    if not first:
+        return None if first is None else places[0]
+    share = (target - means[first - 1]) / (means[first] - means[first - 1])
     return places[first - 1] + share * (places[first] - places[first - 1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.learning_curve import make_curve
+from benchmarks.exploration.learning_curve import make_curve
 from flows.post_train import post_train
 from storage.config.loading import load_config
 from storage.database.run_store import RunStore

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from benchmarks.report import RESULTS
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from storage.home import Home
 
 if TYPE_CHECKING:
@@ -22,6 +25,9 @@ K = TypeVar("K")
 
 KEPT = RESULTS / "curves"
 """Curves that the repository keeps, so that a benchmark can go on on another machine."""
+
+_SHORT = 12
+"""Characters of a commit as `storage.environment` has it."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class CurveStore(Generic[C]):
         commit: of the code that makes the curves, read once at the start: workers run the code of that
             moment.
         read: a curve from its JSON values.
-        earlier: commits whose curves count too, as nothing that makes them has changed since.
+        earlier: commits whose curves count too (`commits_since`).
     """
 
     name: str
@@ -87,7 +93,38 @@ class CurveStore(Generic[C]):
         return [place / commit for commit in self._commits for place in (self._home, KEPT / self.name)]
 
 
-def curve_name(arm: str, config: RunConfig, *more: int) -> str:
+def add_after_option(parser: argparse.ArgumentParser) -> None:
+    """Let curves of earlier commits count; `commits_since` reads what was given."""
+    parser.add_argument(
+        "--after",
+        metavar="COMMIT",
+        nargs="+",
+        default=[],
+        help="curves made by these commits or later ones count: nothing that makes them has changed since",
+    )
+
+
+def commits_since(commits: Sequence[str]) -> tuple[str, ...]:
+    """Some commits and all that came after them up to now, the newest first, shortened as they are stored.
+
+    Raises:
+        ConfigurationError: git knows no such commit.
+    """
+    if not commits:
+        return ()
+    asked = subprocess.run(
+        ["git", "rev-list", "HEAD", *(f"^{commit}" for commit in commits)],
+        cwd=RESULTS, capture_output=True, text=True,
+    )  # fmt: skip
+    if asked.returncode:
+        raise ConfigurationError(
+            f"--after {' '.join(commits)}: {asked.stderr.strip()}; give commits of HEAD's history"
+        )
+    since = [commit[:_SHORT] for commit in asked.stdout.split()]
+    return tuple(dict.fromkeys([*since, *(commit[:_SHORT] for commit in commits)]))
+
+
+def curve_name(arm: str, config: RunConfig, *more: object) -> str:
     """What a curve is kept as: the same for the same settings alone.
 
     Args:

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.exploration.learning_curve import Curve
 from benchmarks.in_process_cluster import SCORE, TRAIN
-from benchmarks.learning_curve import Curve
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.scheduling.requests import RequestKind
 
@@ -113,6 +113,18 @@ def costs_of(curves: Sequence[Curve], like: Sequence[Curve], all_curves: Sequenc
         driver=driver - planning,
         planning=planning,
     )
+
+
+def public_costs(training_share: float) -> Costs:
+    """What samples cost where training takes a share of a step on equal GPUs, as public runs report it.
+
+    Generating takes the rest, whether for a rollout or a draft; judging and the driver take nothing.
+
+    Args:
+        training_share: of a step that trains on all that it generates.
+    """
+    generate = 1 - training_share
+    return Costs(generate, generate, score=0.0, train=training_share, driver=0.0, planning=0.0)
 
 
 def unit_cost(curve: Curve, kind: str) -> float:

@@ -1,0 +1,135 @@
+"""What exploration brings: learning curves with and without it, of both objectives.
+
+    python -m benchmarks.exploration --task ocr-graded --tuning [--after COMMIT] [--keep]
+    python -m benchmarks.exploration --task ocr-graded [--seeds 8] [--arms ...] [--after COMMIT] [--keep]
+
+Each arm (`benchmarks/exploration/arms.py`) is run by the runtime of `spotlight train` in one process
+(`benchmarks/exploration/learning_curve.py`) and evaluated after every iteration. Curves are measured; seconds
+and dollars are modelled from them (`benchmarks/exploration/modelled_fleet.py`).
+The figures are defined in `benchmarks/exploration/summary.py`.
+
+With `--tuning` every arm trains on some of the training prompts and is judged by the others, with each of
+several learning rates and warm-ups: the best one of each arm, and the exploring arm of each objective, are
+chosen by these curves (`benchmarks/exploration/tuning.py`), and no figure is of them. The benchmark itself
+comes after it. A task without tuning of its own takes that of `ocr-graded`.
+
+A finished curve is kept in the home, one file each, so an interrupted call goes on where it was; `--keep`
+copies them into the repository and writes the result. A curve counts for the settings that it was made with,
+and for the commit that made it; with `--after COMMIT` those of that commit and of later ones count too.
+`--as-is` makes no new curve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable
+
+from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, TASKS, arm_config
+from benchmarks.exploration.curve_store import CurveStore, add_after_option, commits_since, curve_name
+from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
+from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.summary import summarise
+from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves
+from benchmarks.exploration.tuning_prompts import tuning_settings
+from benchmarks.report import add_keep_option, finish
+from storage.environment import environment
+from storage.home import Home
+
+FULL_SEEDS = 8
+"""Run seeds of each arm of a full run."""
+
+
+def reported_curves(
+    task: str, arms: Iterable[str], seeds: int, tuned: Tuned | None = None, share: int = 1
+) -> dict[tuple[str, int], CurveWanted]:
+    """The curves of a run of the benchmark, run seed by run seed, so that what is interrupted has every arm.
+
+    Args:
+        task: its name.
+        arms: which; `BASELINE` is always among them.
+        seeds: how many run seeds.
+        tuned: each arm's recipe; None for the first of its objective's.
+        share: how much shorter than a full run's.
+    """
+    wanted = {}
+    for run_seed in range(seeds):
+        for arm in dict.fromkeys([*arms, BASELINE]):
+            config = arm_config(task, arm, run_seed, tuned.recipes.get(arm) if tuned else None)
+            length = ARMS[arm].iterations // share
+            wanted[arm, run_seed] = CurveWanted(curve_name(arm, config, length, 1), config, length)
+    return wanted
+
+
+def main_arms(tuned: Tuned) -> list[str]:
+    """The chosen arm of each objective, DiffusionNFT's first, with the two that it is compared with."""
+    names = []
+    for objective in ("nft", "grpo"):
+        if arm := tuned.chosen.get(objective):
+            names += [arm, ARMS[arm].plain, ALL_GROUPS[objective]]
+    return names
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = _command_line()
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    commit, task = environment()["commit"], arguments.task
+    earlier = commits_since(arguments.after)
+    jobs = 0 if arguments.as_is else arguments.jobs
+    if arguments.tuning:
+        print(_tune(task, curve_store(f"tuning-{task}", commit, earlier), jobs, arguments.keep))
+        return
+    tuned = None if arguments.quick else tuned_of(task, commit, earlier)
+    if tuned is None and not arguments.quick:
+        parser.error(
+            f"no arm of {task} or ocr-graded has been tuned by this commit: call with --tuning first, or "
+            "give --after the commit whose tuning still holds"
+        )
+    arms = arguments.arms or (main_arms(tuned) if tuned else ["off_policy_32", "plain_nft_shared"])
+    seeds, share = (1, 4) if arguments.quick else (arguments.seeds, 1)
+    store = curve_store(f"exploration-{task}", commit, earlier)
+    curves = make_curves(store, reported_curves(task, arms, seeds, tuned, share), jobs)
+    if not any(arm == BASELINE for arm, _ in curves):
+        parser.error(f"--as-is: there is no curve of {BASELINE} yet")
+    if arguments.keep:
+        store.keep()
+    chosen = tuned.chosen if tuned else {"nft": "off_policy_32"}
+    figures = {
+        "curves_after": arguments.after,
+        "tuning": tuned.figures if tuned else {},
+        **summarise(task, curves, {arm: arm_config(task, arm, 0) for arm, _ in curves}, chosen),
+    }
+    finish(f"exploration-{task}", figures, arguments.keep, module="exploration", began_at=commit)
+
+
+def _tune(task: str, store: CurveStore[Curve], jobs: int, keep: bool) -> str:
+    """Make the tuning curves, and say what is chosen by them."""
+    folder = Home.from_environment().ensure().path / "benchmarks" / "tuning-prompts"
+    prompts = tuning_settings(TASKS[task].scorer, TASKS[task].preset, folder)
+    curves = make_curves(store, tuning_curves(task, prompts), jobs)
+    if keep:
+        store.keep()
+    return json.dumps(choose(task, curves).figures)
+
+
+def _command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", choices=sorted(TASKS), required=True)
+    parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
+    parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
+    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
+    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
+    parser.add_argument("--quick", action="store_true", help="one run seed, a quarter of the iterations")
+    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
+    add_after_option(parser)
+    add_keep_option(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The tasks and arms of the benchmark: settings of two presets, without their guards of the images.
+
+A prompt group has four samples but where an arm says otherwise. `plain` arms train on 32 prompt groups that
+nothing chose, exploring ones on 16 of those that they explored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.unguarded import unguarded
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is tuned for each arm.
+
+    Attributes:
+        learning_rate: of the optimiser.
+        warmup_steps: training steps over which it rises.
+    """
+
+    learning_rate: float
+    warmup_steps: int
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """As settings of a run."""
+        return (
+            f"optimizer.learning_rate={self.learning_rate:g}", f"optimizer.warmup_steps={self.warmup_steps}",
+        )  # fmt: skip
+
+
+RECIPES = {
+    "nft": (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24)),
+    "grpo": (Recipe(2e-4, 0), Recipe(4e-4, 0), Recipe(4e-4, 16)),
+}
+"""What every arm of an objective is tried with; the first one is that of an arm that is not tuned."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to spend an iteration.
+
+    Attributes:
+        objective: `nft` or `grpo`.
+        settings: on top of the task's and the objective's.
+        iterations: of a full run.
+        plain: the arm without exploration that has the same options of the objective; empty where this one
+            does not explore.
+    """
+
+    objective: str
+    settings: tuple[str, ...]
+    iterations: int
+    plain: str = ""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned.
+
+    Attributes:
+        preset: whose model, prompts and sampling every arm has.
+        scorer: of the reward.
+        signal: what every arm learns from and is judged by.
+    """
+
+    preset: str
+    scorer: str
+    signal: str = "exact"
+
+
+TASKS = {
+    "ocr-graded": Task("glyphs-stale", "ocr", "graded"),
+    "shapes-graded": Task("shapes-stale", "shapes", "graded"),
+    "ocr": Task("glyphs-stale", "ocr"),
+    "shapes": Task("shapes-stale", "shapes"),
+}
+"""By name. The paper's rewards are graded: texts by edit distance, and the objects of GenEval's prompts."""
+
+ALL = (
+    "evaluation.images_per_prompt=3", "exploration.stop_with_training=false", "runtime.cluster=local",
+    "runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+)  # fmt: skip
+"""Settings of every arm: 288 held-out images, and one device of each kind, which take turns."""
+
+_OBJECTIVES = {
+    "nft": (),
+    "grpo": ("algorithm.objective=grpo", "algorithm.updates_per_iteration=2", "optimizer.beta2=0.999"),
+}
+_PLAIN = ("exploration.strategy=plain", "algorithm.prompts_per_iteration=32", "exploration.drafts=448")
+_ALL_GROUPS = (*_PLAIN, "algorithm.zero_variance_groups=train")
+_16_OF_48 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=48", "exploration.drafts=448")
+_16_OF_32 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=32", "exploration.drafts=224")
+_LARGE_GROUPS = (
+    "algorithm.prompts_per_iteration=4", "algorithm.group_size=16", "exploration.prompts=8",
+    "exploration.candidates=48", "exploration.drafts=384",
+)  # fmt: skip
+_STALE, _OFF_POLICY = "exploration.strategy=stale", "exploration.strategy=off_policy"
+_MONITOR = "exploration.monitor_prompts=1"
+_ALONE, _SHARED = "algorithm.options.shared=false", "algorithm.options.shared=true"
+_CLIP = "algorithm.options.clip_range=1e-2"
+
+ARMS = {
+    "off_policy_32": Arm("nft", (*_16_OF_32, _OFF_POLICY, _SHARED), 20, "plain_nft_shared"),
+    "plain_nft_shared": Arm("nft", (*_PLAIN, _SHARED), 24),
+    "all_groups_nft": Arm("nft", (*_ALL_GROUPS, _ALONE), 24),
+    "off_policy_48": Arm("nft", (*_16_OF_48, _OFF_POLICY, _SHARED), 20, "plain_nft_shared"),
+    "off_policy_large": Arm("nft", (*_LARGE_GROUPS, _OFF_POLICY, _SHARED), 20, "plain_nft_shared"),
+    "stale_32": Arm("nft", (*_16_OF_32, _STALE, _MONITOR, _SHARED), 20, "plain_nft_shared"),
+    "off_policy_grpo_32": Arm("grpo", (*_16_OF_32, _OFF_POLICY, _CLIP), 28, "plain_grpo"),
+    "plain_grpo": Arm("grpo", _PLAIN, 40),
+    "all_groups_grpo": Arm("grpo", _ALL_GROUPS, 40),
+    "off_policy_grpo_large": Arm("grpo", (*_LARGE_GROUPS, _OFF_POLICY, _CLIP), 28, "plain_grpo"),
+    "stale_grpo_32": Arm("grpo", (*_16_OF_32, _STALE, _MONITOR), 28, "plain_grpo"),
+    "plain_nft": Arm("nft", (*_PLAIN, _ALONE), 24),
+}
+"""`plain` does not explore and drops prompt groups without contrast. `all_groups` trains on them, too, and
+shares no noise, as DiffusionNFT's own code. `off_policy` trains on the chosen drafts, `stale` rolls their
+seeds out again, as in the paper. `_48` and `_32` say how many prompt groups are explored, in 448 and 224
+drafts; `_large` has groups of 16 of at most 48 candidates, 4 of 8 groups. Flow-GRPO's window fills the
+schedule in these presets, so a prompt group shares it in every arm."""
+
+BASELINE = "plain_grpo"
+"""Whose dollars on demand every arm is compared with."""
+
+ALL_GROUPS = {"nft": "all_groups_nft", "grpo": "all_groups_grpo"}
+"""The second baseline of each objective."""
+
+LARGE = ("off_policy_large", "off_policy_grpo_large")
+"""Arms for exact rewards: of a graded one, groups of four differ enough."""
+
+
+def arms_of(task: str) -> list[str]:
+    """The arms of a task that are tuned, and among which the exploring one of each objective is chosen."""
+    return [arm for arm in ARMS if arm not in LARGE or TASKS[task].signal == "exact"]
+
+
+def arm_config(
+    task: str, arm: str, run_seed: int, recipe: Recipe | None = None, prompts: Iterable[str] = ()
+) -> RunConfig:
+    """The configuration of a curve.
+
+    Args:
+        task: of `TASKS`.
+        arm: of `ARMS`.
+        run_seed: of the curve.
+        recipe: its learning rate and warm-up; the first of its objective's by default.
+        prompts: settings of other prompts than the preset's.
+    """
+    learned, spent = TASKS[task], ARMS[arm]
+    settings = [
+        f"seed={run_seed}", *unguarded(learned.scorer), f"reward.signal={learned.signal}", *ALL,
+        *_OBJECTIVES[spent.objective], *spent.settings,
+        *(recipe or RECIPES[spent.objective][0]).settings, *prompts,
+    ]  # fmt: skip
+    return load_config(learned.preset, settings, {})

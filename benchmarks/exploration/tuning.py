@@ -1,0 +1,128 @@
+"""What is chosen on tuning prompts, by one run seed that no figure is of: each arm's recipe, then an arm.
+
+Every arm is tried with every recipe of its objective. Its best one has the largest mean gain over the
+evaluations after the first, which rewards learning early and learning long. The exploring arm of an objective
+is the one whose time to 75 % of the gain of the arm without exploration is least.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.exploration.arms import ARMS, RECIPES, Recipe, arm_config, arms_of
+from benchmarks.exploration.curve_store import curve_name
+from benchmarks.exploration.curves import CurveWanted, curve_store
+from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.modelled_fleet import MIXED
+from benchmarks.exploration.summary import ArmCurves, arm_curves, time_ratio_75
+from storage.config.run_config import PromptsConfig
+
+TUNING_SEED = 100
+"""The run seed; those of figures count from 0."""
+
+TUNING_ITERATIONS, TUNING_EVERY = 10, 2
+"""How long a curve is, and how often it is evaluated."""
+
+
+TUNED_TASK = "ocr-graded"
+"""Whose tuning serves a task that has none."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What is chosen.
+
+    Attributes:
+        recipes: of each arm that was tried with all of its objective's.
+        chosen: the exploring arm of each objective that has one tuned.
+        figures: what it was chosen by, for the result.
+    """
+
+    recipes: Mapping[str, Recipe]
+    chosen: Mapping[str, str]
+    figures: Mapping[str, Any]
+
+
+def tried(task: str) -> list[tuple[str, Recipe]]:
+    """Every arm of a task with every recipe of its objective."""
+    return [(arm, recipe) for arm in arms_of(task) for recipe in RECIPES[ARMS[arm].objective]]
+
+
+def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Recipe], CurveWanted]:
+    """The curves that settings of a task are chosen by.
+
+    Args:
+        task: its name.
+        prompts: settings that name the tuning prompts; without, the curves can be found but not made.
+    """
+    wanted = {}
+    for arm, recipe in tried(task):
+        config = arm_config(task, arm, TUNING_SEED, recipe, prompts)
+        # Their prompts are files in the home, and follow from the training ones.
+        identity = config.model_copy(update={"prompts": PromptsConfig()})
+        name = curve_name(arm, identity, "tuning", TUNING_ITERATIONS, TUNING_EVERY)
+        wanted[arm, recipe] = CurveWanted(name, config, TUNING_ITERATIONS, TUNING_EVERY)
+    return wanted
+
+
+def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
+    """Recipes and arms from the curves of `tried`; an arm that lacks one is not tuned.
+
+    Args:
+        task: its name.
+        curves: by arm and recipe.
+    """
+    recipes, gains, best = {}, {}, {}
+    for name, arm in ARMS.items():
+        mine = {recipe: curves[name, recipe] for recipe in RECIPES[arm.objective] if (name, recipe) in curves}
+        if len(mine) < len(RECIPES[arm.objective]):
+            continue
+        graded = arm_config(task, name, TUNING_SEED).reward.signal == "graded"
+        mean = {recipe: _mean_gain(curve.score if graded else curve.exact) for recipe, curve in mine.items()}
+        recipes[name] = recipe = max(mean, key=lambda one: mean[one])
+        gains[name], best[name, TUNING_SEED] = mean, mine[recipe]
+    configs = {name: arm_config(task, name, TUNING_SEED) for name in recipes}
+    ratios = _time_ratios(arm_curves(best, configs))
+    objectives = {ARMS[name].objective for name in ratios}
+    chosen = {
+        objective: max(
+            (name for name in ratios if ARMS[name].objective == objective), key=lambda n: ratios[n]
+        )
+        for objective in sorted(objectives)
+    }
+    figures = {
+        name: {
+            **vars(recipe),
+            "time_ratio_75": ratios.get(name),
+            "tried": [{**vars(one), "mean_gain": round(mean, 4)} for one, mean in gains[name].items()],
+        }
+        for name, recipe in recipes.items()
+    }
+    return Tuned(recipes, chosen, {"task": task, "run_seed": TUNING_SEED, "chosen": chosen, "arms": figures})
+
+
+def _mean_gain(values: list[float]) -> float:
+    return statistics.fmean(values[1:]) - values[0]
+
+
+def _time_ratios(arms: Mapping[str, ArmCurves]) -> dict[str, float]:
+    """Of each exploring arm whose arm without exploration is tuned; 0 where it gains too little."""
+    pairs: Iterable[tuple[str, str]] = ((name, ARMS[name].plain) for name in arms)
+    return {
+        name: time_ratio_75(arms[plain], arms[name], MIXED)["median"] or 0.0
+        for name, plain in pairs
+        if plain in arms
+    }
+
+
+def tuned_of(task: str, commit: str, earlier: tuple[str, ...]) -> Tuned | None:
+    """What was chosen for a task, or else for `TUNED_TASK`; None where neither has been tuned."""
+    for name in dict.fromkeys([task, TUNED_TASK]):
+        store = curve_store(f"tuning-{name}", commit, earlier)
+        tuned = choose(name, store.load_all({key: want.name for key, want in tuning_curves(name).items()}))
+        if tuned.chosen:
+            return tuned
+    return None

@@ -19,7 +19,7 @@ from pathlib import Path
 from gpu_runtime.cluster.fork_server import PID_BYTES
 from storage.errors import RuntimeFailure
 
-_IMPORTED = (
+IMPORTED = (
     "gpu_runtime.cluster.local_worker",
     "gpu_runtime.models.embedded.model",
     "gpu_runtime.worker.worker",
@@ -88,7 +88,7 @@ class _ForkServer:
         with theirs, requests:
             sockets = theirs.fileno(), requests.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, *map(str, sockets), *_IMPORTED, *modules],
+                [sys.executable, "-c", _LAUNCHER, *map(str, sockets), *IMPORTED, *modules],
                 env=environment, pass_fds=sockets, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             )  # fmt: skip

@@ -27,6 +27,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
 from storage.quick_imports import quick_imports
@@ -43,9 +44,7 @@ def main() -> None:
 
 def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
     """Fork a worker for each message of the driver, and for each request; until the driver ends."""
-    with quick_imports():
-        for module in modules:
-            importlib.import_module(module)
+    import_before_forks(modules)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # else each worker prints it again
     sys.stderr.flush()
@@ -57,6 +56,24 @@ def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str
             _serve_request(driver, requests)
         if driver in ready and not _serve_driver(driver, requests):
             return
+
+
+def import_before_forks(modules: Sequence[str]) -> None:
+    """Import what forks of this process will use, without a look at a GPU.
+
+    CUDA cannot be used in a fork of a process that has asked for its devices, and diffusers asks while it is
+    imported, to note a default that nothing here takes. Meanwhile it is told that there are none.
+    """
+    # By its name, as all that it imports: drivers, which import this file, have no use for torch.
+    cuda: Any = importlib.import_module("torch.cuda")
+    is_available = cuda.is_available
+    cuda.is_available = lambda: False
+    try:
+        with quick_imports():
+            for module in modules:
+                importlib.import_module(module)
+    finally:
+        cuda.is_available = is_available
 
 
 def _serve_driver(driver: socket.socket, requests: socket.socket) -> bool:

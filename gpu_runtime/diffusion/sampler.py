@@ -202,45 +202,50 @@ class Sampler:
         total = self.total_steps(first.request)
         stop = total if steps is None else min(total, first.step + steps)
         sigmas = self.schedule(first.request)
-        real = len(states)
-        padded = states + [first] * (sampling.batch_size - real)
+        padded = states + [first] * (sampling.batch_size - len(states))
         conditioning = self.conditioning(state.request for state in padded)
         latents = self._padded(np.stack([state.latents_SC for state in states]))
-        taken: list[list[tuple[int, np.ndarray, np.ndarray, float]]] = [[] for _ in states]
-        for step in range(first.step, stop):
-            times = StepTimes.at(sigmas, torch.full((len(padded),), step)).to(device)
-            inside = [self._in_window(state, step) for state in padded]
-            noise_level = torch.tensor(
-                [sampling.noise_level if hit else 0.0 for hit in inside], device=device
-            )
-            velocity = self._model.velocity(latents, times.sigma_B, conditioning)
-            policy = transition(sampling.sde, latents, velocity, times, noise_level)
+        inside = np.array(
+            [[self._in_window(state, step) for state in padded] for step in range(first.step, stop)]
+        )
+        # All at once and before the loop: each copy to a GPU waits for what it computes.
+        steps_TB = torch.arange(first.step, stop)[:, None].expand(-1, len(padded))
+        times = StepTimes.at(sigmas, steps_TB).to(device)
+        noise_level_TB = torch.from_numpy(np.where(inside, sampling.noise_level, 0).astype(np.float32))
+        noise_level_TB = noise_level_TB.to(device)
+        taken: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        for place, step in enumerate(range(first.step, stop)):
+            at = times.row(place)
+            velocity = self._model.velocity(latents, at.sigma_B, conditioning)
+            policy = transition(sampling.sde, latents, velocity, at, noise_level_TB[place])
             after = policy.mean_BSC
-            if any(inside):
+            if inside[place].any():
                 if sampling.sde != "none":
                     streams = [stream_of(state.request) for state in padded]
+                    # Drawn while a GPU still computes the velocity.
                     noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
-                    after = policy.sample(noise.to(device))
-                log_probs = log_prob(sampling.sde, after, policy)
-                for row in range(real):
-                    if inside[row] and states[row].request.keeps_trajectory:
-                        taken[row].append(
-                            (
-                                step,
-                                latents[row].cpu().numpy(),
-                                after[row].cpu().numpy(),
-                                float(log_probs[row]),
-                            )
-                        )
+                    after = policy.sample(_copied(noise, device))
+                taken.append((step, latents, after, log_prob(sampling.sde, after, policy)))
             latents = after
         final = latents.cpu().numpy()
         _refuse_not_finite(final, states, stop)
+        kept = [
+            (step, before.cpu().numpy(), after.cpu().numpy(), log_prob_B.cpu().numpy())
+            for step, before, after, log_prob_B in taken
+        ]
         return [
             replace(
                 state,
                 step=stop,
                 latents_SC=final[row].copy(),
-                trajectory=_extend(state.trajectory, taken[row]),
+                trajectory=_extend(
+                    state.trajectory,
+                    [
+                        (step, before[row], after[row], log_prob_B[row])
+                        for step, before, after, log_prob_B in kept
+                        if state.request.keeps_trajectory and inside[step - first.step][row]
+                    ],
+                ),
             )
             for row, state in enumerate(states)
         ]
@@ -282,6 +287,13 @@ def _named(request: SampleRequest) -> str:
     )
 
 
+def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on a device; from pinned memory, so that a GPU's queue is not waited for."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def _empty_trajectory(shape: tuple[int, int]) -> Trajectory:
     return Trajectory(
         np.empty(0, np.int64),
@@ -291,7 +303,9 @@ def _empty_trajectory(shape: tuple[int, int]) -> Trajectory:
     )
 
 
-def _extend(trajectory: Trajectory, taken: list[tuple[int, np.ndarray, np.ndarray, float]]) -> Trajectory:
+def _extend(
+    trajectory: Trajectory, taken: list[tuple[int, np.ndarray, np.ndarray, np.float32]]
+) -> Trajectory:
     if not taken:
         return trajectory
     step, before, after, log_probs = zip(*taken, strict=True)

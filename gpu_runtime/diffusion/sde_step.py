@@ -37,7 +37,7 @@ class StepTimes:
 
     @classmethod
     def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
-        """Read a schedule of shape (T + 1,), from 1 to 0, at B denoising steps."""
+        """Read a schedule of shape (T + 1,), from 1 to 0, at denoising steps of any shape."""
         sigma_B = sigmas[step_B]
         guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
@@ -45,6 +45,10 @@ class StepTimes:
     def to(self, device: torch.device) -> StepTimes:
         """The same times on a device."""
         return StepTimes(self.sigma_B.to(device), self.sigma_next_B.to(device), self.sigma_guard_B.to(device))
+
+    def row(self, place: int) -> StepTimes:
+        """Those at one place of the first dimension."""
+        return StepTimes(self.sigma_B[place], self.sigma_next_B[place], self.sigma_guard_B[place])
 
 
 @dataclass(frozen=True)

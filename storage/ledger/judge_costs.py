@@ -6,7 +6,10 @@ held-out image its own price (`evaluation_image_figures`). Work that was discard
 
 from __future__ import annotations
 
-import duckdb
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the runtime imports the name of the figure, and opens no database
+    import duckdb
 
 JUDGE_USD = "cost_judge_usd"
 """Name of the figure, of an iteration and of a held-out image."""

@@ -38,6 +38,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.home import Home
 from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.subset import draw_subset
 
 SUCCESS = (0.01, 0.05, 0.15, 0.30, 0.60)
 """Wanted exact matches before reinforcement learning."""
@@ -55,7 +56,7 @@ FIRST_STAGE, LAST_STAGE, STAGE = 240, 620, 10
 
 def success_of(model: EmbeddedModel, config: RunConfig) -> float:
     """Held-out exact matches of a model, two images a prompt, as the run's evaluation makes them."""
-    _, held_out = load_run_prompts(config)
+    held_out = draw_subset(load_run_prompts(config)[1], config.evaluation.prompts)
     sampler, scorer = Sampler(model, config.sampling), build_scorer(config.reward)
     requests = [
         SampleRequest(

@@ -56,7 +56,8 @@ _MOST = 5
 _SETTINGS = (
     "runtime.cluster=local", "runtime.capacity=trace", f"runtime.spot_workers={_MOST}",
     "runtime.scorer_workers=1", "runtime.commit_steps=1", "algorithm.prompts_per_iteration=6",
-    "evaluation.prompts=4", "evaluation.every=0", "reward.signal=graded",
+    "prompts.evaluate=builtin:smoke-evaluate", "evaluation.prompts=8", "evaluation.every=0",
+    "reward.signal=graded",
 )  # fmt: skip
 """Six batches an iteration, of four denoising steps. With graded scores nearly all groups are trained on."""
 
@@ -124,7 +125,7 @@ def live(config: RunConfig, decided: bool) -> LiveArm:
         cluster = SamplePacedCluster(config)
         try:
             with Runtime(config, cluster) as runtime:
-                runtime.evaluate()
+                runtime.evaluate(runtime.compared_prompts)
                 for iteration in range(1, config.iterations + 1):
                     plan = runtime.explore(iteration)
                     rolled = runtime.rollout(plan)
@@ -132,7 +133,7 @@ def live(config: RunConfig, decided: bool) -> LiveArm:
                     trained = runtime.train(rolled, scores)
                     alone_s.append(time.monotonic() - began_s)
                     train_s.append(alone_s[-1] + trained.beside_s)
-                runtime.evaluate()
+                runtime.evaluate(runtime.compared_prompts)
                 intervals = runtime.take_intervals()
                 paid_s = sum(part.paid_s for part in runtime.take_paid_time())
                 weights = hashlib.sha256(runtime.blobs()["weights.safetensors"]).hexdigest()

@@ -239,8 +239,8 @@ def put_inputs(head: Host) -> list[str]:
     """Put the base weights and the prompts of runs on the head alone; the settings that name them."""
     shutil.copytree(WEIGHTS_FOLDER / "glyphs", head.files / "base")
     settings = ["model.path=/tmp/base"]
-    for kind in ("train", "evaluate"):
-        shutil.copy(resolve_prompt_path(f"builtin:glyphs-{kind}"), head.files / f"{kind}.txt")
+    for kind, name in (("train", "glyphs-train"), ("evaluate", "smoke-evaluate")):
+        shutil.copy(resolve_prompt_path(f"builtin:{name}"), head.files / f"{kind}.txt")
         settings.append(f"prompts.{kind}=/tmp/{kind}.txt")
     return settings
 

@@ -34,7 +34,7 @@ from storage.environment import environment
 from storage.errors import SpotlightError
 
 SETTINGS = (
-    "evaluation.every=0", "evaluation.prompts=8",
+    "evaluation.every=0", "evaluation.prompts=8", "prompts.evaluate=builtin:smoke-evaluate",
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=3",
     "runtime.scorer_workers=1", "runtime.commit_steps=2",
     "runtime.lease_s=10", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",

@@ -32,7 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _SETTINGS = (
     "iterations=3", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
     "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
-    "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0", "runtime.spot_workers=1",
+    "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0",
+    "prompts.evaluate=builtin:smoke-evaluate", "runtime.spot_workers=1",
     "runtime.scorer_workers=1",
 )  # fmt: skip
 _WORDS = ("ACE", "HJK", "LMN", "PRT", "VWX", "FEC", "KLM", "TUV")

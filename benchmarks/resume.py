@@ -38,7 +38,8 @@ _SETTINGS = (
     f"iterations={ITERATIONS}", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
     "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
     "sampling.evaluate_steps=4",
-    "evaluation.prompts=8", "evaluation.every=2", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+    "evaluation.prompts=8", "evaluation.every=2", "prompts.evaluate=builtin:smoke-evaluate",
+    "runtime.spot_workers=1", "runtime.scorer_workers=1",
 )  # fmt: skip
 
 

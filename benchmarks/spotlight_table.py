@@ -150,7 +150,7 @@ def setting_runs(
             breaks a group that stays is the loss of some of it.
     """
     degree, together = (DEGREE, 1) if shares else (1, GPUS)
-    few = ["evaluation.prompts=1", "evaluation.images_per_prompt=1", "evaluation.every=0"]
+    few = ["prompts.evaluate=builtin:smoke-evaluate", "evaluation.prompts=8", "evaluation.every=0"]
     settings = [f"iterations={scale.iterations}", f"sequence_parallel.rollout={degree}", *few]
     config = load_config(f"qwen-image-{reward}-{size}", settings, {})
     profile = read_profile(PRESETS / f"profiles/qwen-image-{size}-h100.json")

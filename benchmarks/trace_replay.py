@@ -34,6 +34,7 @@ from storage.database.database import Database
 from storage.database.results import run_result
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
+from storage.prompts.of_a_run import held_out_prompts
 from tasks.chaos.replayed_trace import GENERATED, plan_trace, time_in_phases_s
 
 _SETTINGS = ("algorithm.prompts_per_iteration=8", "evaluation.every=0", "checkpoint.every=5",
@@ -94,7 +95,7 @@ def commit_share(config: RunConfig, cost: CommitCost, commits: float) -> float:
     """
     sampling, size = config.sampling, config.sampling.batch_size
     images = config.algorithm.prompts_per_iteration * config.algorithm.group_size * config.iterations
-    evaluated = config.evaluation.prompts * config.evaluation.images_per_prompt
+    evaluated = held_out_prompts(config, 0) * config.evaluation.images_per_prompt
     steps = (images * sampling.rollout_steps + evaluated * sampling.evaluate_steps) / size
     return commits * cost.commit_s / (steps * cost.step_s)
 

@@ -15,6 +15,8 @@ from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.home import Home
+from storage.prompts.of_a_run import load_run_prompts, part_in_words
+from storage.prompts.subset import draw_subset
 from tasks.evaluation import evaluate_weights, record_separately
 
 
@@ -45,7 +47,9 @@ def evaluate_model(
     home = Home.from_environment().ensure()
     # Before the work: what `compare` means must not change by it, or fail after it.
     earlier = None if compare is None else comparable(home, config, compare)
-    reporter().note(f"evaluating {run_id or config.model.path}")
+    _, held_out = load_run_prompts(config)
+    part = part_in_words(draw_subset(held_out, config.evaluation.prompts), held_out)
+    reporter().note(f"evaluating {run_id or config.model.path} on {part}")
     evaluated = evaluate_weights(home, config, run_id)
     evaluation_id = evaluation_id or new_run_id(f"evaluate-{config.name}")
     result = record_separately(home, config, evaluation_id, evaluated, images, preset)

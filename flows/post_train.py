@@ -39,6 +39,7 @@ from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
+from storage.prompts.of_a_run import held_out_in_words
 from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up
@@ -79,6 +80,9 @@ def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") ->
     log = RunLog(home, run_id)
     log.starting()
     try:
+        held_out = held_out_in_words(config)
+        reporter().note(held_out)
+        log.note(held_out)
         with log.with_warnings(), reporter().stage(_start_of_devices(config)):
             session = open_session(home, store, run_id, config)
         with log.with_warnings(), session:

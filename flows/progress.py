@@ -109,8 +109,9 @@ class Reporter:
         if result["score_before"] is not None:
             self.note(
                 f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}, exact matches "
-                f"{result['exact_before']:.1%} -> {result['exact_after']:.1%} in "
-                f"{result['iterations']} iterations, {result['wall_s'] / 60:.1f} min"
+                f"{result['exact_before']:.1%} -> {result['exact_after']:.1%} over "
+                f"{result['held_out_prompts']} prompts in {result['iterations']} iterations, "
+                f"{result['wall_s'] / 60:.1f} min"
             )
         if result["drafts"]:
             gain = result["variance_gain"]

@@ -31,6 +31,7 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.new_folder import claim_folder
+from storage.prompts.files import load_prompts
 from storage.quick_imports import quick_imports
 from storage.run_log import RunLog
 
@@ -248,7 +249,7 @@ def evaluated_configuration(
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """The configuration of an evaluation; arguments as of `evaluate`.
+    """The configuration of an evaluation: of the whole file, unless a setting names `evaluation.prompts`.
 
     Args:
         home: where the run is.
@@ -272,6 +273,11 @@ def evaluated_configuration(
         refuse_simulated(row)
     base = None if row is None else row.config
     config = given_configuration(preset, settings, ray_address, base, cluster)
+    named = {setting.partition("=")[0].strip() for setting in settings}
+    if "evaluation.prompts" not in named:
+        prompts = len(load_prompts(config.prompts.evaluate))
+        evaluation = config.evaluation.model_copy(update={"prompts": prompts})
+        config = config.model_copy(update={"evaluation": evaluation})
     if run_id and not CheckpointStore(home.checkpoints(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     return config

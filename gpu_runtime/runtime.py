@@ -43,7 +43,8 @@ from storage.database.records import (
     StateInterval,
     StepTimeRecord,
 )
-from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.files import PromptRecord
+from storage.prompts.of_a_run import compared_prompts, load_run_prompts
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,11 @@ class Runtime:
         cluster: where its processes are started. `close` ends those, and leaves the cluster to its builder.
         history: folder of the run's history, where it is to keep one.
 
+    Attributes:
+        train_prompts: that it rolls out.
+        evaluate_prompts: held-out ones, all of them.
+        compared_prompts: those of them that every evaluation has.
+
     Raises:
         RuntimeFailure: if workers or scorers do not start.
         ConfigurationError, PromptFileError, ModelError: if the configuration cannot be met.
@@ -100,6 +106,7 @@ class Runtime:
         self.config = config
         self._history = HistoryLog(None if history is None else new_life(history), "driver")
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
+        self.compared_prompts = compared_prompts(config, self.evaluate_prompts)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
         explorer = build_explorer(config, self.train_prompts)
         self._cluster = cluster
@@ -319,12 +326,16 @@ class Runtime:
         """What exploration has learned, as JSON values, for a checkpoint."""
         return self._search.state()
 
-    def evaluate(self) -> Evaluation:
-        """Held-out images by the ODE with the moving average, their scores, and what they look like."""
+    def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
+        """Held-out images by the ODE with the moving average, their scores, and what they look like.
+
+        Args:
+            prompts: some of `evaluate_prompts`, or all.
+        """
         weights = self._current
         if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, it is the same
             weights = self._fleet.trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
-        return evaluate(self.config, self.evaluate_prompts, weights, self._fleet, self._scoring)
+        return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint.

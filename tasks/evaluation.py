@@ -23,6 +23,7 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
+from storage.prompts.subset import draw_subset
 from storage.tracking.names import QUALITY_FIGURE
 from storage.tracking.tracker import Tracker
 from tasks.image_folder import write_images
@@ -72,9 +73,10 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         if checkpoint is not None:
             runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
-        evaluation = runtime.evaluate()
+        prompts = draw_subset(runtime.evaluate_prompts, config.evaluation.prompts)
+        evaluation = runtime.evaluate(prompts)
     iteration = checkpoint.iteration if checkpoint else 0
-    return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, now())
+    return Evaluated(run_id, iteration, evaluation, prompts, started_at, now())
 
 
 @task(
@@ -139,7 +141,7 @@ def record_separately(
 def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
     """The scores and figures of an evaluation with their prompts' tags, by prompt and seed."""
     evaluation = evaluated.evaluation
-    tags = {prompt.prompt_id: str(prompt.metadata.get("tag", "")) for prompt in evaluated.prompts}
+    tags = {prompt.prompt_id: prompt.tag for prompt in evaluated.prompts}
     return [
         JudgedImage(
             prompt_id=sample.request.prompt_id,

@@ -28,6 +28,8 @@ def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: 
             "sampling": {"batch_size": 4, "rollout_steps": 5, "evaluate_steps": 7, "window_stop": 5},
             "algorithm": {"prompts_per_iteration": prompts, "group_size": 4, "advantage_std": "batch"},
             "evaluation": {"every": every, "prompts": 4},
+            # Of another machine: the simulation takes it to have the four prompts of an evaluation.
+            "prompts": {"evaluate": "elsewhere.txt"},
             "runtime": {"commit_steps": 2, "spot_workers": 8},
             **more,
         }

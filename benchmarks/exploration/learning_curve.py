@@ -21,6 +21,7 @@ from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
+from storage.prompts.subset import draw_subset
 
 _ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
 KINDS = (_ROLLOUT, _DRAFT, SCORE, TRAIN)
@@ -143,7 +144,9 @@ class _Loop:
         self.curve.notes += notes
 
     def _evaluate(self, iteration: int) -> None:
-        evaluation = self._runtime.evaluate()
+        runtime = self._runtime
+        held_out = draw_subset(runtime.evaluate_prompts, runtime.config.evaluation.prompts)
+        evaluation = runtime.evaluate(held_out)
         self._held_out[iteration] = _by_prompt(evaluation)
         self.curve.iterations.append(iteration)
         self.curve.score.append(evaluation.score)

@@ -46,6 +46,23 @@ class Evaluation:
         scores = judged(self.scores)
         return sum(score.exact for score in scores) / len(scores)
 
+    def of(self, prompts: Sequence[PromptRecord], scorer: str) -> Evaluation:
+        """The part of it that is of some of its prompts.
+
+        Args:
+            prompts: at least one of them.
+            scorer: name of the one that judged, for the message.
+
+        Raises:
+            RewardError: if the scorer failed on every image of it.
+        """
+        numbers = {prompt.prompt_id for prompt in prompts}
+        every = zip(self.samples, self.scores, self.figures, strict=True)
+        rows = [row for row in every if row[0].request.prompt_id in numbers]
+        samples, scores, figures = (list(column) for column in zip(*rows, strict=True))
+        refuse_total_failure(scorer, scores)
+        return Evaluation(samples, scores, self.policy_version, figures)
+
     @property
     def judge_errors(self) -> list[str]:
         """Why the second judge has no opinion of some images."""

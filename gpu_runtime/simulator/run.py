@@ -35,6 +35,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceState, Market
+from storage.prompts.of_a_run import held_out_prompts
 
 _NEVER = 2**62
 """Ticks; no lease expires here, since no simulated device hangs."""
@@ -260,7 +261,7 @@ class Simulation:
     def _evaluate(self, iteration: int, weights: int) -> None:
         """Evaluate the weights of this number, after this iteration of each run."""
         settings = self._config.evaluation
-        images = settings.prompts * settings.images_per_prompt
+        images = held_out_prompts(self._config, iteration) * settings.images_per_prompt
         averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
         version = WeightsVersion(weights, averaged)
         work = self._work(RequestKind.EVALUATE, version, images, self._config.sampling.evaluate_steps)

@@ -187,7 +187,8 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; 0 evaluates only before and after."""
 
     prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
-    """How many held-out prompts, from the top of the file."""
+    """How many held-out prompts an evaluation between the first and the last one has: a part of the file in
+    which every tag has its share, always the same. The first and the last one have the whole file."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
@@ -325,6 +326,11 @@ class RunConfig(Section):
         """Whether a held-out evaluation follows this iteration (0: the untouched model)."""
         every = self.evaluation.every
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
+
+    @property
+    def evaluates_between(self) -> bool:
+        """Whether there are evaluations between the first and the last one."""
+        return 0 < self.evaluation.every < self.iterations
 
     def computes_like(self, other: RunConfig) -> bool:
         """Whether both compute the same: all is equal but their cluster, and where things are copied to."""

@@ -253,8 +253,11 @@ class EvaluationImage:
 class EvaluationRecord:
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
+    Its means are over the prompts that every evaluation of the run has; `images` may be of more.
+
     Attributes:
         parts: mean of each part of a weighted sum; goes to MLflow, as the images' figures have them.
+        looks: mean of each figure of the images' looks; goes to MLflow, too.
     """
 
     run_id: str
@@ -272,6 +275,7 @@ class EvaluationRecord:
     step_times: list[StepTimeRecord] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
     standby_time: list[StandbyTime] = field(default_factory=list)
+    looks: dict[str, float] = field(default_factory=dict)
 
 
 def record_to_json(record: IterationRecord) -> dict[str, Any]:

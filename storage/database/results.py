@@ -6,7 +6,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+import duckdb
+
 from storage.database.database import Database
+from storage.database.every_time import EVERY_TIME
 from storage.ledger.device_starts import failed_starts, unjoined_devices
 from storage.ledger.judge_costs import judge_usd
 from storage.ledger.modelled import is_modelled
@@ -30,12 +33,16 @@ def evaluated_iterations(database: Database, run_id: str) -> set[int]:
 
 
 def held_out_scores(database: Database, run_id: str) -> dict[int, dict[int, float]]:
-    """Mean score of each held-out prompt's judged images, by iteration and prompt_id."""
+    """Mean score of a held-out prompt's judged images, by iteration and prompt_id.
+
+    Only of prompts that every evaluation has.
+    """
     with database.reading() as connection:
         rows = connection.execute(
             "SELECT iteration, prompt_id, avg(score) FROM evaluation_images "
-            "WHERE run_id = ? AND error IS NULL GROUP BY iteration, prompt_id ORDER BY iteration, prompt_id",
-            [run_id],
+            f"WHERE run_id = $run AND error IS NULL AND prompt_id IN ({EVERY_TIME}) "
+            "GROUP BY iteration, prompt_id ORDER BY iteration, prompt_id",
+            {"run": run_id},
         ).fetchall()
     scores: dict[int, dict[int, float]] = {}
     for iteration, prompt_id, score in rows:
@@ -69,9 +76,10 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
     """Held-out scores of the first and the last evaluation, time and money.
 
     Returns:
-        `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
-        evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
-        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
+        `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (means over the
+        `held_out_prompts` that both evaluations have; None where not yet evaluated), `iterations`
+        committed, `wall_s` that the run was at work (a break between a kill and a resume is left out),
+        `max_ratio_deviation`, `cost_usd` of all paid device time,
         `prices` (`modelled` where no device was rented, else `as set`), `judge_usd` of
         answers of judges with a price, `drafts` judged,
         `variance_gain` (spread of the chosen groups' draft scores over that of random groups of the same
@@ -83,9 +91,7 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         that were not trained on for that).
     """
     with database.reading() as connection:
-        scores = connection.execute(
-            "SELECT score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
-        ).fetchall()
+        prompts, before, after = _ends(connection, run_id)
         (iterations,) = connection.execute(
             "SELECT count(*) FROM iterations WHERE run_id = ?", [run_id]
         ).fetchall()[0]
@@ -114,14 +120,13 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         starts = failed_starts(connection, run_id)
         judging_usd = judge_usd(connection, run_id)
         unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
-    before = scores[0] if scores else (None, None)
-    after = scores[-1] if scores else (None, None)
     return {
         "run_id": run_id,
         "score_before": before[0],
         "score_after": after[0],
         "exact_before": before[1],
         "exact_after": after[1],
+        "held_out_prompts": prompts,
         "iterations": iterations,
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
@@ -136,3 +141,33 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "scorer_errors": int(errors or 0) + unjudged,
         "groups_failed": int(failed or 0),
     }
+
+
+_Means = tuple[float | None, float | None]
+"""Of the scores and of the exact images; None where nothing was evaluated."""
+
+
+def _ends(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int, _Means, _Means]:
+    """The number of prompts that the first and the latest evaluation both have, and the means over them."""
+    rows = connection.execute(
+        "SELECT iteration, score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
+    ).fetchall()
+    if not rows:
+        return 0, (None, None), (None, None)
+    images = connection.execute(
+        "SELECT iteration, prompt_id, score, exact FROM evaluation_images "
+        "WHERE run_id = ? AND iteration IN (?, ?) AND error IS NULL ORDER BY prompt_id, seed_index",
+        [run_id, rows[0][0], rows[-1][0]],
+    ).fetchall()
+    prompts = [
+        {prompt for at, prompt, *_ in images if at == iteration} for iteration, *_ in (rows[0], rows[-1])
+    ]
+    both = prompts[0] & prompts[1]
+
+    def means(iteration: int, score: float, exact: float) -> _Means:
+        judged = [(value, hit) for at, prompt, value, hit in images if at == iteration and prompt in both]
+        if not judged:  # of a simulated run, which has no images
+            return score, exact
+        return sum(value for value, _ in judged) / len(judged), sum(hit for _, hit in judged) / len(judged)
+
+    return len(both), means(*rows[0]), means(*rows[-1])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.evaluations.intervals import METHOD, Estimate, TaggedEstimates, tagged_estimates
-from storage.evaluations.quality import quality_means
+from storage.evaluations.quality import mean_figures
 from storage.evaluations.separate import JudgedImage
 
 PromptValues = list[tuple[str, float, float]]
@@ -36,7 +36,7 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
         for of_prompt in by_prompt.values()
     ]
     errors = sum(image.error is not None for image in images)
-    quality = quality_means(images)
+    quality = mean_figures(image.figures for image in images)
     found = tagged_figures(values, lowest=0.0) | {"scorer_errors": errors}
     return found | ({"quality": quality} if quality else {})
 

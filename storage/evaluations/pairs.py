@@ -16,6 +16,7 @@ from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateE
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.subset import draw_subset
 
 _OF_NO_CONCERN = (
     "name",
@@ -45,7 +46,8 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
     store = EvaluationStore(home)
     earlier = store.find(name)
     refuse_other_judge(earlier, config)
-    _, prompts = load_run_prompts(config)
+    _, held_out = load_run_prompts(config)
+    prompts = draw_subset(held_out, config.evaluation.prompts)
     refuse_other_prompts(earlier, store.images(earlier.evaluation_id), prompts)
     return earlier.evaluation_id
 

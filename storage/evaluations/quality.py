@@ -172,11 +172,11 @@ class QualityVerdict:
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 
 
-def quality_means(images: Iterable[FiguredImage]) -> dict[str, float]:
-    """The mean of each figure of `QUALITY` over the images that have it."""
+def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each figure of `QUALITY` over the images that have it; `figures` has those of an image."""
     values: dict[str, list[float]] = {}
-    for image in images:
-        for name, value in image.figures.items():
+    for of_image in figures:
+        for name, value in of_image.items():
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in QUALITY if name in values}
 

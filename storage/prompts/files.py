@@ -46,6 +46,16 @@ class PromptRecord:
     line: int = field(default=0, compare=False)
     source: str = ""
 
+    @property
+    def tag(self) -> str:
+        """The kind of task that it belongs to (GenEval's `tag`); empty where it has none."""
+        return str(self.metadata.get("tag", ""))
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What is asked for; rows with the same one are one prompt."""
+        return self.text, self.source
+
 
 def resolve_prompt_path(path: str | Path) -> Path:
     """Turn a path or `builtin:NAME` into the file or the dataset's folder that it means.

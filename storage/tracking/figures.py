@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import duckdb
 
+from storage.database.every_time import EVERY_TIME
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 
@@ -103,11 +104,12 @@ def recorded_figures(
         until: only of those that had ended then, in Unix seconds.
     """
     metrics = _by_iteration(
-        connection, "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = ?", run_id
+        connection, "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = $run", run_id
     )
     means = _by_iteration(
         connection,
-        "SELECT iteration, name, avg(value) FROM evaluation_image_figures WHERE run_id = ? "
+        "SELECT iteration, name, avg(value) FROM evaluation_image_figures "
+        f"WHERE run_id = $run AND prompt_id IN ({EVERY_TIME}) "
         "GROUP BY iteration, name ORDER BY name",
         run_id,
     )
@@ -134,6 +136,6 @@ def _by_iteration(
     connection: duckdb.DuckDBPyConnection, query: str, run_id: str
 ) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = defaultdict(dict)
-    for iteration, name, value in connection.execute(query, [run_id]).fetchall():
+    for iteration, name, value in connection.execute(query, {"run": run_id}).fetchall():
         found[iteration][name] = value
     return found

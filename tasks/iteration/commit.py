@@ -26,7 +26,7 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
-from storage.evaluations.quality import quality_means
+from storage.evaluations.quality import mean_figures
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.figures import evaluation_figures, iteration_figures
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
@@ -85,8 +85,9 @@ def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     session.store.commit_evaluation(record)
     usd = sum(interval.usd for interval in record.intervals)
     session.spent_usd += usd
-    looks = quality_means(record.images)
-    figures = evaluation_figures(record.score, record.exact, record.parts, looks, usd, session.spent_usd)
+    figures = evaluation_figures(
+        record.score, record.exact, record.parts, record.looks, usd, session.spent_usd
+    )
     session.tracker.metrics(record.iteration, figures)
     session.tracker.images(record.iteration, _gallery(record))
 
@@ -197,7 +198,10 @@ def evaluation_record(
     ended_at: float,
     intervals: list[StateInterval],
 ) -> EvaluationRecord:
-    """The rows of a held-out evaluation; the first `GALLERY` images of the file are kept as pictures.
+    """The rows of a held-out evaluation.
+
+    Its score is that of the prompts that every evaluation has; the first `GALLERY` images of those are kept
+    as pictures.
 
     Args:
         session: the run.
@@ -206,6 +210,8 @@ def evaluation_record(
         started_at, ended_at: Unix time in seconds.
         intervals: what each device did between the two.
     """
+    compared = evaluation.of(session.runtime.compared_prompts, session.config.reward.scorer)
+    pictured = {sample.request for sample in compared.samples[:GALLERY]}
     images = [
         EvaluationImage(
             prompt_id=sample.request.prompt_id,
@@ -215,18 +221,19 @@ def evaluation_record(
             exact=score.exact,
             detail=score.detail,
             error=score.error,
-            png_base64=png_base64(sample.image_HWC) if place < GALLERY else None,
+            png_base64=png_base64(sample.image_HWC) if sample.request in pictured else None,
             figures=figures,
         )
-        for place, (sample, score, figures) in enumerate(
-            zip(evaluation.samples, evaluation.scores, evaluation.figures, strict=True)
+        for sample, score, figures in zip(
+            evaluation.samples, evaluation.scores, evaluation.figures, strict=True
         )
     ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
-        evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
-        part_means(evaluation.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
+        compared.score, compared.exact, images, intervals, session.runtime.take_device_events(),
+        part_means(compared.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
         session.runtime.take_paid_time(), session.runtime.take_standby_time(),
+        mean_figures(compared.figures),
     )  # fmt: skip
 
 

@@ -70,6 +70,11 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
 
 @task(name="evaluate", task_run_name="evaluate {iteration}", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(session: Session, iteration: int) -> Evaluation:
-    """Score the held-out prompts with the moving average of the weights after an iteration."""
+    """Score held-out prompts with the moving average of the weights after an iteration.
+
+    The first and the last evaluation have all of them, the others those that every evaluation has.
+    """
+    runtime = session.runtime
+    is_end = iteration in (0, session.config.iterations)
     with session.timed("evaluate"):
-        return session.runtime.evaluate()
+        return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)

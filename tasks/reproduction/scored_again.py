@@ -46,7 +46,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     facts = environment() | input_digests(config)
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
-        evaluation = runtime.evaluate()
+        evaluation = runtime.evaluate(runtime.evaluate_prompts)
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
         for sample, score in zip(evaluation.samples, evaluation.scores, strict=True)

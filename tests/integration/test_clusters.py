@@ -18,7 +18,7 @@ from tests.live_workers import worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
-    "runtime.start_timeout_s=900", "evaluation.prompts=4", "exploration.strategy=fresh",
+    "runtime.start_timeout_s=900", "exploration.strategy=fresh",
     "exploration.candidates=6", "exploration.drafts=12",
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):
                 rolled = runtime.rollout(plan)
             scores.append(runtime.reward(rolled))
             runtime.train(rolled, scores[-1])
-        images = np.stack([sample.image_HWC for sample in runtime.evaluate().samples])
+        images = np.stack([sample.image_HWC for sample in runtime.evaluate(runtime.evaluate_prompts).samples])
         digest = weights_digest(load(runtime.blobs()["weights.safetensors"]))
         return digest, images.tobytes(), scores, seeds, runtime.lost_workers
 

@@ -25,7 +25,7 @@ SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=4", "sampling.evaluate_steps=4",
     "sampling.window_size=2", "sampling.window_stop=3", "algorithm.prompts_per_iteration=4",
     "algorithm.group_size=4",
-    "evaluation.prompts=8", "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.cluster=local",
+    "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.cluster=local",
     "runtime.commit_steps=1", "exploration.strategy=fresh",
 ]  # fmt: skip
 
@@ -53,7 +53,7 @@ def test_edits_are_drafted_rolled_out_trained_on_and_judged(runtime: Runtime):
         assert np.abs(delivered.sample.latents_SC - sample.latents_SC).max() <= limit
     trained = runtime.train(rolled, runtime.reward(rolled))
     assert trained.report.ratio_deviation <= config.algorithm.ratio_tolerance
-    evaluation = runtime.evaluate()
+    evaluation = runtime.evaluate(runtime.evaluate_prompts[:8])
     held_out = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[1]}
     assert len(evaluation.samples) == 8
     for sample, score, figures in zip(evaluation.samples, evaluation.scores, evaluation.figures, strict=True):

@@ -12,10 +12,12 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.database.queries.quality import figure_means, paired_figures
 from storage.database.records import EvaluationImage, EvaluationRecord
+from storage.database.results import held_out_scores, run_result
 from storage.database.run_store import RunStore
 from storage.evaluations.quality import quality_verdict
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.tracking.figures import recorded_figures
 from ui.data.quality import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.charts import score_chart
@@ -103,3 +105,23 @@ def test_figures_of_a_separate_evaluation(tmp_path: Path):
     ]
     separate.commit(row, images)
     assert separate.images("e") == images
+
+
+def test_evaluations_compare_over_the_prompts_that_all_have(store: RunStore):
+    """The first and the last one have the whole file, and are the run's result."""
+    whole, part, last = evaluation(0, 0.2, 0.1), evaluation(10, 0.5, 0.2), evaluation(20, 0.6, 0.3)
+    late = [dataclasses.replace(image, score=1.0) for image in last.images[8:]]
+    store.commit_evaluation(whole)
+    store.commit_evaluation(dataclasses.replace(part, images=part.images[:8]))
+    assert run_result(store.database, "r")["held_out_prompts"] == 8
+    store.commit_evaluation(dataclasses.replace(last, images=[*last.images[:8], *late]))
+    with store.database.reading() as connection:
+        means = figure_means(connection, "r")
+        told = recorded_figures(connection, "r", 2.0)
+    expected = [distance * 1.035 for distance in (0.1, 0.2, 0.3)]
+    assert means["truth_distance"].tolist() == pytest.approx(expected)
+    assert [one.figures["evaluation_quality_truth_distance"] for one in told] == pytest.approx(expected)
+    assert [len(of_prompt) for of_prompt in held_out_scores(store.database, "r").values()] == [8, 8, 8]
+    result = run_result(store.database, "r")
+    assert (result["score_before"], result["held_out_prompts"]) == (pytest.approx(0.2), 16)
+    assert result["score_after"] == pytest.approx(0.8)

@@ -202,12 +202,12 @@ def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, mo
 def test_evaluations_between_leave_training_as_the_bare_loop_has_it(fresh, config):
     expected = run(config, 2)
     for iteration in (1, 2):
-        fresh.evaluate()
+        fresh.evaluate(fresh.compared_prompts)
         rolled = fresh.rollout(fresh.explore(iteration))
         trained = fresh.train(rolled, fresh.reward(rolled))
         assert trained.report.training_steps > 0
         assert trained.report.ratio_deviation <= config.algorithm.ratio_tolerance
-        fresh.evaluate()
+        fresh.evaluate(fresh.compared_prompts)
     assert weights_digest(load(fresh.blobs()["weights.safetensors"])) == expected.digest
 
 

@@ -122,12 +122,12 @@ def test_every_device_generates_and_evaluating_between_leaves_training_as_it_was
     second = iteration(fresh, 2)
     expected = fresh.blobs()
     fresh.restore(untrained, 0)
-    fresh.evaluate()
+    fresh.evaluate(fresh.compared_prompts)
     iteration(fresh, 1)
-    before, again = fresh.evaluate(), fresh.evaluate()
+    before, again = fresh.evaluate(fresh.compared_prompts), fresh.evaluate(fresh.compared_prompts)
     assert before.scores == again.scores
     repeated = iteration(fresh, 2)
-    fresh.evaluate()
+    fresh.evaluate(fresh.compared_prompts)
     assert repeated[1] == second[1]
     assert fresh.blobs() == expected, "two trainers repeat what two trainers did, to the bit"
 

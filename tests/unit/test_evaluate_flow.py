@@ -20,6 +20,7 @@ from storage.errors import RunNotFoundError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.prompts.files import load_prompts
+from storage.prompts.subset import draw_subset
 from tasks.evaluation import Evaluated, tracked_metrics
 
 NOTHING = np.empty(0, np.float32)
@@ -35,7 +36,7 @@ CONFIG = RunConfig.model_validate(
 
 def evaluated(run_id: str | None, scores: list[float]) -> Evaluated:
     """Six prompts with two images each."""
-    prompts = load_prompts("builtin:shapes-evaluate")[:6]
+    prompts = draw_subset(load_prompts("builtin:shapes-evaluate"), 6)
     samples = [
         GeneratedSample(
             SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 4, prompt.text),
@@ -89,7 +90,8 @@ def test_it_names_what_is_evaluated(home: Home, monkeypatch: pytest.MonkeyPatch)
     scored(monkeypatch, [1.0] * 12)
     flows.evaluate.evaluate_model.fn(CONFIG, "mine-1")
     flows.evaluate.evaluate_model.fn(CONFIG)
-    assert notes == ["evaluating mine-1", "evaluating embedded:glyphs"]
+    part = "on 6 of 144 held-out prompts, every tag in its share"
+    assert notes == [f"evaluating mine-1 {part}", f"evaluating embedded:glyphs {part}"]
 
 
 def test_scores_are_kept_with_their_tags_and_images_in_their_folder(
@@ -107,7 +109,7 @@ def test_scores_are_kept_with_their_tags_and_images_in_their_folder(
     assert row.environment["preset"] == "shapes"
     images = store.images(row.evaluation_id)
     assert [image.score for image in images] == scores
-    tags = [prompt.metadata["tag"] for prompt in load_prompts("builtin:shapes-evaluate")[:6]]
+    tags = [prompt.tag for prompt in draw_subset(load_prompts("builtin:shapes-evaluate"), 6)]
     assert [image.tag for image in images[::2]] == tags
     assert set(result["by_tag"]) == set(tags)
     assert result["score"] == 0.5

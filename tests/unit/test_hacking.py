@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from storage.evaluations.quality import FigureChange, figure_changes, quality_means, quality_verdict
+from storage.evaluations.quality import FigureChange, figure_changes, mean_figures, quality_verdict
 from storage.evaluations.separate import JudgedImage
 
 
@@ -106,4 +106,7 @@ def test_means_are_over_the_images_that_have_the_figure():
         JudgedImage(0, 0, "", "", 1.0, True, "", None, {"grain": 0.2, "part_ocr": 1.0}),
         JudgedImage(1, 0, "", "", 1.0, True, "", None, {"grain": 0.4, "diversity_within": 1.0}),
     ]
-    assert quality_means(images) == {"grain": pytest.approx(0.3), "diversity_within": 1.0}
+    assert mean_figures(image.figures for image in images) == {
+        "grain": pytest.approx(0.3),
+        "diversity_within": 1.0,
+    }

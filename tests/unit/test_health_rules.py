@@ -157,7 +157,7 @@ def test_jumps_of_the_clock():
     assert (finding.level, finding.text) == ("warning", "2 jumps, the latest: moved by +60 s.")
 
 
-CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96), Change(0.01, 0.05, 96)
+CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = (Change(mean, 0.05, 96, 0.3, 0.3 + mean) for mean in (0.3, -0.2, 0.01))
 
 
 @pytest.mark.parametrize(

@@ -83,5 +83,5 @@ def test_groups_that_stay_and_restart_cold_take_longer():
 def test_more_devices_have_more_events_and_the_same_work_each():
     few, many = (simulator.simulate(devices, 2).run for devices in (10, 40))
     assert many.batches == 4 * few.batches == 4 * 10 * 4 * 2
-    row = simulator.measure(10, 1, events=200)
-    assert row["runs"] > 1 and row["events"] >= 200
+    row = simulator.measure(10, 1, events=400)
+    assert row["runs"] > 1 and row["events"] >= 400

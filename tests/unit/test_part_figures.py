@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import tasks.iteration.commit
+from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score, part_figures
+from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
 from storage.config.run_config import RunConfig
 from storage.database.records import EvaluationImage, EvaluationRecord, StateInterval
+from storage.prompts.files import PromptRecord
 from tasks.iteration.commit import evaluation_record, record_evaluation
 
 SCORES = [
@@ -19,6 +22,12 @@ SCORES = [
     Score(0.25, False, "", parts={"ocr": 0.0, "jpeg": 0.5}),
     Score(0.0, False, "", error="ocr: gone", parts={"jpeg": 0.8}),
 ]
+
+
+def drawn(prompt_id: int) -> Any:
+    """An image of a prompt, as far as it is asked for."""
+    request = evaluation_request(0, prompt_id, 0, "a sign", WeightsVersion(1))
+    return SimpleNamespace(request=request, image_HWC=None)
 
 
 @pytest.mark.parametrize("scores", [SCORES, [Score(0.5, False, "")]])
@@ -30,6 +39,7 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
         config=RunConfig(),
         run_id="r",
         runtime=SimpleNamespace(
+            compared_prompts=[PromptRecord(0, "a sign")],
             take_device_events=list,
             take_groups=list,
             take_step_times=list,
@@ -44,21 +54,23 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
         ),
         spent_usd=2.0,
     )
-    request = SimpleNamespace(prompt_id=0, prompt="a sign", seed_index=0)
-    evaluation: Any = SimpleNamespace(
-        samples=[SimpleNamespace(request=request, image_HWC=None)] * len(scores),
-        scores=scores, policy_version=1, score=0.5, exact=0.5,
-        figures=[{"grain": 0.01 * (place + 1)} | part_figures(score) for place, score in enumerate(scores)],
-    )  # fmt: skip
+    figures = [{"grain": 0.01 * (place + 1)} | part_figures(score) for place, score in enumerate(scores)]
+    # Of a prompt that the other evaluations do not have: it counts in nothing that is compared with them.
+    alone = Score(1.0, True, "", parts={"ocr": 1.0, "jpeg": 1.0})
+    evaluation = Evaluation(
+        [drawn(0)] * len(scores) + [drawn(1)], [*scores, alone], 1, [*figures, {"grain": 1.0}]
+    )
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
     record = evaluation_record(session, evaluation, 0, 0.0, 1.0, [paid])
     assert record_evaluation.fn(session, record) is None
+    assert len(record.images) == len(scores) + 1
     assert record.images[0].figures == {"grain": 0.01} | part_figures(scores[0])
     # The image that a scorer failed on counts in no mean.
     parts = {"evaluation_part_ocr": 0.5, "evaluation_part_jpeg": 0.5} if scores is SCORES else {}
     costs = {"cost_evaluation_usd": 1.0, "cost_total_usd": 3.0}
     grain = {"evaluation_quality_grain": pytest.approx(0.02 if scores is SCORES else 0.01)}
-    assert told == {"evaluation_score": 0.5, "evaluation_exact": 0.5, **parts, **grain, **costs}
+    exact = 0.5 if scores is SCORES else 0.0
+    assert told == {"evaluation_score": 0.5, "evaluation_exact": exact, **parts, **grain, **costs}
     assert shown == {}
 
 

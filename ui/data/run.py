@@ -33,11 +33,14 @@ class Change:
         mean: after minus before, over the same prompts and seeds.
         margin: half the width of its 95 % interval.
         images: pairs compared.
+        before, after: means over them.
     """
 
     mean: float
     margin: float
     images: int
+    before: float
+    after: float
 
     @property
     def is_clear(self) -> bool:
@@ -218,6 +221,13 @@ def read_run(store: RunStore, run_id: str) -> RunView:
 def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
-    difference = (pairs["score_after"] - pairs["score_before"]).to_numpy(dtype=float)
+    before, after = (pairs[f"score_{end}"].to_numpy(dtype=float) for end in ("before", "after"))
+    difference = after - before
     error = float(difference.std(ddof=1)) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return Change(float(difference.mean()), 1.96 * float(error), len(difference))
+    return Change(
+        float(difference.mean()),
+        1.96 * float(error),
+        len(difference),
+        float(before.mean()),
+        float(after.mean()),
+    )

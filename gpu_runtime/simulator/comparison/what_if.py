@@ -25,6 +25,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace
 from storage.config.run_config import RunConfig
+from storage.prompts.of_a_run import held_out_prompts
 
 _MARGIN = 1.5
 """Length of a trace, over what the run would take the reserved devices alone."""
@@ -284,7 +285,7 @@ def undisturbed(
             those of each instance.
         degrees: how many of them share a sample, by kind; None for the settings' fixed degrees.
     """
-    sampling, algorithm, evaluation = config.sampling, config.algorithm, config.evaluation
+    sampling, algorithm = config.sampling, config.algorithm
     degrees = config.sequence_parallel.by_kind if degrees is None else degrees
 
     def generate(images: int, steps: int, kind: RequestKind) -> tuple[int, dict[int, int]]:
@@ -321,11 +322,14 @@ def undisturbed(
         later = training - len(firsts) * group * times.train_sample
         trained = max(trained, all_judged) + later if later else trained
     iteration = trained + times.driver
-    every = evaluation.every
-    evaluations = 1 + (config.iterations // every + bool(config.iterations % every) if every else 1)
+    evaluations = [number for number in range(config.iterations + 1) if config.evaluates_after(number)]
     # An evaluation of the weights that the next rollout has: they are taken once.
-    shared = 1 if config.optimizer.ema_decay > 0 else evaluations - 1
+    shared = 1 if config.optimizer.ema_decay > 0 else len(evaluations) - 1
     whole = times.start + times.opening + config.iterations * iteration - shared * times.weights
-    held_out = evaluation.prompts * evaluation.images_per_prompt
-    _, evaluated = generate(held_out, sampling.evaluate_steps, RequestKind.EVALUATE)
-    return whole + evaluations * max(evaluated.values())
+
+    def evaluated(iteration: int) -> int:
+        held_out = held_out_prompts(config, iteration) * config.evaluation.images_per_prompt
+        return max(generate(held_out, sampling.evaluate_steps, RequestKind.EVALUATE)[1].values())
+
+    between = evaluations[1:-1]
+    return whole + 2 * evaluated(0) + (len(between) * evaluated(between[0]) if between else 0)

@@ -29,9 +29,9 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool 
         archived: whether archived runs are among them, and count.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
-    score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work, from the loading of the
-    first weights on, gaps left out), usd, config and environment (JSON), ended_at, host, pid and
-    process_started_at of the process that does it or did it last, of (how many runs there are).
+    score_now, exact_now (as of `runs.run_overview`; NaN before an evaluation), score_best, wall_s (at work,
+    from the loading of the first weights on, gaps left out), usd, config and environment (JSON), ended_at,
+    host, pid and process_started_at of the process that does it or did it last, of (how many runs there are).
     """
     return connection.execute(
         """
@@ -65,8 +65,11 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool 
         done AS (SELECT run_id, max(iteration) AS iterations FROM iterations GROUP BY run_id),
         paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
         SELECT run_id, name, status, created_at, coalesce(iterations, 0) AS iterations,
-            score_before, score_now, score_best, exact_now, coalesce(wall_s, 0) AS wall_s,
-            coalesce(usd, 0) AS usd, config, environment, ended_at, host, pid, process_started_at, of
+            coalesce((summary->>'score_before')::DOUBLE, score_before) AS score_before,
+            coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
+            coalesce((summary->>'exact_after')::DOUBLE, exact_now) AS exact_now,
+            coalesce(wall_s, 0) AS wall_s, coalesce(usd, 0) AS usd, config, environment,
+            ended_at, host, pid, process_started_at, of
         FROM latest LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC

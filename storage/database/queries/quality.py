@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import duckdb
 
+from storage.database.every_time import EVERY_TIME
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -16,12 +18,14 @@ if TYPE_CHECKING:
 def figure_means(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """The mean of each figure over the images of each evaluation; one row an evaluation, in order.
 
+    Only images of prompts that every evaluation has.
     Columns: iteration, then the figures' names (NaN where an evaluation lacks one), parts as `part_NAME`.
     """
     rows = connection.execute(
-        "SELECT iteration, name, avg(value) AS mean FROM evaluation_image_figures WHERE run_id = ? "
+        "SELECT iteration, name, avg(value) AS mean FROM evaluation_image_figures "
+        f"WHERE run_id = $run AND prompt_id IN ({EVERY_TIME}) "
         "GROUP BY iteration, name ORDER BY iteration, name",
-        [run_id],
+        {"run": run_id},
     ).df()
     wide = rows.pivot(index="iteration", columns="name", values="mean").reset_index()
     return wide.rename_axis(columns=None)

@@ -30,14 +30,18 @@ def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
     """All runs, newest first.
 
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
-    score_before, score_now, exact_before, exact_now, usd; host, pid, process_started_at of the process that
-    does it or did it last; archived.
+    score_before, score_now, exact_before, exact_now (the result of a finished run; else over the prompts that
+    every evaluation has), usd; host, pid, process_started_at of the process that does it or did it last;
+    archived.
     """
     return connection.execute(
         """
         SELECT run_id, name, status, created_at, ended_at,
             coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
-            e.score_before, e.score_now, e.exact_before, e.exact_now,
+            coalesce((summary->>'score_before')::DOUBLE, e.score_before) AS score_before,
+            coalesce((summary->>'score_after')::DOUBLE, e.score_now) AS score_now,
+            coalesce((summary->>'exact_before')::DOUBLE, e.exact_before) AS exact_before,
+            coalesce((summary->>'exact_after')::DOUBLE, e.exact_now) AS exact_now,
             coalesce((SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), 0.0) AS usd,
             host, pid, process_started_at,
             run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived

@@ -32,14 +32,14 @@ def verdict(view: RunView) -> Verdict:
         return Verdict(
             "waiting", "The model is scored before training begins; its first figures appear here."
         )
-    before, now = view.scores["score"].iloc[0], view.scores["score"].iloc[-1]
     if view.change is None:
+        before = view.scores["score"].iloc[-1]
         return Verdict(
             "waiting",
             f"**Score before training: {before:.2f}.** The next evaluation tells whether training helps.",
         )
     change = view.change
-    figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
+    figures = f"score {change.before:.2f} → {change.after:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
     base = (
         f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
         f"{duration(view.scores['elapsed_s'].iloc[-1])}; {money(view.paid_usd, view.is_modelled)} so far."

@@ -40,27 +40,31 @@ class _NoOtherParameters(ParameterSchema):
 
 
 NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
-"""Schedule -> the preset that is done again: characters read by OCR, shapes judged as GenEval does."""
+"""Deployment -> the preset that is done again: characters read by OCR, shapes judged as GenEval does.
+
+A deployment each: of the schedules of one, Prefect's UI shows nothing but the times, which are the same.
+"""
 
 
 def deployments(nightly: Nightly) -> list[RunnerDeployment]:
-    """The five deployments; each is found as NAME/NAME."""
-    schedules = [
-        Cron(
-            nightly.cron, timezone=nightly.timezone, active=nightly.active, slug=slug,
-            parameters={"form": ReproductionForm.model_validate({"preset": preset}).model_dump(mode="json")},
-        )
-        for slug, preset in NIGHTLY.items()
-    ]  # fmt: skip
+    """The five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
+    schedule = Cron(nightly.cron, timezone=nightly.timezone, active=nightly.active, slug="nightly")
     # Not the file: a flow run is to find it from whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
     made = [
         post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
         evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
-        reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
+        reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind),
         pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
         what_if_by_form.to_deployment("what-if", entrypoint_type=kind),
-    ]
+        *(
+            reproduce_by_form.to_deployment(
+                name, entrypoint_type=kind, schedule=schedule,
+                parameters={"form": ReproductionForm(preset=preset).model_dump(mode="json")},
+            )
+            for name, preset in NIGHTLY.items()
+        ),
+    ]  # fmt: skip
     ready = [
         one for one in made if isinstance(one, RunnerDeployment)
     ]  # a coroutine in asynchronous code alone

@@ -1,7 +1,8 @@
-"""The processes of served runs: the runner learns at once when a cancelled one is gone.
+"""The runner's parts that Spotlight replaces: a cancelled run's process, and runs that wait for another.
 
-Prefect's own manager sends SIGTERM and then looks every three seconds whether the process still lives. Only
-after that is the run Cancelled.
+Prefect's own manager of processes sends SIGTERM and then looks every three seconds whether the process still
+lives. Only after that is the run Cancelled. Prefect's own poller says nothing of a run for which there is no
+room, and the server marks it as late without a reason.
 """
 
 from __future__ import annotations
@@ -9,8 +10,14 @@ from __future__ import annotations
 from uuid import UUID
 
 import anyio
+import anyio.abc
 import prefect.runner.runner
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
 from prefect.runner._process_manager import ProcessManager
+from prefect.runner._scheduled_run_poller import ScheduledRunPoller
+from prefect.states import Late
+from prefect.types._datetime import now
 
 _LOOK_S = 0.1
 
@@ -39,6 +46,33 @@ class RunProcesses(ProcessManager):
             either.cancel_scope.cancel()
 
 
+class RunPoller(ScheduledRunPoller):
+    """Prefect's poller, which gives a run that is due and waits for another the reason."""
+
+    async def _submit_scheduled_flow_runs(
+        self, flow_run_response: list[FlowRun], task_group: anyio.abc.TaskGroup
+    ) -> None:
+        await super()._submit_scheduled_flow_runs(flow_run_response, task_group)
+        due = now("UTC")
+        waiting = [
+            run for run in flow_run_response
+            if run.id not in self._submitting_flow_run_ids
+            and run.state_name == "Scheduled"
+            and run.next_scheduled_start_time is not None
+            and run.next_scheduled_start_time <= due
+        ]  # fmt: skip
+        if not waiting:
+            return
+        going_on = FlowRunFilter(id=FlowRunFilterId(any_=list(self._submitting_flow_run_ids)))
+        names = sorted(run.name for run in await self._client.read_flow_runs(flow_run_filter=going_on))
+        reason = f"waits for {' or '.join(names)} to end; `spotlight up --runs-at-once` allows more at once"
+        for run in waiting:
+            # Prefect refuses this name to a run that was cancelled just now; any other would revive it.
+            late = Late(scheduled_time=run.next_scheduled_start_time, message=reason)
+            await self._client.set_flow_run_state(run.id, late)
+
+
 def watch_closely() -> None:
-    """Let the runners that start from now on use it; Prefect has no setting for that."""
+    """Let the runners that start from now on use both; Prefect has no setting for that."""
     prefect.runner.runner.ProcessManager = RunProcesses
+    prefect.runner.runner.ScheduledRunPoller = RunPoller

@@ -76,12 +76,26 @@ def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
 
 
 def test_the_schedules_are_there_and_off(up: RunningUp):
-    schedules = up.client.get(f"{up.api}/deployments/name/reproduce/reproduce").json()["schedules"]
-    assert {schedule["slug"]: schedule["active"] for schedule in schedules} == {
-        "nightly-ocr": False, "nightly-geneval": False,
-    }  # fmt: skip
-    assert {schedule["parameters"]["form"]["preset"] for schedule in schedules} == {"glyphs", "shapes"}
-    assert {schedule["schedule"]["timezone"] for schedule in schedules} == {"UTC"}
+    for name, preset in {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}.items():
+        found = up.client.get(f"{up.api}/deployments/name/reproduce/{name}").json()
+        (schedule,) = found["schedules"]
+        assert (schedule["active"], schedule["schedule"]["timezone"]) == (False, "UTC")
+        assert found["parameters"]["form"]["preset"] == preset
+
+
+def test_a_run_that_waits_for_another_says_so(up: RunningUp):
+    form = {"preset": "smoke", "iterations": 50, "settings": SETTINGS}
+    first = up.start_run("post-train", form, name="first").json()
+    wait_until("it goes on", lambda: up.flow_run(first["id"])["state"]["type"] == "RUNNING")
+    second = up.start_run("post-train", form, name="second").json()
+    wait_until("it is due", lambda: up.flow_run(second["id"])["state"]["name"] != "Scheduled")
+    state = up.flow_run(second["id"])["state"]
+    assert state["name"] == "Late", "as Prefect calls it"
+    assert state["message"] == "waits for first to end; `spotlight up --runs-at-once` allows more at once"
+    up.cancel(first["id"])
+    wait_until("it goes on", lambda: up.flow_run(second["id"])["state"]["type"] == "RUNNING")
+    up.cancel(second["id"])
+    assert up.wait_for_end(second["id"])["type"] == "CANCELLED"
 
 
 def test_the_three_listen_on_this_machine_alone(up: RunningUp):

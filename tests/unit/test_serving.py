@@ -33,7 +33,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["post-train", "evaluate", "reproduce", "pretrain", "what-if"]
+NAMES = ["post-train", "evaluate", "reproduce", "pretrain", "what-if", "nightly-ocr", "nightly-geneval"]
 
 
 @pytest.fixture(scope="module")
@@ -56,27 +56,28 @@ def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
 
 @pytest.mark.parametrize("active", [False, True])
 def test_the_schedules_are_on_only_where_asked_for(active: bool):
-    (reproduce,) = (
-        one for one in deployments(Nightly(active, "5 3 * * *", "Europe/Berlin")) if one.schedules
-    )
-    assert reproduce.name == "reproduce"
-    assert reproduce.schedules is not None
-    for schedule in reproduce.schedules:
+    scheduled = [one for one in deployments(Nightly(active, "5 3 * * *", "Europe/Berlin")) if one.schedules]
+    assert [one.name for one in scheduled] == ["nightly-ocr", "nightly-geneval"]
+    for deployment in scheduled:
+        # Of several in one deployment, Prefect's UI would show the same time and nothing else.
+        (schedule,) = deployment.schedules or []
         assert schedule.active is active
         cron = schedule.schedule
         assert isinstance(cron, CronSchedule)
         assert cron.cron == "5 3 * * *"
         assert cron.timezone == "Europe/Berlin"
-        ReproductionForm.model_validate((schedule.parameters or {})["form"])
+        ReproductionForm.model_validate((deployment.parameters or {})["form"])
 
 
 def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, Any]]):
-    here = next(one.schedules for one in deployments(Nightly()) if one.schedules)
-    file = next(one["schedules"] for one in declared if "schedules" in one)
-    assert [(one["slug"], one["active"], one["parameters"]["form"]["preset"]) for one in file] == [
-        (one.slug, False, (one.parameters or {})["form"]["preset"]) for one in here
+    here = [one for one in deployments(Nightly()) if one.schedules]
+    file = [one for one in declared if "schedules" in one]
+    assert [(one["name"], one["parameters"]["form"]["preset"]) for one in file] == [
+        (one.name, (one.parameters or {})["form"]["preset"]) for one in here
     ]
-    assert {one["cron"] for one in file} == {Nightly.cron}
+    assert [schedule for one in file for schedule in one["schedules"]] == [
+        {"cron": Nightly.cron, "timezone": Nightly.timezone, "slug": "nightly", "active": False}
+    ] * len(here)
 
 
 def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):

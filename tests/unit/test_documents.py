@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import runpy
 import subprocess
@@ -198,15 +197,3 @@ def test_measurements_and_the_readmes_results_are_those_of_the_kept_results():
         if path.read_text(encoding="utf-8") != text
     ]
     assert not out_of_date, f"run `{measurements.RENEW}` for {out_of_date}"
-
-
-@pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path: Path):
-    build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
-    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    answer = subprocess.run(build, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    start = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "RL post-training" in start
-    assert "Spotlight post-trains diffusion transformers" in start
-    assert 'src="http' not in start, "the site loads something from another host"

@@ -98,6 +98,7 @@ def write_sample_run(
     status: str = "finished",
     pid: int = 0,
     exploring: bool = False,
+    objective: str = "grpo",
 ) -> None:
     """Write a whole run: evaluations before, every 10 iterations and at the end.
 
@@ -106,8 +107,9 @@ def write_sample_run(
         iterations: how many of the 40 planned are done.
         status: `finished`, or `running` by process `pid` (this one, if 0).
         exploring: whether its seeds were chosen by stale drafts; else it took the first ones.
+        objective: what it is trained by.
     """
-    config = RunConfig(name="glyphs")
+    config = RunConfig.model_validate({"name": "glyphs", "algorithm": {"objective": objective}})
     rented = {"torch": "2.13.0", "commit": "87baa7f", "accelerators": "3 x NVIDIA H100"}
     store.create_run(run_id, config, rented | plugin_facts(config), pid or os.getpid())
     if exploring:

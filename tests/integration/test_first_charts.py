@@ -36,12 +36,15 @@ def finite(values: Any) -> list[float]:
 def check(figure: Any) -> None:
     """Each trace of one point has a marker, and axes are fitted to what a figure can be."""
     title = figure.layout.title.text
+    assert all(note.text for note in figure.layout.annotations), (title, "plotly.js writes `new text`")
     for trace in figure.data:
         points = min(len(finite(trace.x)), len(finite(trace.y)))
         assert points != 1 or "markers" in trace.mode, title
     for name in "xy":
         axis = figure.layout[f"{name}axis"]
         values = {value for trace in figure.data for value in finite(trace[name])}
+        whole = str(axis.tickformat or "").endswith(".0%")
+        assert not whole or axis.range is not None, (title, name, "whole percents repeat on a narrow axis")
         if min(values) < 0:
             continue
         assert axis.range is not None or axis.rangemode in ("nonnegative", "tozero"), (title, name)
@@ -82,6 +85,17 @@ def test_a_chart_of_one_point_shows_it_on_fitting_axes(
         ]
     for chart in charts:
         check(chart)
+
+
+def test_an_objective_without_a_ratio_has_no_charts_of_one(tmp_path: Path):
+    store = RunStore(Home(tmp_path))
+    drawn = {}
+    for objective in ("grpo", "nft"):
+        write_sample_run(store, objective, iterations=3, objective=objective)
+        charts: list[Any] = learning_charts(read_run(store, objective))
+        drawn[objective] = {chart.layout.title.text for chart in charts}
+    assert drawn["grpo"] - drawn["nft"] == {"Ratio deviation at the first update", "Clipped denoising steps"}
+    assert drawn["nft"] < drawn["grpo"]
 
 
 def test_a_single_negative_value_has_an_axis_below_zero(tmp_path: Path):

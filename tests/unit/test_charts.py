@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from ui.charts.layout import laid_out
+from ui.charts.layout import add_level, laid_out
 from ui.elements.image_grid import gallery_html
 
 
@@ -31,6 +32,14 @@ def test_a_chart_with_one_figure_has_its_axes():
     drawn = laid_out(go.Figure(go.Scatter(x=[0], y=[0.4])), "Title", "Iteration", "Score")
     assert drawn.layout.xaxis.visible is None
     assert not drawn.layout.annotations
+
+
+def test_a_level_without_a_text_has_none():
+    drawn: Any = go.Figure(go.Scatter(x=[0, 1], y=[0.4, 0.5]))
+    add_level(drawn, 0.4)
+    assert not drawn.layout.annotations
+    add_level(drawn, 0.4, "limit")
+    assert [note.text for note in drawn.layout.annotations] == ["limit"]
 
 
 def test_the_verdict_and_the_score_of_an_image_are_told_apart():

@@ -13,6 +13,7 @@ from ui.elements.formatting import (
     chart_text,
     duration,
     figure,
+    fine_percent,
     markdown_text,
     percent,
     plain_markdown,
@@ -53,6 +54,7 @@ def test_dollars(amount: float, text: str):
 
 def test_shares_and_figures():
     assert [percent(x) for x in (0, 0.004, 0.5, 1)] == ["0 %", "0.4 %", "50 %", "100 %"]
+    assert [fine_percent(x) for x in (0, 1.9e-10, 0.00012, 0.5)] == ["0 %", "< 0.001 %", "0.012 %", "50 %"]
     assert [figure(x) for x in (0, 0.5, 4.3e-7, 12345.0, float("nan"))] == [
         "0",
         "0.5",

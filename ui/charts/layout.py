@@ -122,11 +122,14 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
         level: on the left axis.
         text: what the level is; empty for no text.
     """
-    note = {"text": text, "font": {"color": REFERENCE_COLOUR}} if text else None
-    figure.add_hline(
-        y=level, line={"color": REFERENCE_COLOUR, "width": 1.5, "dash": "dash"}, annotation=note,
-        annotation_position="bottom right" if text else None,
-    )  # fmt: skip
+    # Given an annotation without a text, even None, plotly.js writes "new text".
+    note = {"text": text, "font": {"color": REFERENCE_COLOUR}}
+    about: Any = {"annotation": note, "annotation_position": "bottom right"} if text else {}
+    figure.add_hline(y=level, line={"color": REFERENCE_COLOUR, "width": 1.5, "dash": "dash"}, **about)
+
+
+SHARES = ".3~p"
+"""Format of the ticks of shares: as many digits as keep two neighbours apart, `0.5%` or `50%`."""
 
 
 def measure_title(measure: Measure) -> str:

@@ -78,6 +78,14 @@ def percent(share: float) -> str:
     return f"{value:.1f} %" if 0 < abs(value) < 10 else f"{value:.0f} %"
 
 
+def fine_percent(share: float) -> str:
+    """A share that should be 0, with two digits: `0.012 %`; `< 0.001 %` where it is rounding."""
+    value = 100 * share
+    if 0 < value < 0.001:
+        return "< 0.001 %"
+    return percent(share) if value >= 1 else f"{value:.2g} %"
+
+
 def figure(value: float) -> str:
     """A training figure: plain where that is short, else scientific; a dash where there is none."""
     if math.isnan(value):

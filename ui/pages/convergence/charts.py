@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from storage.evaluations.quality import JUDGE
 from ui.charts.layout import (
+    SHARES,
     Axis,
     Measure,
     add_level,
@@ -15,6 +16,7 @@ from ui.charts.layout import (
     laid_out,
     measure_title,
 )
+from ui.data.methods import clips_ratio
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
@@ -22,11 +24,12 @@ from ui.pages.convergence.data import mean_over_seeds
 
 _BAND_COLOUR = faded(SCORE_COLOUR, 0.18)
 _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), format of its numbers
-    ("zero_variance", "Prompts without signal", "Share of the prompts", ".0%"),
+    ("zero_variance", "Prompts without signal", "Share of the prompts", SHARES),
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
-    ("clip_share", "Clipped denoising steps", "Share of those trained", ".0%"),
+    ("clip_share", "Clipped denoising steps", "Share of those trained", SHARES),
 )
+_OF_RATIO = ("ratio_deviation", "clip_share")
 
 
 def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
@@ -103,19 +106,19 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
 
 
 def learning_charts(view: RunView) -> list[go.Figure]:
-    """A plot for each figure that was measured; the ratio's with its limit."""
+    """A plot for each figure that was measured and that the objective has; the ratio's with its limit."""
     courses = view.learning_courses()
     limit = view.setting("algorithm", "ratio_tolerance")
     figures = []
     for name, title, left, numbers in _SIGNS:
         values = courses[name]
-        if not np.isfinite(values).any():
+        if not np.isfinite(values).any() or (name in _OF_RATIO and not clips_ratio(view)):
             continue
         figure = go.Figure()
         figure.add_scatter(
             x=view.metrics["iteration"], y=values, name=title, line={"color": SCORE_COLOUR, "width": 1.5},
             mode="lines" if np.isfinite(values).sum() > 1 else "markers",
-            hovertemplate="%{y:.1%}" if numbers.endswith("%") else "%{y:.3g}",
+            hovertemplate="%{y:.1%}" if numbers == SHARES else "%{y:.3g}",
         )  # fmt: skip
         if name == "ratio_deviation" and isinstance(limit, int | float):
             add_level(figure, limit, f"limit {limit:g}")

@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from storage.evaluations.quality import PART, QUALITY, FigureChange, Group, QualityVerdict
-from ui.charts.layout import add_level, laid_out
+from ui.charts.layout import SHARES, add_level, laid_out
 from ui.data.quality import QualityView
 from ui.data.run import RunView
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR
@@ -33,12 +33,12 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
             values = quality.means[name].to_numpy(dtype=float)
             figure.add_scatter(
                 x=quality.means["iteration"], y=_change_since_start(values, name),
-                name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.0%}",
+                name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.1%}",
                 line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
             )  # fmt: skip
         add_level(figure, 0.0, "before training")
         figure = laid_out(figure, title, "Iteration", "Change since before training")
-        figures.append(figure.update_yaxes(tickformat="+.0%"))
+        figures.append(figure.update_yaxes(tickformat=f"+{SHARES}"))
     return figures
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import streamlit as st
 
+from ui.data.methods import clips_ratio
 from ui.data.run import RunView
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import TILE_PX, show_tile
@@ -155,6 +156,8 @@ def show_health(view: RunView) -> None:
     courses = view.learning_courses()
     row = st.container(horizontal=True)
     for sign in _SIGNS:
+        if sign.course == "clip_share" and not clips_ratio(view):
+            continue
         course = courses[sign.course]
         latest = float(course[np.isfinite(course)][-1]) if np.isfinite(course).any() else None
         value = "-" if latest is None else percent(latest) if sign.is_share else figure(latest)

@@ -8,7 +8,7 @@ import numpy as np
 
 from storage.ledger.ledger import MOST_UNACCOUNTED
 from ui.data.methods import drafts_before_rollout, drafts_while_training
-from ui.elements.formatting import percent, short_duration
+from ui.elements.formatting import fine_percent, percent, short_duration
 from ui.pages.health.findings import Evidence, Finding, Rule
 
 _IDLE = 0.2  # of a market's paid time; more is a warning
@@ -162,7 +162,7 @@ def accounts(evidence: Evidence) -> Finding:
         return Finding("passed", title, "All paid time is accounted for.")
     return Finding(
         "problem", title,
-        f"The states differ from the measured paid time by {100 * ledger.unaccounted_share:.2g} % (limit "
+        f"The states differ from the measured paid time by {fine_percent(ledger.unaccounted_share)} (limit "
         f"{100 * MOST_UNACCOUNTED:g} %); {len(ledger.overlaps)} times a worker was in two states at once.",
         "The accounts on the page Spot show which worker; report it as a fault.",
     )  # fmt: skip

@@ -6,7 +6,7 @@ import streamlit as st
 
 from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from ui.elements.formatting import figure as as_figure
-from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
+from ui.elements.formatting import fine_percent, markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import show_tile
 
 
@@ -50,8 +50,8 @@ def show_imbalance(ledger: Ledger) -> None:
         worst = max(ledger.workers, key=lambda worker: abs(worker.unaccounted_s))
         kind = "less" if worst.unaccounted_s > 0 else "more"
         faults.append(
-            f"the states differ from the paid device time by {100 * ledger.unaccounted_share:.2g} % (at most "
-            f"{100 * MOST_UNACCOUNTED:g} % is allowed), most of all of {worst.worker}: "
+            f"the states differ from the paid device time by {fine_percent(ledger.unaccounted_share)} (at "
+            f"most {100 * MOST_UNACCOUNTED:g} % is allowed), most of all of {worst.worker}: "
             f"{short_duration(abs(worst.unaccounted_s))} {kind}"
         )
     if ledger.overlaps:
@@ -109,7 +109,7 @@ def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
         "gradient: those of prompt groups whose scores differ.",
     )  # fmt: skip
     show_tile(
-        row, "Unaccounted", f"{100 * ledger.unaccounted_share:.2g} %" if ledger.is_measured else "-",
+        row, "Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
         f"{len(ledger.overlaps)} overlaps",
         "By how much the states differ from the paid time, which is measured apart from them; at most "
         f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it.",

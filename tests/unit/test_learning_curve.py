@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
+import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from benchmarks.exploration import __main__ as main
 from benchmarks.exploration.arms import ARMS, RECIPES, TASKS, arm_config, arms_of
+from benchmarks.exploration.curves import curve_store
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
-from benchmarks.exploration.tuning import choose, tried
+from benchmarks.exploration.tuning import choose, tried, tuning_curves
 from benchmarks.exploration_map import cell_of
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, rising_fit
@@ -287,6 +291,30 @@ def test_the_recipe_of_each_arm_and_the_arm_of_each_objective_are_chosen_on_tuni
     some = {key: curve for key, curve in curves.items() if key != ("off_policy_48", RECIPES["nft"][0])}
     assert choose("ocr-graded", some).chosen["nft"] == "off_policy_32", "not all has been tried of the other"
     assert choose("ocr-graded", {}).chosen == {}
+
+
+def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(main, "environment", lambda: {"commit": "abc"})
+    monkeypatch.setattr(sys, "argv", ["exploration", "--task", "ocr-graded", "--as-is"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "has been tuned by this commit: call with --tuning first" in capsys.readouterr().err
+    store, curves = curve_store("tuning-ocr-graded", "abc"), tuning({"off_policy_32": 1})
+    for key, want in tuning_curves("ocr-graded").items():
+        store.save(want.name, curves[key])
+    tuned = choose("ocr-graded", curves)
+    assert main.main_arms(tuned)[:3] == ["off_policy_48", "plain_nft_shared", "all_groups_nft"]
+    store = curve_store("exploration-ocr-graded", "abc")
+    wanted = main.reported_curves("ocr-graded", main.main_arms(tuned), 2, tuned)
+    assert wanted["off_policy_48", 0].config.optimizer.warmup_steps == RECIPES["nft"][1].warmup_steps
+    for (name, _), want in wanted.items():
+        plain = not ARMS[name].plain
+        store.save(want.name, made(RISING if plain else QUICK, drafts=0 if plain else 48))
+    main.main()
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["tuning"]["chosen"] == tuned.chosen
+    assert (figures["run_seeds"], figures["exploration"]["nft"]["best"]) == (2, "off_policy_48")
 
 
 def test_a_cell_of_the_map():

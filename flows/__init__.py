@@ -5,21 +5,10 @@ import os
 
 from storage.errors import SpotlightError
 
-# Phone-home is off: machines without a network would hang or log noise. Set before any import of
-# the libraries, which read these at import time; who wants them on sets them.
-for _name, _value in {
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-    "DO_NOT_TRACK": "true",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "PREFECT_LOGGING_LEVEL": "WARNING",
-    # It warns of torchvision, which nothing here needs, whenever a model family is looked at.
-    "TRANSFORMERS_VERBOSITY": "error",
-}.items():
-    os.environ.setdefault(_name, _value)
+# Read when the libraries are imported.
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+# It warns of torchvision, which nothing here needs, whenever a model family is looked at.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 class _OwnErrorsAreOneLine(logging.Filter):

@@ -16,6 +16,7 @@ from flows.server.note import living_server
 from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
+from storage.processes import python_command
 from tasks.chaos.faults import Done, Fault, FaultInjector, inject, left_of, simulated_notices
 
 if TYPE_CHECKING:  # it imports Ray
@@ -105,7 +106,7 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     It ends when this process does.
     """
     environment = os.environ | {HOME_VARIABLE: str(home.path)}
-    return launch([sys.executable, "-m", "flows.cli.command_line", *arguments], environment, sys.stderr)
+    return launch(python_command("-m", "flows.cli.command_line", *arguments), environment, sys.stderr)
 
 
 def _has_begun(home: Home, run_id: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.configuration import given_configuration, look_at_inputs, look_at_model, on_cluster
+from flows.output import output_may_fail
 from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
 from flows.recovery import fetch_where_unknown, run_to_resume
@@ -36,6 +37,7 @@ from storage.quick_imports import quick_imports
 from storage.run_log import RunLog
 
 
+@output_may_fail()
 def train(
     preset: str | None = None,
     settings: Sequence[str] = (),
@@ -70,6 +72,7 @@ def train(
         return post_train_under_server(home, run_id, config, preset or "")
 
 
+@output_may_fail()
 def resume(
     run_id: str, *, cluster: str | None = None, ray_address: str | None = None, take_over: bool = False
 ) -> dict[str, Any]:
@@ -96,6 +99,7 @@ def resume(
         return post_train_under_server(home, run_id, config)
 
 
+@output_may_fail()
 def evaluate(
     run_id: str | None = None,
     preset: str | None = None,

@@ -377,11 +377,15 @@ def _digest_of(manifest: Mapping[str, Any]) -> str:
 
 
 def _write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
-    with path.open("xb", buffering=0) as file:
-        view = memoryview(content)
-        left = view.cast("B") if view.nbytes else b""  # an empty view cannot be cast
-        while left:
-            left = left[file.write(left) :]  # one write takes at most 2 GiB
+    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
+    # caller from closing what it looks at.
+    with path.open("xb", buffering=0) as file, memoryview(content) as view:
+        written = 0
+        if view.nbytes:  # an empty view cannot be cast
+            with view.cast("B") as octets:
+                while written < view.nbytes:
+                    with octets[written:] as left:
+                        written += file.write(left)  # one write takes at most 2 GiB
         os.fsync(file.fileno())
 
 

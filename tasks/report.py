@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from storage.errors import ServerError
 from storage.home import HOME_VARIABLE, Home
+from storage.processes import python_command
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LIMIT_S = 50.0
@@ -28,7 +28,7 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
         SubprocessError: as `subprocess.run` does with these options.
     """
     return subprocess.run(
-        [sys.executable, "-m", "ui.report.__main__", "--out", str(out), "--", run_id],
+        python_command("-m", "ui.report.__main__", "--out", str(out), "--", run_id),
         cwd=_ROOT, stdin=subprocess.DEVNULL, env=os.environ | {HOME_VARIABLE: str(home.path)}, text=True,
         **options,
     )  # fmt: skip

@@ -22,6 +22,7 @@ from flows.cli.rebuild import rebuild
 from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
+from flows.output import output_may_fail
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import new_run_id
@@ -297,6 +298,7 @@ _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit codes, as of any process that ends by these signals."""
 
 
+@output_may_fail()
 def main() -> None:
     """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
     try:

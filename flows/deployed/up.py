@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import FrameType
 
 import httpx
@@ -18,8 +18,15 @@ import httpx
 from flows.deployed.schedule import Nightly
 from flows.progress import reporter
 from flows.server.children import Child
-from flows.server.dashboards import DEFAULT_PORT, check_login, dashboard_command, noted_dashboard
-from flows.server.local_server import LocalServer, end_unused_server
+from flows.server.dashboards import (
+    DASHBOARD_FOLDER,
+    DEFAULT_PORT,
+    check_login,
+    dashboard_command,
+    dashboard_environment,
+    noted_dashboard,
+)
+from flows.server.local_server import LocalServer, end_unused_server, for_client
 from flows.server.note import living_server
 from flows.server.password import home_password, password_file
 from flows.server.ports import (
@@ -48,6 +55,7 @@ from flows.server.up_state import (
 )
 from storage.errors import ConfigurationError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, UP_TOKEN_VARIABLE, Home
+from storage.processes import SAFE_PATH, python_command
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
@@ -162,11 +170,14 @@ class _Supervisor:
         self._note(Member.of(SERVER, server.pid))
         if not self._wait(server.is_ready):
             return False
-        child = os.environ | server.client_environment
-        self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names), child)
-        serving = [sys.executable, "-m", "flows.deployed.serving", "--ready", str(self._ready),
-                   "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments()]  # fmt: skip
-        self._launch(DEPLOYMENTS, serving, child | {"PREFECT_LOGGING_LEVEL": "INFO"})
+        child = for_client(os.environ, server.client_environment)
+        dashboard = dashboard_command(options.dashboard_port, options.host, options.names)
+        self._launch(DASHBOARD, dashboard, dashboard_environment(self._home, child), DASHBOARD_FOLDER)
+        serving = python_command(
+            "-m", "flows.deployed.serving", "--ready", str(self._ready),
+            "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
+        )  # fmt: skip
+        self._launch(DEPLOYMENTS, serving, child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO"})
         return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))
 
     def watch(self) -> int:
@@ -197,7 +208,9 @@ class _Supervisor:
         self._ready.unlink(missing_ok=True)
         forget_state(self._home)
 
-    def _launch(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+    def _launch(
+        self, name: str, command: list[str], environment: dict[str, str], folder: Path | None = None
+    ) -> None:
         log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
         # Streamlit's own shutdown hangs where its output is not read, and it only reads.
         parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
@@ -208,7 +221,7 @@ class _Supervisor:
         write_state(self._home, self._state)
         # Runs that the deployments still end when this process was killed tell the server so.
         keeps = (self._server.users_lock,) if self._server and name == DEPLOYMENTS else ()
-        child = Child(name, command, marked, log, parting, patience_s, keeps)
+        child = Child(name, command, marked, log, parting, patience_s, keeps, folder)
         self._children.append(child)
         self._note(Member.of(name, child.pid))
 
@@ -229,8 +242,9 @@ class _Supervisor:
                 raise ServerError(dead)
             if time.monotonic() > deadline:
                 name = self._children[-1].name if self._children else SERVER
+                asked = f"; the last time, {self._server.silence}" if self._server and name == SERVER else ""
                 raise ServerError(
-                    f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}"
+                    f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}{asked}"
                 )
             if self._asked.wait(_LOOK_S):
                 return False

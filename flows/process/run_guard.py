@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from storage.processes import python_command
+
 if TYPE_CHECKING:
     from storage.home import Home
 
@@ -39,7 +41,7 @@ class RunGuard:
     def __init__(self, home: Path, run_id: str, address: str = "") -> None:
         about = (str(home), run_id, str(os.getpid()), address)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.process.run_guard", *about],
+            python_command("-m", "flows.process.run_guard", *about),
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from storage.processes import python_command
+
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16_384
 
@@ -36,6 +38,7 @@ class Child:
         parting: the signal that ends it in order; it also gets it when the parent dies.
         patience_s: how long it may take to end; then it is killed.
         keeps: open descriptors that it inherits, such as of a lock that it is to hold too.
+        folder: its current one; None for that of this process.
     """
 
     def __init__(
@@ -47,12 +50,13 @@ class Child:
         parting: signal.Signals = signal.SIGTERM,
         patience_s: float = 15.0,
         keeps: tuple[int, ...] = (),
+        folder: Path | None = None,
     ) -> None:
         self.name, self.log = name, log
         self._parting, self._patience_s = parting, patience_s
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
-            self._process = launch(command, environment, output, parting, keeps)
+            self._process = launch(command, environment, output, parting, keeps, folder)
 
     @property
     def pid(self) -> int:
@@ -88,6 +92,7 @@ def launch(
     output: IO[Any],
     parting: signal.Signals = signal.SIGTERM,
     keeps: tuple[int, ...] = (),
+    folder: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own that gets a signal when the thread that started it ends.
 
@@ -97,11 +102,12 @@ def launch(
         output: an open file for what it prints.
         parting: the signal.
         keeps: open descriptors that it inherits.
+        folder: its current one; None for that of this process.
     """
     return subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command],
+        python_command("-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command),
         env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-        start_new_session=True, pass_fds=keeps,
+        start_new_session=True, pass_fds=keeps, cwd=folder,
     )  # fmt: skip
 
 

@@ -7,11 +7,11 @@ the process ends, and the note counts only while it is locked.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -28,11 +28,14 @@ from flows.server.ports import (
 )
 from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
-from storage.home import Home
+from storage.home import HOME_VARIABLE, Home
+from storage.processes import python_command
 
 DEFAULT_PORT = 8501
 _PORTS_TRIED = 20
 _SERVER = Path(__file__).resolve().parents[2] / "ui/server/server.py"
+DASHBOARD_FOLDER = _SERVER.parent
+"""The current folder of a dashboard: not one where a person's `.streamlit/config.toml` lies."""
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
@@ -43,12 +46,24 @@ def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()
         host: the address of this machine that it listens on.
         names: further ones that it answers to, such as a proxy's.
     """
-    return [
-        sys.executable, "-m", "streamlit", "run", str(_SERVER),
+    return python_command(
+        "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
+        "--server.baseUrlPath", "", "--server.sslCertFile", "", "--server.sslKeyFile", "",
         "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
         "--", *(part for name in names for part in ("--name", name)),
-    ]  # fmt: skip
+    )  # fmt: skip
+
+
+def dashboard_environment(home: Home, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a home's dashboard: without a person's settings of Streamlit.
+
+    Args:
+        home: whose runs are shown.
+        environ: the person's.
+    """
+    kept = {name: value for name, value in environ.items() if not name.startswith("STREAMLIT_")}
+    return kept | {HOME_VARIABLE: str(home.path)}
 
 
 def check_login(home: Home, host: str) -> None:
@@ -86,6 +101,8 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
         process = subprocess.Popen(
             dashboard_command(port, host, names),
             stdin=subprocess.DEVNULL,
+            env=dashboard_environment(home, os.environ),
+            cwd=DASHBOARD_FOLDER,
             # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
             preexec_fn=lambda: die_with_parent(signal.SIGKILL),
         )

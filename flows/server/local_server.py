@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import httpx
@@ -26,6 +25,7 @@ from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
+from storage.processes import python_command
 
 _START_LIMIT_S = 300.0
 _LISTEN_LIMIT_S = 60.0
@@ -33,6 +33,9 @@ _END_LIMIT_S = 60.0
 """For a server without users to end, before the next one starts."""
 
 SERVER_MODULE = "flows.server.process"
+
+_PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
+"""Settings of Prefect that a person may choose for a client of a home's server: names, or their beginning."""
 
 _LOOK_S = 0.5
 """How often a server is looked after."""
@@ -70,11 +73,14 @@ class LocalServer:
         names: Sequence[str] = (),
     ) -> None:
         self._home, self._wanted, self._exact = home, ServerNote(0, host, port, tuple(names)), exact
+        _refuse_unusable_proxy()
         home.ensure()
         self.log = home.logs / "prefect-server.log"
         self._log_begins = self.log.stat().st_size if self.log.exists() else 0
         self._password = home_password(home)
         self._process: subprocess.Popen[bytes] | None = None
+        self.silence = ""
+        """Why it was not ready when it was last asked."""
         self._left = False
         self._users = FileLock(users_file(home))
         try:
@@ -110,9 +116,13 @@ class LocalServer:
         """What a process needs to know to use it."""
         return {
             "PREFECT_API_URL": self.api_url,
+            "PREFECT_UI_URL": self.ui_url,
             "PREFECT_API_AUTH_STRING": self._password,
             "PREFECT_HOME": str(self._home.prefect),
             "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
+            # Else a file in the current folder may have a phase that failed done again.
+            "PREFECT_FLOWS_DEFAULT_RETRIES": "0",
+            "PREFECT_TASKS_DEFAULT_RETRIES": "0",
         }
 
     @property
@@ -147,17 +157,18 @@ class LocalServer:
 
     def _start(self, where: ServerNote, exact: bool) -> ServerNote:
         """Start one; returns when it listens, seconds before it answers."""
-        command = [
-            sys.executable, "-m", SERVER_MODULE, "--home", str(self._home.path),
+        command = python_command(
+            "-m", SERVER_MODULE, "--home", str(self._home.path),
             "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
             *(part for name in where.names for part in ("--name", name)),
-        ]  # fmt: skip
-        # No child of an `up`, by its token: it may have to outlive it.
-        environment = {name: value for name, value in os.environ.items() if name != UP_TOKEN_VARIABLE}
+        )  # fmt: skip
+        environment = without_prefect(os.environ)
+        environment.pop(UP_TOKEN_VARIABLE, None)  # no child of an `up`, which it may have to outlive
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                # Not where a person's `prefect.toml`, `pyproject.toml` or `.env` lies.
+                start_new_session=True, cwd=self._home.prefect,
             )  # fmt: skip
         deadline = time.monotonic() + _LISTEN_LIMIT_S
         while (note := living_server(self._home)) is None:
@@ -187,10 +198,13 @@ class LocalServer:
         try:
             # Without TLS, whose certificates take longer to read than all else.
             with httpx.Client(verify=False, timeout=5) as client:
-                if client.get(address, auth=(user, secret)).status_code != httpx.codes.OK:
+                known = client.get(address, auth=(user, secret)).status_code
+                if known != httpx.codes.OK:
+                    self.silence = f"{address} answered {known}"
                     return False
                 stranger = client.get(address).status_code
-        except httpx.HTTPError:
+        except httpx.HTTPError as error:
+            self.silence = f"{address} failed: {error or type(error).__name__}"
             return False
         if stranger != httpx.codes.UNAUTHORIZED:
             self.stop()
@@ -217,7 +231,10 @@ class LocalServer:
                 return
             time.sleep(0.2)
         self.stop()
-        raise ServerError(f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}")
+        raise ServerError(
+            f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}; "
+            f"the last time, {self.silence}"
+        )
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
@@ -265,6 +282,38 @@ class LocalServer:
                     self._process.wait(10)  # no zombie is left of it
         finally:
             self._users.close()
+
+
+def without_prefect(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without its settings of Prefect: a person's are of other servers."""
+    return {name: value for name, value in environ.items() if not name.startswith("PREFECT_")}
+
+
+def for_client(environ: Mapping[str, str], server: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process that uses a home's server.
+
+    Args:
+        environ: a person's own; of its settings of Prefect only those in `_PERSONS_OWN` count.
+        server: the server's `client_environment`.
+    """
+    chosen = {name: value for name, value in environ.items() if name.startswith(_PERSONS_OWN)}
+    return without_prefect(environ) | dict(server) | chosen
+
+
+def _refuse_unusable_proxy() -> None:
+    """Refuse a proxy in the environment that no client can be made with; Prefect's would end in a traceback.
+
+    Raises:
+        ServerError: naming the variables.
+    """
+    try:
+        httpx.Client(verify=False).close()
+    except (ValueError, httpx.InvalidURL) as error:
+        names = [name for name in os.environ if name.lower() in ("all_proxy", "http_proxy", "https_proxy")]
+        raise ServerError(
+            f"the proxy that {', '.join(names)} names cannot be used: {error}; give it as http://HOST:PORT, "
+            "https://HOST:PORT or socks5://HOST:PORT, or unset the variable"
+        ) from error
 
 
 def end_server(home: Home) -> bool:

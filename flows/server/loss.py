@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from flows.progress import reporter
 from storage.database.run_store import RunStore
-from storage.errors import RunNotFoundError, ServerError
+from storage.errors import RunNotFoundError, ServerError, SpotlightError
 
 _HAND_OVER_S = 10.0
 """For a server that answers, milliseconds do."""
@@ -85,6 +85,7 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
         error: what Prefect's client raised.
 
     Raises:
+        SpotlightError: it ended the run first, such as a full disk, which ends the server's work too.
         ServerError: the run has no result; says how to go on.
     """
     gone = f"the Prefect server went away and did not come back ({error})"
@@ -95,6 +96,11 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
     if row.status == "finished":
         reporter().note(f"warning: {gone}; run {run_id} is complete all the same, only Prefect does not know")
         return row.summary
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, SpotlightError):
+            raise before
+        before = before.__cause__ or before.__context__
     raise ServerError(
         f"{gone}; run {run_id!r} is {row.status} after iteration {row.last_iteration or 0}: "
         f"go on with `spotlight resume {run_id}`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
@@ -12,7 +12,7 @@ import httpx
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
-from flows.server.local_server import LocalServer
+from flows.server.local_server import LocalServer, for_client
 from flows.server.loss import hand_over
 from flows.server.password import password_file
 from storage.errors import ServerError
@@ -58,7 +58,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         return
     server = LocalServer(home)
     before = dict(os.environ)
-    os.environ.update({**_dashboard_of(home), **server.client_environment, **_chosen_by_a_person(before)})
+    _replace_settings({**_dashboard_of(home), **for_client(before, server.client_environment)})
     imported_before = "prefect" in sys.modules
     try:
         if imported_before:
@@ -75,10 +75,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             finally:
                 hand_over()
     finally:
-        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", DASHBOARD_URL_VARIABLE):
-            os.environ.pop(name, None)
-            if name in before:
-                os.environ[name] = before[name]
+        _replace_settings(before)
         if imported_before:
             _read_settings_again()
         server.stop()
@@ -91,12 +88,16 @@ def _read_settings_again() -> None:
     refresh_global_settings_context()
 
 
+def _replace_settings(environment: Mapping[str, str]) -> None:
+    """Let this process have the variables of Prefect and of the dashboard's address that another has."""
+    for name in (*os.environ, *environment):
+        if name.startswith("PREFECT_") or name == DASHBOARD_URL_VARIABLE:
+            os.environ.pop(name, None)
+            if name in environment:
+                os.environ[name] = environment[name]
+
+
 def _dashboard_of(home: Home) -> dict[str, str]:
     """The address that a run's links to the dashboard begin with, where one is served."""
     address = living_dashboard(home)
     return {DASHBOARD_URL_VARIABLE: address} if address else {}
-
-
-def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
-    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", DASHBOARD_URL_VARIABLE)
-    return {name: environment[name] for name in names if name in environment}

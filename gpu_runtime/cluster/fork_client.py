@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpu_runtime.cluster.fork_server import PID_BYTES
 from storage.errors import RuntimeFailure
+from storage.processes import python_command
 
 IMPORTED = (
     "gpu_runtime.cluster.local_worker",
@@ -88,7 +89,7 @@ class _ForkServer:
         with theirs, requests:
             sockets = theirs.fileno(), requests.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, *map(str, sockets), *IMPORTED, *modules],
+                python_command("-c", _LAUNCHER, *map(str, sockets), *IMPORTED, *modules),
                 env=environment, pass_fds=sockets, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             )  # fmt: skip

@@ -44,8 +44,6 @@ BACKLOG_WAIT_S = 5.0
 _EARLIER = "the figures of earlier runs"
 
 _ENVIRONMENT = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
     # MLflow itself would try for minutes, and the thread could not end meanwhile.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 import flows.progress as progress
@@ -22,6 +23,7 @@ from flows.server.note import living_server, note_file
 from flows.server.password import password_file
 from storage.errors import ServerError
 from storage.home import Home
+from storage.processes import set_environment
 from tests import plain_server
 from tests.running_up import ROOT, wait_until
 
@@ -41,7 +43,7 @@ time.sleep(600)
 def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SERVER_MODULE", plain_server.MODULE)
     monkeypatch.setattr(module, "_LOOK_S", 0.05)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
 
 
 @pytest.fixture
@@ -218,8 +220,46 @@ def test_one_that_stays_silent_is_ended(home: Home, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SILENT", "1")
     monkeypatch.setattr(module, "_START_LIMIT_S", 0.5)
     server = LocalServer(home, 0)
-    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see "):
+    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see .*; the last time, http"):
         server.wait_ready()
+    assert living_server(home) is None
+
+
+def test_it_takes_no_setting_of_prefect_from_a_person(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".env").write_text("PREFECT_SERVER_API_BASE_PATH=/elsewhere\n")
+    monkeypatch.setenv("PREFECT_SERVER_API_BASE_PATH", "/elsewhere")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////tmp/a-person's.db")
+    server = LocalServer(home)
+    try:
+        process = psutil.Process(server.pid)
+        assert [name for name in process.environ() if name.startswith("PREFECT_")] == []
+        assert Path(process.cwd()) == home.prefect
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+def test_a_proxy_does_not_keep_it_from_being_reached(
+    home: Home, monkeypatch: pytest.MonkeyPatch, variable: str
+):
+    monkeypatch.setenv(variable, f"{'http' if variable == 'http_proxy' else 'socks5'}://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
+    set_environment()
+    server = LocalServer(home)
+    try:
+        server.wait_ready()
+    finally:
+        server.stop()
+
+
+def test_a_proxy_that_no_client_can_use_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
+    with pytest.raises(ServerError, match=r"the proxy that ALL_PROXY names .*socks5://HOST:PORT"):
+        LocalServer(home)
     assert living_server(home) is None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import resource
 import shutil
 from array import array
 from pathlib import Path
@@ -184,6 +186,22 @@ def test_leftovers_go_with_the_next_save_and_not_with_a_load(store: CheckpointSt
     assert len(names(store.folder)) == 4
     save(store, 2)
     assert names(store.folder) == ["iteration-000001", "iteration-000002", "notes.txt"]
+
+
+def test_a_refusal_of_the_disk_lets_go_of_what_was_being_written(store: CheckpointStore, tmp_path: Path):
+    (tmp_path / "database").write_bytes(bytes(1 << 20))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (
+        pytest.raises(CheckpointError, match="File too large"),
+        (tmp_path / "database").open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as view,
+    ):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
+        try:
+            store.save(1, {"database": view}, {}, {})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):

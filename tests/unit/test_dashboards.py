@@ -39,11 +39,17 @@ def test_a_home_that_cannot_be_written_into_is_shown_all_the_same(tmp_path: Path
         pass
 
 
-def test_the_command_notes_its_port(home: Home, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_notes_its_port_and_takes_no_setting_of_streamlit_from_a_person(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
     named: list[str | None] = []
+    monkeypatch.setenv("STREAMLIT_SERVER_BASE_URL_PATH", "elsewhere")
 
     class Process:
-        def __init__(self, *_: object, **__: object) -> None: ...
+        def __init__(self, *_: object, env: dict[str, str], cwd: Path, **__: object) -> None:
+            assert not any(name.startswith("STREAMLIT_") for name in env)
+            assert env["SPOTLIGHT_HOME"] == str(home.path)
+            assert not (cwd / ".streamlit").exists()
 
         def wait(self) -> int:
             named.append(living_dashboard(home))

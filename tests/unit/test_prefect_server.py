@@ -13,6 +13,7 @@ import pytest
 
 from flows.server import prefect_server as module
 from flows.server.dashboards import noted_dashboard
+from flows.server.local_server import for_client
 from flows.server.prefect_server import is_healthy, prefect_server
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
@@ -99,6 +100,12 @@ def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
     look()
     first, second = (f"http://127.0.0.1:9/{name}/api" for name in ("first", "second"))
     assert seen == [first, first, second, second, None]
+
+
+def test_a_client_has_the_settings_of_the_home_s_server_and_the_person_s_for_logs():
+    given = {"A": "b", "PREFECT_API_KEY": "of another server", "PREFECT_LOGGING_LEVEL": "DEBUG"}
+    settings = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}
+    assert for_client(given, settings) == settings | {"A": "b", "PREFECT_LOGGING_LEVEL": "DEBUG"}
 
 
 def test_flow_runs_link_to_a_dashboard_that_runs_without_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from storage.database.mlflow_curves import mlflow_identity
 from storage.home import Home
 from tests.browser import free_port
-from ui.data.links import listens, mlflow_link, prefect_link
+from ui.data.links import is_prefect, mlflow_link, prefect_link
 
 HERE = "http://127.0.0.1:4200/v2/runs/flow-run/1"
 THERE = "https://prefect.example.org/v2/runs/flow-run/1"
@@ -39,9 +41,28 @@ def test_no_page_is_no_link(recorded: str):
     assert (found.address, found.command) == ("", "")
 
 
-def test_only_this_machine_is_asked_whether_it_listens():
-    assert not listens(f"http://127.0.0.1:{free_port()}/v2/runs/flow-run/1")
-    assert listens(THERE)
+def test_only_this_machine_is_asked_whether_a_prefect_server_answers():
+    assert not is_prefect(f"http://127.0.0.1:{free_port()}/v2/runs/flow-run/1")
+    assert is_prefect(THERE)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "answers"), [(200, b"true", True), (200, b"<html>", False), (404, b"true", False)]
+)
+def test_a_server_that_took_over_the_port_is_not_linked_to(status: int, body: bytes, answers: bool):
+    asked: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        assert is_prefect(f"http://127.0.0.1:{server.server_port}/v2/runs/flow-run/1") is answers
+    assert asked == ["/api/health"]
 
 
 def test_mlflow_s_run_is_found_by_its_tag(tmp_path: Path):

@@ -15,7 +15,7 @@ import pytest
 from flows.server.loss import leave, result_without_server
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
-from storage.errors import ServerError
+from storage.errors import CheckpointError, ServerError
 from storage.home import Home
 
 GONE = httpx.ConnectError("Connection refused")
@@ -49,6 +49,16 @@ def test_an_unfinished_run_says_how_to_go_on(store: RunStore):
     store.set_status("r", "failed", "whatever")
     with pytest.raises(ServerError, match=r"refused.* is failed after iteration 0: .*`spotlight resume r`"):
         result_without_server(store, "r", GONE)
+
+
+def test_what_ended_the_run_first_is_said_where_the_server_then_fails_too(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    full = CheckpointError("cannot save checkpoint: No space left on device")
+    failed = httpx.HTTPError("500 Internal Server Error")
+    failed.__context__ = full
+    with pytest.raises(CheckpointError) as raised:
+        result_without_server(store, "r", failed)
+    assert raised.value is full
 
 
 def test_a_run_that_never_began_says_so(store: RunStore):

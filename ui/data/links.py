@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +20,9 @@ from storage.tracking.addresses import LOCAL_SERVER, experiments_page, run_page,
 from ui.data.run import RunView
 
 _KEPT_S = 10
-"""For so long a page does not look again whether a server listens."""
+"""For so long a page does not look again whether a server answers."""
 
-_LISTENS_WITHIN_S = 0.2
+_ANSWERS_WITHIN_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def load_links(home: Path, view: RunView) -> list[Link]:
     """
     noted, identity = _recorded(home, view.row.run_id)
     links = [
-        prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), listens),
+        prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),
         _mlflow_place(Home(home), view, noted, identity),
     ]
     if count := _evaluations(home, view.row.run_id):
@@ -107,7 +106,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
     Args:
         recorded: the address that the run noted; empty where it noted none.
         api_url: of the server that this process was given; empty without one.
-        answers: whether something listens at an address.
+        answers: whether a Prefect server answers for an address.
     """
     if not _is_web(recorded):
         return Link("Prefect", how="This run noted no flow run.")
@@ -146,20 +145,20 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
     )
 
 
-def listens(address: str) -> bool:
-    """Whether something listens at an address; one of another machine is taken at its word."""
-    if not _is_here(address):
-        return True
-    return _listens(urlsplit(address).netloc)
+def is_prefect(address: str) -> bool:
+    """Whether a Prefect server answers for a page of its UI; one of another machine is taken at its word."""
+    return not _is_here(address) or _is_healthy(re.split(r"/v2/|/runs/", address)[0])
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
-def _listens(place: str) -> bool:
-    host, _, port = place.rpartition(":")
+def _is_healthy(server: str) -> bool:
+    """Whether the server says so itself, which takes no password."""
+    import httpx  # most pages have no link to check
+
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTENS_WITHIN_S):
-            return True
-    except (OSError, ValueError):
+        answer = httpx.get(f"{server}/api/health", timeout=_ANSWERS_WITHIN_S, trust_env=False)
+        return answer.status_code == httpx.codes.OK and answer.json() is True
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # ValueError: no JSON
         return False
 
 

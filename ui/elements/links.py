@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +12,7 @@ from urllib.parse import urljoin
 import streamlit as st
 
 from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE
+from storage.processes import python_command
 from ui.data.links import Link
 from ui.elements.downloads import file_stem
 
@@ -52,7 +52,7 @@ def _report(home: Path, run_id: str, dashboard: str) -> bytes:
     with TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
         subprocess.run(
-            [sys.executable, "-m", "ui.report", "--out", str(out), "--", run_id], cwd=_ROOT,
+            python_command("-m", "ui.report", "--out", str(out), "--", run_id), cwd=_ROOT,
             env=os.environ | {HOME_VARIABLE: str(home), DASHBOARD_URL_VARIABLE: dashboard},
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=True,
         )  # fmt: skip

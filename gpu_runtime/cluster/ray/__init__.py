@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Without it Ray hides the GPUs of actors that ask for none, with a warning each.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 

@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError
 from gpu_runtime.fleet.capacity.protocol import Offer
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError, quoted
+from storage.processes import environment_for_others
 from storage.text import one_line
 
 _SHELL = "/bin/sh"
@@ -182,6 +183,7 @@ class CommandCapacity:
             process = subprocess.Popen(
                 [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                env=environment_for_others(),
             )  # fmt: skip
         except OSError as error:
             raise CapacityError(f"runtime.options.{name} could not be started: {error}") from error

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
@@ -16,6 +15,7 @@ from typing import Any
 
 from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import HOME_VARIABLE
+from storage.processes import python_command
 
 _ROOT = Path(__file__).resolve().parents[3]
 _TRACES = _ROOT / "benchmarks" / "traces"
@@ -162,7 +162,7 @@ def _written(path: Path, content: bytes) -> Path:
 def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
     with tempfile.TemporaryDirectory() as folder:
         drawn, answered = Path(folder) / "time-line.json", Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "flows.cli.command_line", "what-if", *arguments]
+        command = python_command("-m", "flows.cli.command_line", "what-if", *arguments)
         with answered.open("wb") as output:
             process = subprocess.Popen(
                 [*command, "--json", "--progress", f"--timeline={drawn}"],

@@ -1,0 +1,66 @@
+"""Output that is given up where it cannot be written: it only informs, and may not end what is paid for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+
+@contextmanager
+def output_may_fail() -> Iterator[None]:
+    """While the context lasts, what is printed may be lost, and raises nothing.
+
+    The reader of a pipe has left, the disk of a log is full, a terminal is gone. What libraries print and
+    log meanwhile goes the same way.
+    """
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _Lossy(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        for stream in before:
+            with suppress(ValueError):  # it is closed
+                _settle(stream)
+        sys.stdout, sys.stderr = before
+
+
+class _Lossy:
+    """A text stream that drops what its own stream does not take."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            _settle(self._stream)
+        except OSError:  # a full disk keeps it in the buffer, until there is room
+            pass
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            _settle(self._stream)
+        except OSError:
+            pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _settle(stream: TextIO) -> None:
+    """Write what a stream still holds, or drop it: Python would fail on it when the process ends."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):  # what has no descriptor holds nothing
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+            stream.flush()

@@ -1,0 +1,57 @@
+"""What all processes of ours have in common: no reports of use, no proxy to this machine, no stray modules.
+
+Importing `storage` sets the environment, which children inherit: commands, library use, scripts and workers
+all pass it before any library that reads these variables.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import MutableMapping
+
+NO_REPORTS = {
+    "DO_NOT_TRACK": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+"""Libraries that report their use unless told not to. A person who wants them to sets the variable."""
+
+SAFE_PATH = {"PYTHONSAFEPATH": "spotlight"}
+"""For children whose own children are not started by `python_command`; any value counts, this one is ours."""
+
+_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+
+def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Turn off reports of use, and keep traffic within this machine away from a proxy.
+
+    Args:
+        environ: the environment to change; what is set there already counts.
+    """
+    for name, value in NO_REPORTS.items():
+        environ.setdefault(name, value)
+    # Without a proxy the variable stays away: its mere presence hides a proxy that macOS is set to.
+    if any(name.lower().endswith("_proxy") for name in environ):
+        for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
+            listed = environ.get(name, environ.get(other, ""))
+            hosts = [host for host in map(str.strip, listed.split(",")) if host]
+            environ[name] = ",".join([*hosts, *(each for each in _LOOPBACK_NAMES if each not in hosts)])
+
+
+def environment_for_others() -> dict[str, str]:
+    """Return this process's environment for a program of the user: its modules may lie beside it."""
+    return {name: value for name, value in os.environ.items() if (name, value) not in SAFE_PATH.items()}
+
+
+def python_command(*arguments: str) -> list[str]:
+    """Return the command of a child that runs this Python without the modules of its current folder.
+
+    Args:
+        arguments: what `python` is given, such as `-m` and a module.
+    """
+    return [sys.executable, "-P", *arguments]

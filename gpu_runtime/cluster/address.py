@@ -1,14 +1,19 @@
-"""The address of a Ray cluster, looked at before Ray is: neither ray nor torch is needed."""
+"""A Ray cluster's address, and the folder of one of this machine, checked before Ray or torch is imported."""
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from pathlib import Path
 
 from storage.errors import ConfigurationError, quoted
 
 _CONNECT_LIMIT_S = 5.0
 _LARGEST_PORT = 65_535
 _LEFT_TO_RAY = ("auto", "local")
+_LONGEST_SOCKET = 107
+"""Bytes in the path of a Unix socket."""
 
 
 def refuse_silent_address(address: str) -> None:
@@ -34,3 +39,31 @@ def refuse_silent_address(address: str) -> None:
             f"no Ray cluster answers at runtime.cluster = {quoted(address)}: {error}; start one with "
             f"`ray start --head --port {port}`, or set runtime.cluster=ray for one of this machine"
         ) from error
+
+
+def ray_folder() -> Path:
+    """The folder in which Ray keeps the logs and sockets of the clusters that it starts on this machine."""
+    variables = ("RAY_TMPDIR", "TMPDIR") if sys.platform.startswith("linux") else ("RAY_TMPDIR",)
+    return Path(next((os.environ[name] for name in variables if name in os.environ), "/tmp")) / "ray"
+
+
+def refuse_unusable_folder() -> None:
+    """Refuse a folder of Ray's that is too long for its sockets, as Slurm may name one, or is not writable.
+
+    Raises:
+        ConfigurationError: saying what to set.
+    """
+    folder = ray_folder()
+    advice = "set RAY_TMPDIR to a short folder that this user can write, or runtime.cluster=local"
+    socket_path = folder / f"session_2026-01-01_00-00-00_000000_{os.getpid()}" / "sockets" / "plasma_store"
+    length = len(os.fsencode(socket_path))
+    if length > _LONGEST_SOCKET:
+        raise ConfigurationError(
+            f"Ray would keep its sockets in {folder}, {length} bytes in all, and the system takes at most "
+            f"{_LONGEST_SOCKET}; {advice}"
+        )
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"Ray would keep its logs and sockets in {folder}, and {there} cannot be written to; {advice}"
+        )

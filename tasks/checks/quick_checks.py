@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpu_runtime.cluster.address import refuse_silent_address
+from gpu_runtime.cluster.address import refuse_silent_address, refuse_unusable_folder
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
 from gpu_runtime.learning.registry import read_objective_options
@@ -97,6 +97,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
             with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
                 judge.check_prompt(prompt)
     refuse_silent_address(config.runtime.ray_address)
+    if config.runtime.cluster == "ray":
+        refuse_unusable_folder()
     refuse_silent_server(config.tracking.uri)
     scorer.check_servers()
     if judge is not None:

@@ -1,6 +1,7 @@
 """Ray actors; nothing else imports ray. Its environment is set here, before it is imported."""
 
 import os
+import secrets
 from pathlib import Path
 
 # Without it Ray hides the GPUs of actors that ask for none, with a warning each.
@@ -14,3 +15,16 @@ if any(name in os.environ for name in _TOKEN_NAMES) or RAY_TOKEN.exists():
     # `ray start` asks every client for its account's token, but a client that is given an address
     # presents it only when this variable is set.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def provide_token() -> None:
+    """Make a token for a cluster of this process alone where Ray could not keep one, as in a container."""
+    if RAY_TOKEN.exists() or any(name in os.environ for name in _TOKEN_NAMES):
+        return
+    try:
+        RAY_TOKEN.parent.mkdir(parents=True, exist_ok=True)
+        kept = os.access(RAY_TOKEN.parent, os.W_OK | os.X_OK)
+    except OSError:
+        kept = False
+    if not kept:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -21,10 +21,10 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from gpu_runtime.cluster.address import refuse_silent_address
+from gpu_runtime.cluster.address import ray_folder, refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.cluster.ray import RAY_TOKEN
+from gpu_runtime.cluster.ray import RAY_TOKEN, provide_token
 from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
@@ -173,6 +173,7 @@ class RayCluster:
         processes = devices + settings.standby_workers + settings.scorer_workers
         if self._forks:
             start_fork_server()
+        provide_token()
         try:
             with on_loopback_alone():
                 ray.init(
@@ -186,10 +187,11 @@ class RayCluster:
                     _system_config={"prestart_worker_first_driver": not self._forks},
                 )
         except Exception as error:  # Ray raises the bare class where its processes do not start
-            reason = str(error).partition("\n")[0]
-            raise RuntimeFailure(
-                f"Ray did not start on this machine: {reason} Free processor time and memory, then try again"
-            ) from error
+            reason = str(error).partition("\n")[0].rstrip(". ")
+            advice = "free processor time and memory, then try again"
+            if "timed out" not in reason:
+                advice = f"see {ray_folder()}/session_latest/logs, or set runtime.cluster=local"
+            raise RuntimeFailure(f"Ray did not start on this machine: {reason}; {advice}") from error
 
     def _refuse_far_too_many(self, workers: int) -> None:
         """Refuse far more workers than a joined cluster can start; an autoscaler may add some."""

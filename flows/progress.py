@@ -115,10 +115,11 @@ class Reporter:
             )
         if result["drafts"]:
             gain = result["variance_gain"]
-            more = f"; chosen groups' scores vary {gain:.1f} times as much as random ones'" if gain else ""
+            by = ", by their drafts" if result["variance_gain_by"] == "drafts" else ""
+            more = f"; kept groups have {gain:.1f}x the variance of random ones{by}" if gain else ""
             self.note(f"exploration judged {result['drafts']:,} drafts{more}")
         if result["spot_idle"] is not None:
-            self.note(f"spot workers were idle for {result['spot_idle']:.0%} of their time in iterations")
+            self.note(f"spot devices idled {result['spot_idle']:.1%} of their paid time")
         mark = f" {MODELLED}" if result.get("prices") == "modelled" else ""
         self.note(f"cost at the prices of the settings: ${result['cost_usd']:.2f}{mark}")
         if result["judge_usd"]:

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from flows.terminal import console
 from storage.config.loading import list_presets
+from storage.database.results import results_so_far
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import ConfigurationError
@@ -46,14 +47,15 @@ def runs(
         )
     if not archived:
         rows = _not_archived(home, rows)
+    found = results_so_far(store.database)
     if as_json:
         for row in rows:
-            typer.echo(json.dumps(_facts(row)))
+            typer.echo(json.dumps(_facts(row, found[row.run_id])))
         return
     if not rows:
         typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
         return
-    print_whole(_HEADINGS, [_cells(row) for row in rows])
+    print_whole(_HEADINGS, [_cells(row, found[row.run_id]) for row in rows])
 
 
 def presets() -> None:
@@ -89,12 +91,11 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
         )
 
 
-def _cells(row: RunRow) -> tuple[str, ...]:
-    summary = row.summary
+def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
-        _figure(summary.get("score_before")), _figure(summary.get("score_after")),
-        _figure(summary.get("cost_usd"), "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
+        _figure(found["score_before"]), _figure(found["score_now"]),
+        _figure(found["usd"] or None, "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
     )  # fmt: skip
 
 
@@ -119,13 +120,16 @@ def _planned(row: RunRow) -> str:
         return "?"
 
 
-def _facts(row: RunRow) -> dict[str, Any]:
+def _facts(row: RunRow, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "run_id": row.run_id,
         "status": row.status,
         "iterations": row.last_iteration or 0,
         "error": row.error,
         "modelled": _is_modelled(row),
+        "score_before": found["score_before"],
+        "score_after": found["score_now"],
+        "cost_usd": found["usd"],
         **row.summary,
     }
 

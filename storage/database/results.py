@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 
 from storage.database.database import Database
 from storage.database.every_time import EVERY_TIME
-from storage.ledger.device_starts import failed_starts, unjoined_devices
-from storage.ledger.judge_costs import judge_usd
+from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 
-_SPOT_IDLE = """
-    SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
-    FROM worker_states WHERE run_id = ? AND market = 'spot' AND phase = 'iteration'
+OVERVIEW = """
+    SELECT run_id, name, status, created_at, ended_at,
+        coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
+        coalesce((summary->>'score_before')::DOUBLE, e.score_before) AS score_before,
+        coalesce((summary->>'score_after')::DOUBLE, e.score_now) AS score_now,
+        coalesce((summary->>'exact_before')::DOUBLE, e.exact_before) AS exact_before,
+        coalesce((summary->>'exact_after')::DOUBLE, e.exact_now) AS exact_now,
+        coalesce(
+            (SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), (summary->>'cost_usd')::DOUBLE, 0.0
+        ) AS usd,
+        host, pid, process_started_at,
+        run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived
+    FROM runs r LEFT JOIN (
+        SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
+            arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now
+        FROM evaluations GROUP BY run_id
+    ) e USING (run_id)
+    ORDER BY created_at DESC, run_id DESC
+"""
+"""All runs, newest first, whatever became of them; `queries.runs.run_overview` explains the columns."""
+
+_SPREADS = """
+    SELECT max(value) FILTER (name = 'spread_random'), max(value) FILTER (name = 'spread_rollout'),
+        max(value) FILTER (name = 'spread_kept')
+    FROM iteration_metrics WHERE run_id = ? GROUP BY iteration ORDER BY iteration
 """
 
-_VARIANCE_GAIN = """
-    SELECT sum(value) FILTER (name = 'spread_kept') / nullif(sum(value) FILTER (name = 'spread_random'), 0)
-    FROM iteration_metrics WHERE run_id = ?
-"""
+
+class VarianceGain(NamedTuple):
+    """How much more the scores of chosen groups vary than those of random groups of the same drafts.
+
+    Attributes:
+        ratio: of the variances.
+        rolled_out: whether it is that of the groups as rolled out; else that of their draft scores, for which
+            they were selected, so that they look better than they are.
+    """
+
+    ratio: float
+    rolled_out: bool
+
+
+def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | None:
+    """The gain over a run's iterations; None where it was not measured.
+
+    Args:
+        spreads: of each iteration `spread_random`, `spread_rollout` and `spread_kept`; None or NaN where an
+            iteration has none.
+    """
+    known = [tuple(math.nan if value is None else value for value in each) for each in spreads]
+    for place in (1, 2):
+        both = [(each[0], each[place]) for each in known if math.isfinite(each[0] + each[place])]
+        random = sum(pair[0] for pair in both)
+        if random > 0:
+            return VarianceGain(sum(pair[1] for pair in both) / random, place == 1)
+    return None
 
 
 def evaluated_iterations(database: Database, run_id: str) -> set[int]:
@@ -62,6 +109,14 @@ def last_recorded_at(database: Database, run_id: str) -> float | None:
     return None if row is None else row[0]
 
 
+def results_so_far(database: Database) -> dict[str, dict[str, Any]]:
+    """Results of all runs, also of those that did not finish (yet), by run and column of `OVERVIEW`."""
+    with database.reading() as connection:
+        found = connection.execute(OVERVIEW)
+        names = [column[0] for column in found.description or ()]
+        return {row[0]: dict(zip(names, row, strict=True)) for row in found.fetchall()}
+
+
 def paid_usd(database: Database, run_id: str) -> float:
     """Dollars that the devices of a run have cost so far, at the prices of its settings."""
     with database.reading() as connection:
@@ -82,9 +137,9 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         `max_ratio_deviation`, `cost_usd` of all paid device time,
         `prices` (`modelled` where no device was rented, else `as set`), `judge_usd` of
         answers of judges with a price, `drafts` judged,
-        `variance_gain` (spread of the chosen groups' draft scores over that of random groups of the same
-        drafts; None without drafts), `spot_idle` (share of the spot devices' time in iterations; None where
-        there was none),
+        `variance_gain` (the ratio of `VarianceGain`; None where it was not measured) and
+        `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`; None without spot
+        devices),
         `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
         settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts
         and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
@@ -109,17 +164,14 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         (unjudged,) = connection.execute(
             "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
         ).fetchall()[0]
-        wall_s, cost_usd = connection.execute(
+        (wall_s,) = connection.execute(
             # The trainer is there whenever the run is at work, and only then.
-            "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0'), "
-            "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
+            "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0') FROM worker_states "
+            "WHERE run_id = ?",
             [run_id],
         ).fetchall()[0]
-        (variance_gain,) = connection.execute(_VARIANCE_GAIN, [run_id]).fetchall()[0]
-        (spot_idle,) = connection.execute(_SPOT_IDLE, [run_id]).fetchall()[0]
-        starts = failed_starts(connection, run_id)
-        judging_usd = judge_usd(connection, run_id)
-        unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
+        gain = variance_gain(connection.execute(_SPREADS, [run_id]).fetchall())
+        ledger = read_ledger(connection, run_id)
     return {
         "run_id": run_id,
         "score_before": before[0],
@@ -130,14 +182,15 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "iterations": iterations,
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
-        "cost_usd": cost_usd or 0.0,
+        "cost_usd": ledger.spent().usd,
         "prices": "modelled" if is_modelled(json.loads(config), json.loads(environment)) else "as set",
-        "judge_usd": judging_usd,
+        "judge_usd": ledger.judge_usd,
         "drafts": int(drafts or 0),
-        "variance_gain": variance_gain,
-        "spot_idle": spot_idle,
-        "failed_starts": starts,
-        "unjoined_devices": unjoined,
+        "variance_gain": gain and gain.ratio,
+        "variance_gain_by": gain and ("rollout" if gain.rolled_out else "drafts"),
+        "spot_idle": ledger.spot_idle_share,
+        "failed_starts": ledger.failed_starts,
+        "unjoined_devices": [asdict(device) for device in ledger.unjoined],
         "scorer_errors": int(errors or 0) + unjudged,
         "groups_failed": int(failed or 0),
     }

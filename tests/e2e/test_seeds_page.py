@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import time
 from pathlib import Path
@@ -10,10 +11,15 @@ from pathlib import Path
 import duckdb
 import pandas as pd
 import pytest
+from rich.console import Console
 from streamlit.testing.v1 import AppTest
 
+from flows.progress import Reporter
 from storage.config.run_config import RunConfig
+from storage.database.database import Database
+from storage.database.results import run_result
 from storage.database.run_store import RunStore
+from storage.home import Home
 from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
@@ -61,8 +67,11 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
 
 
 @pytest.mark.takes(30)  # where it is the first that needs the recorded runs
-def test_a_finished_run(recorded: None):
+def test_a_finished_run(recorded: None, recorded_home: Home):
     page = opened()
+    said = io.StringIO()
+    Reporter(Console(file=said, width=200)).result(run_result(Database(recorded_home.database), "explored"))
+    assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
     assert "explored :green-badge[finished]" in page.header[0].value
     assert "Stale ranks hold: Spearman 0.9" in page.success[0].value
     assert "(median of 20 iterations)" in page.success[0].value

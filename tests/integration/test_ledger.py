@@ -134,6 +134,7 @@ def test_idle_spot_time_and_what_it_would_be_without_exploration(store: RunStore
     two_iterations(store)
     account = ledger(store)
     assert account.spot_idle_share == pytest.approx(2 / 28)
+    assert run_result(store.database, "r")["spot_idle"] == account.spot_idle_share, "pages and terminal agree"
     assert account.spot_idle_share_unexplored == pytest.approx((2 + 4) / 28)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
+from storage.database.results import paid_usd
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
@@ -378,12 +380,24 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert table.index("newer") < table.index("older")
     (line,) = [line for line in table.splitlines() if "older" in line]
     assert [cell.strip() for cell in line.strip("│┃ ").split("│")] == [
-        "older", "finished", "2/40", "0.250", "0.500", "$1.23",
+        "older", "finished", "2/40", "0.250", "0.500", f"${paid_usd(store.database, 'older'):.2f}",
     ]  # fmt: skip
     newer, older = (json.loads(line) for line in shell("runs", "--json")[1].splitlines())
     assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
     assert older["score_after"] == 0.5
     assert older["error"] is None
+
+
+def test_a_cancelled_run_shows_what_it_cost_and_scored(shell: Shell, home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "r", iterations=10, status="running")
+    store.set_status("r", "cancelled")
+    [line] = [line for line in shell("runs")[1].splitlines() if " r " in line]
+    usd, scores = paid_usd(store.database, "r"), [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
+    assert "cancelled" in line and f"${usd:.2f}" in line and usd > 0
+    [facts] = [json.loads(line) for line in shell("runs", "--json")[1].splitlines()]
+    assert facts["cost_usd"] == pytest.approx(usd)
+    assert [facts["score_before"], facts["score_after"]] == pytest.approx(scores, abs=5e-4)
 
 
 def test_archived_runs_are_left_out_unless_asked_for(shell: Shell, home: Home):

@@ -17,6 +17,8 @@ import duckdb
 import numpy as np
 import pandas as pd
 
+from storage.database.results import OVERVIEW
+
 _SPANS = """
     SELECT started_at, ended_at FROM iterations WHERE run_id = $run
     UNION ALL SELECT started_at, ended_at FROM evaluations WHERE run_id = $run
@@ -34,25 +36,7 @@ def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
     every evaluation has), usd; host, pid, process_started_at of the process that does it or did it last;
     archived.
     """
-    return connection.execute(
-        """
-        SELECT run_id, name, status, created_at, ended_at,
-            coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
-            coalesce((summary->>'score_before')::DOUBLE, e.score_before) AS score_before,
-            coalesce((summary->>'score_after')::DOUBLE, e.score_now) AS score_now,
-            coalesce((summary->>'exact_before')::DOUBLE, e.exact_before) AS exact_before,
-            coalesce((summary->>'exact_after')::DOUBLE, e.exact_now) AS exact_now,
-            coalesce((SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), 0.0) AS usd,
-            host, pid, process_started_at,
-            run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived
-        FROM runs r LEFT JOIN (
-            SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
-                arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now
-            FROM evaluations GROUP BY run_id
-        ) e USING (run_id)
-        ORDER BY created_at DESC, run_id DESC
-        """
-    ).df()
+    return connection.execute(OVERVIEW).df()
 
 
 def score_curve(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:

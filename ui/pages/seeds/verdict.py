@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from storage.database.results import variance_gain
 from ui.data.methods import least_spearman
 from ui.data.run import RunView
 from ui.elements.formatting import figure as as_figure
@@ -98,8 +99,7 @@ def show_seed_figures(view: RunView) -> None:
     value, how = _spread_ratio(view) or (None, None)
     show_tile(
         row, "Variance gain", "-" if value is None else f"{value:.2f}×", how,
-        "Variance of a prompt group's scores: kept groups over random ones, "
-        f"over the last {_RECENT} iterations.",
+        "Variance of a prompt group's scores: kept groups over random ones, over all iterations.",
     )  # fmt: skip
     show_tile(
         row, "Wait for exploration", _latest(view, "explore_wait_s", short_duration),
@@ -139,14 +139,7 @@ def _gain(view: RunView) -> str:
 
 
 def _spread_ratio(view: RunView) -> tuple[float, str] | None:
-    """Mean spread of kept groups over that of random ones, and how it was found.
-
-    As rolled out where that was measured; by drafts alone the kept ones look better than they are.
-    """
-    pool = view.metric("spread_random")
-    for name, how in (("spread_rollout", "as rolled out"), ("spread_kept", "by drafts")):
-        kept = view.metric(name)
-        both = np.flatnonzero(np.isfinite(pool) & np.isfinite(kept))[-_RECENT:]
-        if both.size and pool[both].mean() > 0:
-            return float(kept[both].mean() / pool[both].mean()), how
-    return None
+    """The run's variance gain, and how it was found."""
+    names = ("spread_random", "spread_rollout", "spread_kept")
+    gain = variance_gain(zip(*(view.metric(name).tolist() for name in names), strict=True))
+    return gain and (gain.ratio, "as rolled out" if gain.rolled_out else "by drafts")

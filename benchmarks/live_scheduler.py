@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
+import ray
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray.ray_cluster import RayActor, RayCluster
@@ -75,10 +76,6 @@ class CostlessWorker:
         self._free_since = time.perf_counter()
         return SampleChunk(samples=tuple(samples))
 
-    def echo(self, value: bytes) -> bytes:
-        """What it is given, back."""
-        return value
-
     def take_waits_s(self) -> list[float]:
         """Seconds between each delivery and the next lease, since the last call."""
         taken, self._waited_s = self._waited_s, []
@@ -86,11 +83,25 @@ class CostlessWorker:
         return taken
 
 
+class _Echo:
+    """An actor without our code."""
+
+    def echo(self, value: bytes) -> bytes:
+        """Return what it is given."""
+        return value
+
+
 class _CostlessCluster(RayCluster):
     """A real cluster, with other workers than a run's."""
 
     def start(self, name: str, build: Callable[..., Any], *args: Any, **options: Any) -> RemoteActor[Any]:
         return super().start(name, CostlessWorker, *args, **options)
+
+    def start_echo(self) -> Any:
+        """Start an actor of Ray alone, in a process like a worker's."""
+        return (
+            ray.remote(_Echo).options(num_cpus=0, enable_task_events=False, **self._worker_options).remote()
+        )
 
 
 @dataclass(frozen=True)
@@ -132,6 +143,7 @@ class LiveCoordinator:
         self._fleet = Fleet(self._cluster, self._config)
         self._fleet.await_ready()
         self._turns = 0
+        self._echoes: list[Any] = []
 
     def measure(self, leases: int) -> LiveCost:
         """Let the workers do so many leases."""
@@ -150,11 +162,12 @@ class LiveCoordinator:
         return LiveCost(leases / seconds, sorted(self._waits_s()), cpu / leases)
 
     def calls_of_ray_alone(self, calls: int) -> float:
-        """Calls a second that Ray does with the same workers, without the loop, the fleet and our futures.
+        """Calls a second that Ray does with as many actors, and with nothing of ours.
 
-        Each takes and returns a few hundred bytes, and every worker has two of them ahead.
+        Each takes and returns a few hundred bytes, and every actor has two of them ahead.
         """
-        handles = [actor.handle for actor in self._actors()]
+        handles = self._echoes = self._echoes or [self._cluster.start_echo() for _ in self._actors()]
+        ray.get([handle.echo.remote(_FEW_BYTES) for handle in handles])
         ended: SimpleQueue[Any] = SimpleQueue()
 
         def start(handle: Any) -> None:

@@ -41,8 +41,10 @@ class Stage:
         for name in names:
             command = [sys.executable, "-c", SLEEPER, str(self.life), name]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            assert child.stdout is not None and child.stdout.readline() == "there\n"
             self.processes[name] = child
+            assert child.stdout is not None
+            # A fault that waits for it may kill it as soon as its history begins, before it can say so.
+            assert child.stdout.readline() == "there\n" or child.wait(60) == -signal.SIGKILL
             if joined:
                 self.driver.note("joined", worker=name)
 

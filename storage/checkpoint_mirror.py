@@ -210,7 +210,8 @@ def _opened(address: str, run_id: str) -> tuple[Any, str]:
     import fsspec
 
     try:
-        files, root = fsspec.core.url_to_fs(address)
+        is_folder = address.startswith("/")  # which fsspec would read as two addresses if it has "::"
+        files, root = (fsspec.filesystem("file"), address) if is_folder else fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
         raise CheckpointError(
             f"checkpoint.mirror = {address!r} is no address, or its package is not installed: {error}"

@@ -48,7 +48,7 @@ def _is_migrated(database: Path) -> bool:
     if not database.is_file():
         return False
     try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             return connection.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
     except sqlite3.Error:
         return False

@@ -183,7 +183,14 @@ def _close_to_others(home: Path) -> None:
 
 
 def _refuse_no_folder(path: Path) -> None:
-    """Refuse a path that is no folder and cannot become one, or a folder that cannot be read."""
+    """Refuse a path that is no folder and cannot become one, or a folder that cannot be read.
+
+    Nor may it have a sign by which a library that is given the path of a file finds another one: DuckDB takes
+    what follows `?` for parameters, and SQLAlchemy takes `%20` for a space.
+    """
+    for sign in "?%":
+        if sign in str(path):
+            raise _refused(path, f"its path has {sign!r}, and DuckDB or MLflow would open another file")
     for place in (path, *path.parents):
         try:
             mode = place.stat().st_mode

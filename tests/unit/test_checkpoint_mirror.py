@@ -25,6 +25,7 @@ from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
 from tasks.iteration.session import open_session
+from tests.odd_names import ODD_NAMES
 from tests.own_servers import running_s3
 
 
@@ -80,6 +81,14 @@ def test_the_newest_checkpoint_and_the_journal_come_back(address: str, home: Hom
     files, root = fsspec.core.url_to_fs(f"{address}/run")
     kept = sorted(Path(path).name for path in files.ls(root, detail=False))
     assert kept == ["iteration-000002", "iteration-000003", "journal"], "two stay, as at home"
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_folder_may_have_any_name(tmp_path: Path, home: Home, elsewhere: Home, name: str):
+    save(home, 1)
+    copy_to_mirror(str(tmp_path / name), home, "run")
+    assert (tmp_path / name / "run" / "journal").is_file()
+    assert fetch_from_mirror(str(tmp_path / name), elsewhere, "run") == 1
 
 
 def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str, home: Home, elsewhere: Home):

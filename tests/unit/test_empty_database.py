@@ -10,11 +10,17 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import make_url
 
+from flows.server.process import server_environment
 from storage import empty_database
+from storage.database.database import Database
+from storage.database.mlflow_curves import read_curves
 from storage.empty_database import provide_database
+from storage.home import Home
 from storage.tracking import mlflow_tables
 from storage.tracking.mlflow_run import MlflowRun
+from tests.odd_names import ODD_NAMES
 
 
 class Migrations:
@@ -55,6 +61,24 @@ def test_the_first_home_is_migrated_and_others_are_copies(tmp_path: Path):
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
         "first.db", "second.db", "prefect.db",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in ODD_NAMES if not set(name) & set("?%")])
+def test_the_databases_of_a_home_are_in_it_whatever_it_is_called(tmp_path: Path, name: str):
+    home = Home(tmp_path / name).ensure()
+    prefect = server_environment(home, 4200)["PREFECT_API_DATABASE_CONNECTION_URL"]
+    assert make_url(prefect).database == str(home.prefect / "prefect.db")
+    with Database(home.database).writing():
+        pass
+    run = MlflowRun(home.mlflow_uri, home.artifacts, "a-run", {}, {})
+    run.open()
+    run.log_metrics(1, {"reward_mean": 0.5}, 0)
+    (tmp_path / "weights").write_bytes(b"all")
+    run.log_artifact(tmp_path / "weights")
+    assert read_curves(home, "a-run").iterations[1][1] == {"reward_mean": 0.5}
+    assert home.database.is_file()
+    assert [path.read_bytes() for path in home.artifacts.rglob("weights")] == [b"all"]
+    assert {path.name for path in tmp_path.iterdir()} == {name, "weights"}, "nothing lies beside it"
 
 
 def test_a_database_that_is_there_is_left_alone(tmp_path: Path):

@@ -32,6 +32,8 @@ def places(tmp_path: Path) -> Path:
         ("nowhere/below", "/nowhere' is a link to nothing"),
         ("circle", "symbolic links"),
         ("a\0b", "null byte"),
+        ("runs?", "its path has '?'"),
+        ("50% off/home", "its path has '%'"),
         ("x" * 300, "File name too long"),
         ("y/" * 3000, "File name too long"),
     ],

@@ -82,13 +82,15 @@ def evaluated_iterations(database: Database, run_id: str) -> set[int]:
 def held_out_scores(database: Database, run_id: str) -> dict[int, dict[int, float]]:
     """Mean score of a held-out prompt's judged images, by iteration and prompt_id.
 
-    Only of prompts that every evaluation has.
+    Only of prompts that every evaluation has; rows of the same text are one prompt, the first of them.
     """
     with database.reading() as connection:
         rows = connection.execute(
-            "SELECT iteration, prompt_id, avg(score) FROM evaluation_images "
+            "SELECT iteration, first, avg(score) FROM evaluation_images JOIN (SELECT prompt_id, "
+            "min(prompt_id) OVER (PARTITION BY prompt) AS first FROM prompts "
+            "WHERE run_id = $run AND purpose = 'evaluate') USING (prompt_id) "
             f"WHERE run_id = $run AND error IS NULL AND prompt_id IN ({EVERY_TIME}) "
-            "GROUP BY iteration, prompt_id ORDER BY iteration, prompt_id",
+            "GROUP BY iteration, first ORDER BY iteration, first",
             {"run": run_id},
         ).fetchall()
     scores: dict[int, dict[int, float]] = {}

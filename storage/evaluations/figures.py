@@ -23,17 +23,17 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
         method); where prompts have tags, `by_tag` with the same of each, and `over_tags`, in which each
         tag weighs the same; `quality`, where it was measured: the means of all images.
     """
-    by_prompt: defaultdict[int, list[JudgedImage]] = defaultdict(list)
+    by_prompt: defaultdict[tuple[str, str], list[JudgedImage]] = defaultdict(list)
     for image in images:
         if image.error is None:
-            by_prompt[image.prompt_id].append(image)
+            by_prompt[image.unit].append(image)
     values = [
         (
-            of_prompt[0].tag,
+            tag,
             statistics.fmean(image.score for image in of_prompt),
             statistics.fmean(image.exact for image in of_prompt),
         )
-        for of_prompt in by_prompt.values()
+        for (tag, _), of_prompt in by_prompt.items()
     ]
     errors = sum(image.error is not None for image in images)
     quality = mean_figures(image.figures for image in images)

@@ -1,27 +1,27 @@
 """Means of scores with 95 % intervals; the unit is the prompt.
 
-Images of one prompt are not independent (a hard prompt is hard for every seed), so prompts are
-drawn anew and not images: a bootstrap within each tag, as the number of prompts of a tag is part of
-the benchmark and no accident. The draws have a fixed seed: the same scores give the same interval.
+Images of one prompt are not independent (a hard prompt is hard for every seed), and neither are rows of a
+file that repeat a prompt. Variances are those within each tag, as the number of prompts of a tag is part of
+the benchmark and no accident; a tag of few prompts borrows from the variance of all.
 
-Shape suffixes: N prompts, R resamples.
+A sample says little of values that it happens to lack: prompts that all agree would leave no interval. So
+the interval is that of the sample with two prompts more, one at the least and one at the largest value that
+could be (as Agresti and Coull, 1998, do for shares). It narrows steadily as prompts agree.
+
+Shape suffix: N prompts.
 """
 
 from __future__ import annotations
 
-import zlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
-RESAMPLES = 10_000
 LEVEL = 0.95
-METHOD = f"{LEVEL:.0%} bootstrap over prompts within each tag, {RESAMPLES} resamples, fixed seed"
-
-_SEED = 20_606
-_CELLS = 4_000_000
-"""Most drawn indices at a time: 32 MB."""
+METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with one prompt more at either bound"
 
 
 @dataclass(frozen=True)
@@ -65,62 +65,39 @@ def tagged_estimates(
     """
     if not values_N or len(values_N) != len(tags_N):
         raise ValueError(f"{len(values_N)} values and {len(tags_N)} tags; give one of each a prompt")
-    of_tag: dict[str, np.ndarray] = {}
-    for tag in sorted(set(tags_N)):
-        chosen = [value for value, its in zip(values_N, tags_N, strict=True) if its == tag]
-        of_tag[tag] = np.array(chosen, dtype=float)
-    means_R = {tag: _resampled(tag, values) for tag, values in of_tag.items()}
-    by_tag = {tag: _estimate(values, means_R[tag], lowest) for tag, values in of_tag.items()}
+    of_tag = {
+        tag: np.array([value for value, its in zip(values_N, tags_N, strict=True) if its == tag], dtype=float)
+        for tag in sorted(set(tags_N))
+    }
     counts = {tag: len(values) for tag, values in of_tag.items()}
-    by_prompts = {tag: count / len(values_N) for tag, count in counts.items()}
-    by_tags = {tag: 1 / len(counts) for tag in counts}
     return TaggedEstimates(
-        _combined(by_tag, means_R, by_prompts), _combined(by_tag, means_R, by_tags), by_tag, counts
+        _weighted(of_tag, {tag: count / len(values_N) for tag, count in counts.items()}, lowest),
+        _weighted(of_tag, {tag: 1 / len(counts) for tag in counts}, lowest),
+        {tag: _weighted({tag: values}, {tag: 1.0}, lowest) for tag, values in of_tag.items()},
+        counts,
     )
 
 
-def _resampled(tag: str, values_N: np.ndarray) -> np.ndarray | None:
-    """Means of N prompts drawn with replacement, R times; None where all prompts agree."""
-    if np.ptp(values_N) == 0:
-        return None
-    count = len(values_N)
-    # A stream for each tag: with one for all, tags of one size would be drawn in step.
-    draw = np.random.default_rng([_SEED, zlib.crc32(tag.encode())])
-    at_once = max(1, _CELLS // count)
-    parts = [
-        values_N[draw.integers(count, size=(min(at_once, RESAMPLES - done), count))].mean(axis=1)
-        for done in range(0, RESAMPLES, at_once)
-    ]
-    return np.concatenate(parts)
-
-
-def _estimate(values_N: np.ndarray, means_R: np.ndarray | None, lowest: float) -> Estimate:
-    mean = float(values_N.mean())
-    if means_R is not None:
-        return _between(mean, means_R)
-    # All prompts agree, so that no resample differs, which says nothing of the prompts not asked. Were the
-    # share of prompts with this value below `share`, so many in a row would be seen less than once in 20.
-    share = (1 - LEVEL) ** (1 / len(values_N))
-    return Estimate(mean, share * mean + (1 - share) * lowest, share * mean + (1 - share))
-
-
-def _combined(
-    by_tag: Mapping[str, Estimate], means_R: Mapping[str, np.ndarray | None], weights: Mapping[str, float]
-) -> Estimate:
-    """The weighted mean of the tags; those whose prompts all agree add no spread, unless all do."""
-    mean, low, high = (
-        sum(weights[tag] * getattr(estimate, bound) for tag, estimate in by_tag.items())
-        for bound in ("mean", "low", "high")
+def _weighted(of_tag: Mapping[str, np.ndarray], weights: Mapping[str, float], lowest: float) -> Estimate:
+    """The weighted mean of the tags; each prompt's variance is that within its tag."""
+    tags = [(values_N, len(values_N), weights[tag]) for tag, values_N in of_tag.items()]
+    # Prompts of equal weight that would be as many (Kish).
+    size = 1 / sum(weight**2 / count for _, count, weight in tags)
+    mean = sum(weight * float(values_N.mean()) for values_N, _, weight in tags)
+    together = sum(weight * float(np.square(values_N - mean).mean()) for values_N, _, weight in tags)
+    together *= size / (size - 1) if size > 1 else 0.0
+    # As if a tag had one prompt more, with the variance of all: a single prompt has none to show.
+    within = [float(np.square(values_N - values_N.mean()).sum()) + together for values_N, _, _ in tags]
+    variance = sum(
+        weight**2 * squares / count**2 for (_, count, weight), squares in zip(tags, within, strict=True)
     )
-    if all(means is None for means in means_R.values()):
-        return Estimate(mean, low, high)
-    drawn = np.zeros(RESAMPLES)
-    for tag, means in means_R.items():
-        drawn += weights[tag] * (by_tag[tag].mean if means is None else means)
-    return _between(mean, drawn)
+    return _interval(mean, variance * size, size, lowest)
 
 
-def _between(mean: float, means_R: np.ndarray) -> Estimate:
-    outside = (1 - LEVEL) / 2
-    low, high = np.quantile(means_R, (outside, 1 - outside))
-    return Estimate(mean, float(low), float(high))
+def _interval(mean: float, variance: float, size: float, lowest: float) -> Estimate:
+    """The interval of a mean of `size` values, with one value more at either bound."""
+    total = size + 2
+    centre = (size * mean + lowest + 1) / total
+    squares = size * (variance + (mean - centre) ** 2) + (lowest - centre) ** 2 + (1 - centre) ** 2
+    half = float(stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(squares) / total
+    return Estimate(mean, max(lowest, min(mean, centre - half)), min(1.0, max(mean, centre + half)))

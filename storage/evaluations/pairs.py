@@ -103,16 +103,16 @@ def difference_of(
             f"the same prompt and seed (prompts.evaluate = {old.prompts.evaluate!r} and "
             f"{new.prompts.evaluate!r}); evaluate both on the same prompts"
         )
-    by_prompt: defaultdict[int, list[tuple[JudgedImage, JudgedImage]]] = defaultdict(list)
+    by_prompt: defaultdict[tuple[str, str], list[tuple[JudgedImage, JudgedImage]]] = defaultdict(list)
     for pair in pairs:
-        by_prompt[pair[1].prompt_id].append(pair)
+        by_prompt[pair[1].unit].append(pair)
     values = [
         (
-            of_prompt[0][1].tag,
+            tag,
             statistics.fmean(late.score - early.score for early, late in of_prompt),
             statistics.fmean(float(late.exact) - float(early.exact) for early, late in of_prompt),
         )
-        for of_prompt in by_prompt.values()
+        for (tag, _), of_prompt in by_prompt.items()
     ]
     return {
         "before": before[0].evaluation_id,

@@ -43,8 +43,8 @@ class FiguredImage(Protocol):
     """A held-out image as it is stored."""
 
     @property
-    def prompt_id(self) -> int:
-        """Its prompt."""
+    def prompt(self) -> str:
+        """Text of its prompt."""
         ...
 
     @property
@@ -188,14 +188,14 @@ def image_changes(pairs: Iterable[tuple[FiguredImage, FiguredImage]]) -> list[Fi
         pairs: an image before and after.
     """
     rows = [
-        (late.prompt_id, late.seed_index, name, value, late.figures[name])
+        (late.prompt, late.seed_index, name, value, late.figures[name])
         for early, late in pairs
         for name, value in early.figures.items()
         if name in late.figures
     ]
     import pandas as pd
 
-    frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    frame = pd.DataFrame(rows, columns=["prompt", "seed_index", "name", "before", "after"])
     return figure_changes(frame, QUALITY)
 
 
@@ -203,7 +203,7 @@ def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
     """Compare the images of an evaluation with the untouched model's.
 
     Args:
-        pairs: columns prompt_id, seed_index, name, before, after; the score among the names.
+        pairs: columns prompt (its text), seed_index, name, before, after; the score among the names.
 
     Returns:
         None where no score or no figure of the same image is in both.
@@ -214,17 +214,19 @@ def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
 
 
 def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChange]:
-    """The changes of these figures, in this order, without those that there are no pairs of.
+    """The changes of these figures, in this order; a figure without pairs is left out.
+
+    Rows of the same text are one prompt.
 
     Args:
-        pairs: columns prompt_id, seed_index, name, before, after.
+        pairs: columns prompt (its text), seed_index, name, before, after.
         names: of figures.
     """
     changes = []
     for name in names:
         of_name = pairs.loc[pairs["name"] == name]
         if not of_name.empty:
-            means = of_name.groupby("prompt_id", sort=True)[["before", "after"]].mean()
+            means = of_name.groupby("prompt", sort=True)[["before", "after"]].mean()
             changes.append(_change(name, means["before"].to_numpy(float), means["after"].to_numpy(float)))
     return changes
 

@@ -38,6 +38,11 @@ class JudgedImage:
     error: str | None
     figures: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def unit(self) -> tuple[str, str]:
+        """Tag and text of its prompt: images with the same ones are not independent, whatever their rows."""
+        return self.tag, self.prompt
+
 
 @dataclass(frozen=True)
 class SeparateEvaluation:

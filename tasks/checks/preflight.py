@@ -69,8 +69,8 @@ def check(config: RunConfig) -> list[str]:
         _judge_blank("evaluation.judge", outline, judge, inputs.evaluate[0])
     # Last, as it adds its adapters to the transformer, which is all it looks at.
     Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
-    trained, held_out = ({(p.text, p.source) for p in prompts} for prompts in (inputs.train, inputs.evaluate))
-    shared = {text for text, _ in trained & held_out}
+    trained = {prompt.identity for prompt in inputs.train}
+    shared = [prompt.text for prompt in inputs.evaluate if prompt.identity in trained]
     if shared:
         warnings.append(
             f"{len(shared)} of {len(inputs.evaluate)} held-out prompts are trained on too, such as "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,18 +92,20 @@ def paired_interval(was: Reference, now: Reference) -> Interval | None:
     if not both:
         return None
     then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[max(both)]}
-    gaps = [
-        one.score - then[one.prompt_id, one.seed_index]
-        for one in now.scores[max(both)]
-        if (one.prompt_id, one.seed_index) in then
-    ]
-    if len(gaps) < 2:  # one pair says nothing about its spread
+    texts = now.prompts.get("evaluate", {})
+    of_prompt: defaultdict[str | int, list[float]] = defaultdict(list)  # rows of the same text are one prompt
+    for one in now.scores[max(both)]:
+        if (one.prompt_id, one.seed_index) in then:
+            gap = one.score - then[one.prompt_id, one.seed_index]
+            of_prompt[texts.get(one.prompt_id, one.prompt_id)].append(gap)
+    gaps = [float(np.mean(values)) for values in of_prompt.values()]
+    if len(gaps) < 2:  # one prompt says nothing about its spread
         return None
     mean = float(np.mean(gaps))
     width = float(
         np.std(gaps, ddof=1) / np.sqrt(len(gaps)) * stats.t.ppf((1 + _CONFIDENCE) / 2, len(gaps) - 1)
     )
-    return Interval(mean, mean - width, mean + width, len(gaps))
+    return Interval(mean, mean - width, mean + width, sum(map(len, of_prompt.values())))
 
 
 def _why_bits_may_differ(was: Reference, now: Reference) -> str:

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> RunStore:
 def evaluation(iteration: int, score: float, distance: float, **more: float) -> EvaluationRecord:
     images = [
         EvaluationImage(
-            place, "p", 0, score, False, "", None,
+            place, f"sign {place}", 0, score, False, "", None,
             figures={"truth_distance": distance * (1 + place / 100), "part_ocr": score, **more},
         )
         for place in range(16)

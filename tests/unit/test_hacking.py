@@ -20,7 +20,7 @@ def pairs(prompts: int = 40, /, **figures: tuple[float, float]) -> pd.DataFrame:
         for prompt in range(prompts):
             shared, own = rng.normal(0, 0.3 * before), rng.normal(0, 0.02 * before)
             rows.append((prompt, 0, name, before + shared, after + shared + own))
-    return pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    return pd.DataFrame(rows, columns=["prompt", "seed_index", "name", "before", "after"])
 
 
 def worse(**figures: tuple[float, float]) -> list[str]:
@@ -74,11 +74,11 @@ def test_few_prompts_and_few_images_prove_nothing():
 def test_a_change_is_of_prompts_and_paired():
     """Two images a prompt: the prompt's mean counts once; what all prompts share is no uncertainty."""
     rows = [
-        (prompt, seed, "grain", 0.1 * prompt, 0.1 * prompt + (0.1 if seed else 0.3))
+        (f"sign {prompt}", seed, "grain", 0.1 * prompt, 0.1 * prompt + (0.1 if seed else 0.3))
         for prompt in range(10)
         for seed in range(2)
     ]
-    frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    frame = pd.DataFrame(rows, columns=["prompt", "seed_index", "name", "before", "after"])
     [change] = figure_changes(frame, ["grain"])
     assert (change.prompts, change.before, change.after) == (10, pytest.approx(0.45), pytest.approx(0.65))
     assert (change.low, change.high) == (pytest.approx(0.2, abs=1e-6), pytest.approx(0.2, abs=1e-6))

@@ -7,7 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from storage.evaluations.figures import figures_of
 from storage.evaluations.intervals import tagged_estimates
+from storage.evaluations.pairs import difference_of
+from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 
 
 def test_means_overall_over_tags_and_of_each_tag():
@@ -45,36 +48,103 @@ def test_the_width_is_that_of_the_normal_interval_where_there_are_many_prompts()
 
 
 def test_prompts_that_all_agree_leave_an_interval_all_the_same():
-    # 0.05 ** (1 / 30) = 0.905: were fewer right, 30 of 30 would be seen less than once in 20.
+    # With one prompt more at either bound: 31 of 32, and t(0.975, 31) = 2.0395.
     right, wrong = (tagged_estimates([value] * 30, [""] * 30).overall for value in (1.0, 0.0))
-    assert (right.mean, right.low, right.high) == (1.0, pytest.approx(0.905, abs=5e-4), 1.0)
-    assert (wrong.mean, wrong.low, wrong.high) == (0.0, 0.0, pytest.approx(0.095, abs=5e-4))
+    half = 2.0395 * math.sqrt(31 / 32 * 1 / 32 / 32)
+    assert (right.mean, right.low, right.high) == (1.0, pytest.approx(31 / 32 - half, abs=1e-5), 1.0)
+    assert (wrong.mean, wrong.low, wrong.high) == (0.0, 0.0, pytest.approx(1 / 32 + half, abs=1e-5))
     difference = tagged_estimates([0.0] * 30, [""] * 30, lowest=-1.0).overall
-    assert (difference.low, difference.high) == (
-        pytest.approx(-0.095, abs=5e-4),
-        pytest.approx(0.095, abs=5e-4),
-    )
+    assert -difference.low == difference.high == pytest.approx(2.0395 * math.sqrt(2) / 32, abs=1e-5)
     single = tagged_estimates([0.5], [""]).overall
     assert single.low < 0.03
     assert single.high > 0.97
 
 
-def test_where_all_tags_agree_within_themselves_the_overall_interval_is_not_empty():
-    found = tagged_estimates([1.0] * 20 + [0.0] * 20, ["x"] * 20 + ["y"] * 20)
-    assert found.overall.mean == 0.5
-    assert found.overall.low < 0.45
-    assert found.overall.high > 0.55
+def test_no_interval_jumps_as_prompts_come_to_agree():
+    lows = [tagged_estimates([1.0] * (30 - n) + [0.0] * n, [""] * 30).overall.low for n in range(4)]
+    steps = -np.diff(lows)
+    assert all(0.04 < step < 0.08 for step in steps)
+    near, equal = (tagged_estimates([1.0] * 29 + [last], [""] * 30).overall for last in (0.999, 1.0))
+    assert near.low == pytest.approx(equal.low, abs=1e-3)
 
 
+def test_tags_of_one_prompt_are_not_certain():
+    values = [0.0, 1.0] * 10
+    alone = tagged_estimates(values, [str(number) for number in range(20)])
+    together = tagged_estimates(values, [""] * 20).overall
+    for found in (alone.overall, alone.over_tags):
+        assert (found.low, found.high) == pytest.approx((together.low, together.high), abs=0.01)
+
+
+SIZES = {
+    "no tags": [60], "geneval": [80, 99, 80, 94, 100, 100], "a part of it": [14, 17, 14, 16, 17, 18],
+    "ones": [1] * 24, "twos": [2] * 20, "threes": [3] * 16, "mixed": [1, 1, 2, 3, 5, 10, 30], "few": [12],
+}  # fmt: skip
+"""How many prompts each tag has."""
+
+
+@pytest.mark.takes(15)
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
-    draw = np.random.default_rng(3)
-    hits = 0
-    for _ in range(200):
-        difficulty = draw.beta(2, 2, size=60)  # the prompts differ, and so do four images of each
-        values = draw.binomial(4, difficulty) / 4
-        found = tagged_estimates([float(value) for value in values], [""] * 60).overall
-        hits += found.low <= 0.5 <= found.high
-    assert 180 <= hits <= 200
+    """Prompts of any difficulty, one image of some and four of others; tags differ in how hard they are."""
+    draw, draws = np.random.default_rng(3), 300
+    covered: dict[tuple[str, str, float], float] = {}
+    for name, sizes in SIZES.items():
+        for mean in (0.2, 0.5):
+            means = [mean] * len(sizes) if name == "no tags" else mean + np.linspace(-0.15, 0.15, len(sizes))
+            tags = [str(tag) for tag, size in enumerate(sizes) for _ in range(size)]
+            truth_N = np.repeat(means, sizes)
+            images_N = np.where(np.arange(len(tags)) % 2, 4, 1)
+            hits = np.zeros(2)
+            for _ in range(draws):
+                values = draw.binomial(images_N, draw.beta(truth_N, 1 - truth_N)) / images_N
+                found = tagged_estimates(values.tolist(), tags)
+                for number, (true, one) in enumerate(
+                    ((truth_N.mean(), found.overall), (np.mean(means), found.over_tags))
+                ):
+                    hits[number] += one.low <= true <= one.high
+            covered[name, "overall", mean], covered[name, "over tags", mean] = hits / draws
+    assert min(covered.values()) >= 0.93, min(covered.items(), key=lambda one: one[1])
+    assert 0.93 <= np.mean(list(covered.values())) <= 0.97
+
+
+def test_rows_of_one_text_are_images_of_one_prompt():
+    hits = np.random.default_rng(5).random((60, 4)) < 0.4
+
+    def images(rows: bool) -> list[JudgedImage]:
+        return [
+            JudgedImage(
+                4 * n + i if rows else n, 0 if rows else i, f"sign {n}", "t", float(hit), True, "", None
+            )
+            for n, of_prompt in enumerate(hits)
+            for i, hit in enumerate(of_prompt)
+        ]
+
+    assert figures_of(images(rows=True)) == figures_of(images(rows=False))
+
+
+def test_rows_of_one_text_are_one_prompt_in_a_comparison():
+    draw = np.random.default_rng(5)
+    gains = draw.choice([0.0, 1.0], size=40, p=[0.7, 0.3])
+
+    def images(shift: float, copies: int) -> list[JudgedImage]:
+        return [
+            JudgedImage(copies * n + row, 0, f"sign {n}", "t", shift * gain, False, "", None)
+            for n, gain in enumerate(gains)
+            for row in range(copies)
+        ]
+
+    found = []
+    for copies in (1, 4):
+        before, after = (
+            (
+                SeparateEvaluation(f"e{shift}", None, 0, 0, 0.0, 1.0, 0.0, 0.0, 1, None, "{}", {}),
+                images(shift, copies),
+            )
+            for shift in (0.0, 1.0)
+        )
+        found.append(difference_of(before, after))
+    assert found[0]["score_interval"] == found[1]["score_interval"]
+    assert (found[1]["pairs"], found[1]["prompts"]) == (160, 40)
 
 
 @pytest.mark.parametrize(("values", "tags"), [([], []), ([0.5], ["a", "b"])])

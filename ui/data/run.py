@@ -17,6 +17,7 @@ from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
 from storage.database.run_store import RunRow, RunStore
 from storage.environment import SIMULATED
+from storage.evaluations.intervals import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.run_log import Activity, read_activity
@@ -31,7 +32,7 @@ class Change:
 
     Attributes:
         mean: after minus before, over the same prompts and seeds.
-        margin: half the width of its 95 % interval.
+        margin: half the width of its 95 % interval (`storage/evaluations/intervals.py`).
         images: pairs compared.
         before, after: means over them.
     """
@@ -45,7 +46,7 @@ class Change:
     @property
     def is_clear(self) -> bool:
         """Whether the interval leaves out zero."""
-        return self.images > 1 and abs(self.mean) > self.margin
+        return abs(self.mean) > self.margin
 
 
 class Newest(NamedTuple):
@@ -221,13 +222,8 @@ def read_run(store: RunStore, run_id: str) -> RunView:
 def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
-    before, after = (pairs[f"score_{end}"].to_numpy(dtype=float) for end in ("before", "after"))
-    difference = after - before
-    error = float(difference.std(ddof=1)) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return Change(
-        float(difference.mean()),
-        1.96 * float(error),
-        len(difference),
-        float(before.mean()),
-        float(after.mean()),
-    )
+    # Rows of the same text are one prompt, as in `spotlight evaluate --compare`.
+    differences = (pairs["score_after"] - pairs["score_before"]).groupby(pairs["prompt"]).mean().tolist()
+    found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
+    before, after = float(pairs["score_before"].mean()), float(pairs["score_after"].mean())
+    return Change(after - before, (found.high - found.low) / 2, len(pairs), before, after)

@@ -36,7 +36,7 @@ def paired_figures(
 ) -> pd.DataFrame:
     """The figures of held-out images before training and now, same prompts and seeds; the score is one.
 
-    Columns: prompt_id, seed_index, name, before, after.
+    Columns: prompt_id, prompt (its text), seed_index, name, before, after.
 
     Args:
         connection: open connection to the database.
@@ -55,11 +55,12 @@ def paired_figures(
             UNION ALL SELECT iteration, prompt_id, seed_index, 'score', score FROM evaluation_images
                 WHERE run_id = $run AND error IS NULL
         )
-        SELECT b.prompt_id, b.seed_index, b.name, b.value AS before, a.value AS after
+        SELECT b.prompt_id, p.prompt, b.seed_index, b.name, b.value AS before, a.value AS after
         FROM ends
         JOIN figures b ON b.iteration = ends.first
         JOIN figures a ON a.iteration = ends.latest
             AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index AND a.name = b.name
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
         WHERE ends.first < ends.latest
         ORDER BY b.name, b.prompt_id, b.seed_index
         """,

@@ -149,19 +149,20 @@ def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     """Held-out images' scores at the first and the latest evaluation, same prompts and seeds, judged in both.
 
     Pairs tell a change from noise far sooner than the two means do.
-    Columns: prompt_id, seed_index, score_before, score_after, exact_before, exact_after.
+    Columns: prompt_id, prompt (its text), seed_index, score_before, score_after, exact_before, exact_after.
     """
     return connection.execute(
         """
         WITH ends AS (
             SELECT min(iteration) AS first, max(iteration) AS latest FROM evaluations WHERE run_id = $run
         )
-        SELECT b.prompt_id, b.seed_index, b.score AS score_before, a.score AS score_after,
+        SELECT b.prompt_id, p.prompt, b.seed_index, b.score AS score_before, a.score AS score_after,
             b.exact::INTEGER AS exact_before, a.exact::INTEGER AS exact_after
         FROM ends
         JOIN evaluation_images b ON b.run_id = $run AND b.iteration = ends.first
         JOIN evaluation_images a ON a.run_id = $run AND a.iteration = ends.latest
             AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
         WHERE ends.first < ends.latest AND a.error IS NULL AND b.error IS NULL
         ORDER BY b.prompt_id, b.seed_index
         """,

@@ -20,7 +20,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray.cluster_utils import Cluster as RayNodes
 
-from gpu_runtime.cluster.ray.loopback import LOOPBACK
+from gpu_runtime.cluster.ray.loopback import LOOPBACK, without_api_server
 from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL
 from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
 from storage.errors import RuntimeFailure
@@ -62,7 +62,7 @@ class LocalInstances:
             "include_dashboard": False,
             "_system_config": _SETTINGS,
         }
-        with kept_signal_handlers(), _instance_of_its_own(ports):
+        with kept_signal_handlers(), without_api_server(), _instance_of_its_own(ports):
             self._cluster = RayNodes(initialize_head=True, head_node_args=head | ports)
         # Else each instance would take over the process's SIGTERM, which only the main thread can, and end
         # with the thread that has started it. Without the reserved one they end by themselves.

@@ -33,6 +33,20 @@ def on_loopback_alone() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+@contextmanager
+def without_api_server() -> Iterator[None]:
+    """What Ray starts meanwhile has no API server, which without a dashboard serves reports of use alone.
+
+    Also where they are off, it asks the metadata services of three clouds which of them it is on.
+    """
+    before = services.start_api_server
+    services.start_api_server = lambda *_, **__: (None, None)
+    try:
+        yield
+    finally:
+        services.start_api_server = before
+
+
 def found_address(address: str) -> str:
     """The address that Ray joins for the one it is given: `auto` is the running cluster of this machine.
 

@@ -27,7 +27,13 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN, provide_token
 from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
-from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
+from gpu_runtime.cluster.ray.loopback import (
+    LOOPBACK,
+    found_address,
+    is_on_loopback_alone,
+    on_loopback_alone,
+    without_api_server,
+)
 from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
@@ -175,7 +181,7 @@ class RayCluster:
             start_fork_server()
         provide_token()
         try:
-            with on_loopback_alone():
+            with on_loopback_alone(), without_api_server():
                 ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, processes),

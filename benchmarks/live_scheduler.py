@@ -13,9 +13,9 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 import numpy as np
-import ray
 
 from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.ray.packing import pack_call
 from gpu_runtime.cluster.ray.ray_cluster import RayActor, RayCluster
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState, Trajectory
 from gpu_runtime.dispatch.devices import Weights
@@ -76,6 +76,10 @@ class CostlessWorker:
         self._free_since = time.perf_counter()
         return SampleChunk(samples=tuple(samples))
 
+    def echo(self, value: bytes) -> bytes:
+        """What it is given, back."""
+        return value
+
     def take_waits_s(self) -> list[float]:
         """Seconds between each delivery and the next lease, since the last call."""
         taken, self._waited_s = self._waited_s, []
@@ -83,25 +87,11 @@ class CostlessWorker:
         return taken
 
 
-class _Echo:
-    """An actor without our code."""
-
-    def echo(self, value: bytes) -> bytes:
-        """Return what it is given."""
-        return value
-
-
 class _CostlessCluster(RayCluster):
     """A real cluster, with other workers than a run's."""
 
     def start(self, name: str, build: Callable[..., Any], *args: Any, **options: Any) -> RemoteActor[Any]:
         return super().start(name, CostlessWorker, *args, **options)
-
-    def start_echo(self) -> Any:
-        """Start an actor of Ray alone, in a process like a worker's."""
-        return (
-            ray.remote(_Echo).options(num_cpus=0, enable_task_events=False, **self._worker_options).remote()
-        )
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,6 @@ class LiveCoordinator:
         self._fleet = Fleet(self._cluster, self._config)
         self._fleet.await_ready()
         self._turns = 0
-        self._echoes: list[Any] = []
 
     def measure(self, leases: int) -> LiveCost:
         """Let the workers do so many leases."""
@@ -162,16 +151,16 @@ class LiveCoordinator:
         return LiveCost(leases / seconds, sorted(self._waits_s()), cpu / leases)
 
     def calls_of_ray_alone(self, calls: int) -> float:
-        """Calls a second that Ray does with as many actors, and with nothing of ours.
+        """Calls a second that Ray does with the same workers, without the loop, the fleet and our futures.
 
-        Each takes and returns a few hundred bytes, and every actor has two of them ahead.
+        Each takes and returns a few hundred bytes, and every worker has two of them ahead.
         """
-        handles = self._echoes = self._echoes or [self._cluster.start_echo() for _ in self._actors()]
-        ray.get([handle.echo.remote(_FEW_BYTES) for handle in handles])
+        handles = [actor.handle for actor in self._actors()]
+        call = pack_call("echo", (_FEW_BYTES,), {})
         ended: SimpleQueue[Any] = SimpleQueue()
 
         def start(handle: Any) -> None:
-            handle.echo.remote(_FEW_BYTES).future().add_done_callback(lambda _: ended.put(handle))
+            handle.answer.remote(*call).future().add_done_callback(lambda _: ended.put(handle))
 
         began = time.perf_counter()
         for handle in 2 * handles:

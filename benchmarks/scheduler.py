@@ -8,8 +8,8 @@ is the processor's time of a round at 4,096 devices divided by that at 8, the me
 
 Then the live coordinator, `live_*`: the loop and the fleet of a run over eight Ray workers whose samples
 cost nothing, in seconds on the wall. A worker's pull takes from its delivery to its next lease.
-`live_ray_alone_rounds_per_s` is what Ray does with as many actors and none of our code: as many calls, as
-many bytes. `load_average` says what else the machine did.
+`live_ray_alone_rounds_per_s` is what Ray does with the same workers, without the loop and the fleet: as many
+calls, as many bytes. `load_average` says what else the machine did.
 
     python -m benchmarks.scheduler [--quick]
 """

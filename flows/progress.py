@@ -14,6 +14,7 @@ from rich.text import Text
 
 from flows import terminal
 from storage.database.records import EvaluationRecord, IterationRecord
+from storage.database.results import too_short
 from storage.ledger.modelled import MODELLED
 
 _SPEED_PERIOD_S = 7 * 86_400.0
@@ -113,6 +114,8 @@ class Reporter:
                 f"{result['held_out_prompts']} prompts in {result['iterations']} iterations, "
                 f"{result['wall_s'] / 60:.1f} min"
             )
+            if short := too_short(result["iterations"]):
+                self.note(f"{short}; the difference of the scores means nothing yet")
         if result["drafts"]:
             gain = result["variance_gain"]
             by = ", by their drafts" if result["variance_gain_by"] == "drafts" else ""

@@ -43,6 +43,21 @@ _SPREADS = """
 """
 
 
+_LEAST_ITERATIONS = 5
+
+
+def too_short(iterations: int) -> str:
+    """Why it is too early to call a run better or worse; empty where it is not.
+
+    Args:
+        iterations: before the latest held-out evaluation.
+    """
+    if iterations >= _LEAST_ITERATIONS:
+        return ""
+    done = f"{iterations} iteration{'s' * (iterations != 1)}"
+    return f"too short to judge: {done} of at least {_LEAST_ITERATIONS}"
+
+
 class VarianceGain(NamedTuple):
     """How much more the scores of chosen groups vary than those of random groups of the same drafts.
 

@@ -137,14 +137,27 @@ def test_how_to_go_on_is_said_once_and_only_where_it_helps(store: RunStore, erro
 
 def test_no_change_and_change_for_the_worse(store: RunStore):
     begin = time.time()
-    for run_id, first, second in (("same", 5, 5), ("worse", 30, 0)):
+    for run_id, first, second, last in (("same", 5, 5, 10), ("worse", 30, 0, 10), ("short", 30, 0, 2)):
         store.create_run(run_id, RunConfig(), {}, os.getpid())
         for place, skill in enumerate((first, second)):
             record = evaluation_record(run_id, skill, begin)
-            store.commit_evaluation(type(record)(**{**vars(record), "iteration": place}))
+            store.commit_evaluation(type(record)(**{**vars(record), "iteration": last * place}))
         store.set_status(run_id, "finished")
     assert "No clear change yet" in sentences(opened(run="same"))
     assert "Worse: score" in sentences(opened(run="worse"))
+    short = opened(run="short")
+    assert "Too short to judge: 2 iterations of at least 5: score" in sentences(short)
+    assert not short.error
+
+
+def test_the_newest_run_at_work_is_opened(store: RunStore):
+    write_sample_run(store, "at-work", iterations=1, status="running")
+    store.create_run("killed-on-purpose", RunConfig(), {}, os.getpid())
+    store.set_status("killed-on-purpose", "failed", "RuntimeFailure: by a fault")
+    assert opened().selectbox[0].value == "at-work"
+    store.set_status("at-work", "finished")
+    read_anew()
+    assert opened().selectbox[0].value == "killed-on-purpose"
 
 
 def test_scorer_errors_and_hostile_text(store: RunStore):

@@ -257,3 +257,13 @@ def test_the_command_line_marks_modelled_dollars_only(prices: str, mark: str):
     figures = {"score_before": None, "drafts": 0, "spot_idle": None, "judge_usd": 0.0}
     reporter.result({**figures, "cost_usd": 1.5, "prices": prices})
     assert said.getvalue().splitlines() == [f"cost at the prices of the settings: $1.50{mark}"]
+
+
+def test_a_run_too_short_to_judge_says_so_on_the_command_line(store: RunStore):
+    reporter = Reporter(Console(file=(said := io.StringIO()), width=200))
+    for iterations in (10, 1):
+        write_sample_run(store, "r", iterations=10) if iterations == 10 else None
+        reporter.result(run_result(store.database, "r") | {"iterations": iterations})
+    long, short = said.getvalue().split("held-out score")[1:]
+    assert "too short to judge" not in long
+    assert "too short to judge: 1 iteration of at least 5; the difference" in short

@@ -5,6 +5,13 @@ from __future__ import annotations
 from storage.environment import CLIPS_RATIO, DRAFT_TIMING
 from ui.data.run import RunView
 
+IDLE_SPOT_ADVICE = (
+    "Rent fewer spot devices, or reserve them and let them train (`runtime.trainer_workers`): on most tasks "
+    "that were measured this saves more time than drafting seeds meanwhile (`exploration.strategy=stale`), "
+    "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
+)
+"""What to do about spot devices that idle while the others train, by what was measured."""
+
 
 def explores(view: RunView) -> bool | None:
     """Whether the run drafts seeds; None where it was stored without that fact (another version's)."""

@@ -108,7 +108,7 @@ def _show_nothing(home: Path) -> None:
 
 
 def _choose(overview: pd.DataFrame) -> str | None:
-    """The run to show: the address's `?run=`, else that of the page before, else the newest.
+    """The run to show: the address's `?run=`, else the page before's, else the newest at work, or of all.
 
     An archived run is offered only where it is that one, or where all are archived.
 
@@ -120,7 +120,9 @@ def _choose(overview: pd.DataFrame) -> str | None:
     known = list(zip(overview["run_id"].tolist(), overview["archived"].tolist(), strict=True))
     ids = [run_id for run_id, archived in known if run_id == wanted or not archived]
     ids = ids or [run_id for run_id, _ in known]
-    index = ids.index(wanted) if wanted in ids else 0 if named is None else None
+    at_work = overview.loc[overview["status"].isin(LIVE), "run_id"].tolist()
+    first = next((ids.index(run_id) for run_id in at_work if run_id in ids), 0)
+    index = ids.index(wanted) if wanted in ids else first if named is None else None
     chosen = st.selectbox(
         "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
     )

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import streamlit as st
 
+from storage.database.results import too_short
 from ui.data.methods import clips_ratio
 from ui.data.run import RunView
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
@@ -45,6 +46,8 @@ def verdict(view: RunView) -> Verdict:
         f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
         f"{duration(view.scores['elapsed_s'].iloc[-1])}; {money(view.paid_usd, view.is_modelled)} so far."
     )
+    if short := too_short(int(view.scores["iteration"].iloc[-1])):
+        return Verdict("waiting", f"**{short.capitalize()}: {figures}**, {base}")
     if not change.is_clear:
         return Verdict("even", f"**No clear change yet: {figures}**, {base}")
     if change.mean > 0:

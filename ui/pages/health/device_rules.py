@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from storage.ledger.ledger import MOST_UNACCOUNTED
-from ui.data.methods import drafts_before_rollout, drafts_while_training
+from ui.data.methods import IDLE_SPOT_ADVICE, drafts_before_rollout, drafts_while_training
 from ui.elements.formatting import fine_percent, percent, short_duration
 from ui.pages.health.findings import Evidence, Finding, Rule
 
@@ -34,7 +34,7 @@ def spot_idle(evidence: Evidence) -> Finding:
     if not drafts_while_training(evidence.view):
         return Finding(
             "warning", title, f"{text}. Nothing is drafted while the reserved device trains.",
-            "Let spot devices draft seeds meanwhile: `exploration.strategy=stale`.",
+            IDLE_SPOT_ADVICE,
         )  # fmt: skip
     return Finding(
         "warning", title, f"{text}: the window is longer than exploration.", _more_drafts(evidence)

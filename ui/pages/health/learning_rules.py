@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from storage.database.results import too_short
 from ui.data.methods import clips_ratio, explores, least_spearman
 from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
@@ -23,18 +24,22 @@ def score_course(evidence: Evidence) -> Finding:
     scores = view.scores["score"].to_numpy(dtype=float)
     if view.change is None or len(scores) < 2:
         return Finding("unknown", title, "There is no second evaluation yet to compare with.")
+    if short := too_short(int(view.scores["iteration"].iloc[-1])):
+        return Finding("unknown", title, f"{short.capitalize()}.")
     best = int(np.argmax(scores))
     text = f"{scores[0]:.2f} before training, {scores[-1]:.2f} now, {scores[best]:.2f} at best."
     if view.change.is_clear and view.change.mean < 0:
         return Finding(
             "problem", title, f"{text} It is clearly worse than the untouched model.",
-            f"Stop the run. Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')} "
-            "and look at images on the page Images: the scorer may reward images that look wrong.",
+            f"{'Stop the run. ' if view.is_live else ''}Lower `optimizer.learning_rate`"
+            f"{_now(evidence, 'optimizer', 'learning_rate')} and look at images on the page Images: the "
+            "scorer may reward images that look wrong.",
         )  # fmt: skip
     if len(scores) - 1 - best >= 2 and scores[best] - scores[-1] > view.change.margin:
         return Finding(
             "warning", title, f"{text} The best is {len(scores) - 1 - best} evaluations old.",
-            f"Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')}, or end the run.",
+            f"Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')}"
+            f"{', or end the run' if view.is_live else ''}.",
         )  # fmt: skip
     if len(scores) > _FLAT_EVALUATIONS:
         gain = scores[-_FLAT_EVALUATIONS:].max() - scores[:-_FLAT_EVALUATIONS].max()
@@ -43,7 +48,8 @@ def score_course(evidence: Evidence) -> Finding:
             return Finding(
                 "warning", title,
                 f"{text} The last {_FLAT_EVALUATIONS} evaluations brought {gain:+.3f}.",
-                f"An iteration costs {evidence.money(each)}; end the run, or give it harder prompts.",
+                f"An iteration costs {evidence.money(each)}; "
+                f"{'end the run, or ' if view.is_live else ''}give it harder prompts.",
             )  # fmt: skip
     return Finding("passed", title, text)
 
@@ -61,12 +67,12 @@ def zero_variance(evidence: Evidence) -> Finding:
         return Finding("passed", title, text)
     rewards = evidence.recent("reward_mean")
     mean = float(rewards.mean()) if rewards.size else 0.5
-    if explores(evidence.view) is False:
-        advice = "Exploration chooses seeds whose scores differ: `exploration.strategy=stale`."
-    elif mean > 0.8:
+    if mean > 0.8:
         advice = f"The mean reward is {mean:.2f}: the prompts have become too easy; add harder ones."
     elif mean < 0.2:
         advice = f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones."
+    elif explores(evidence.view) is False:
+        advice = "Exploration chooses seeds whose scores differ: `exploration.strategy=stale`."
     else:
         advice = "Raise `exploration.candidates` or `exploration.prompts`, to choose among more."
     return Finding("problem" if share > _NO_VARIANCE[1] else "warning", title, text, advice)
@@ -135,8 +141,8 @@ def hacking(evidence: Evidence) -> Finding:
     return Finding(
         "problem", title, f"{text} The images get worse while the score rises.",
         "The policy exploits the reward (reward hacking): compare the images on the page Images, raise "
-        f"`algorithm.kl_weight`{_now(evidence, 'algorithm', 'kl_weight')}, or end the run; "
-        "`evaluation.on_alarm` does this automatically.",
+        f"`algorithm.kl_weight`{_now(evidence, 'algorithm', 'kl_weight')}"
+        f"{', or end the run' if evidence.view.is_live else ''}; `evaluation.on_alarm` does that by itself.",
     )  # fmt: skip
 
 

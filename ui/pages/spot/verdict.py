@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
+from ui.data.methods import IDLE_SPOT_ADVICE
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import fine_percent, markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import show_tile
@@ -36,7 +37,7 @@ def show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
     else:
         text = (
             f"**Spot devices idle {percent(idle)} of their paid time.** {paid} None of it went into "
-            "exploration; `exploration.strategy=stale` lets them draft while the reserved device trains."
+            f"exploration. {IDLE_SPOT_ADVICE}"
         )
         st.info(markdown_text(text), icon=":material/bolt:")
 

@@ -1,4 +1,4 @@
-"""The console that people read: it prints a text as it is, whoever wrote it."""
+"""The console that people read: it prints the texts of users as they are."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ def output_may_fail() -> Iterator[None]:
     """While the context lasts, what is printed may be lost, and raises nothing.
 
     The reader of a pipe has left, the disk of a log is full, a terminal is gone. What libraries print and
-    log meanwhile goes the same way.
+    log meanwhile goes the same way, and a log that is lost leaves no traceback.
     """
     before = sys.stdout, sys.stderr
+    raised, logging.raiseExceptions = logging.raiseExceptions, False
     sys.stdout, sys.stderr = (cast(TextIO, _Lossy(stream)) for stream in before)
     try:
         yield
@@ -25,6 +27,7 @@ def output_may_fail() -> Iterator[None]:
             with suppress(ValueError):  # it is closed
                 _settle(stream)
         sys.stdout, sys.stderr = before
+        logging.raiseExceptions = raised
 
 
 class _Lossy:

@@ -1,4 +1,4 @@
-"""Write docs/measurements.md, the README's table and picture, and the carried curves from the kept results.
+"""Write docs/measurements.md, README, picture, carried curves and profiles from the kept results.
 
 `benchmarks/results/NAME.json` holds a result, `benchmarks/results/judgements.toml` what is said about it:
 title, figures to show, tables and a judgement. A template names a figure by its path in the result, as in
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import gpu_document
 from benchmarks.carried_curves import ARMS, carried_curves
 from benchmarks.glance_picture import draw
 from benchmarks.paper_tables_document import document as paper_tables
@@ -28,9 +29,13 @@ RESULTS = ROOT / "benchmarks/results"
 JUDGEMENTS = RESULTS / "judgements.toml"
 DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
+GPUS = ROOT / "docs/gpus.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
 PAPER_TABLES = ROOT / "docs/paper-tables.md"
 CURVES = ROOT / "presets/curves"
+PROFILES = ROOT / "presets/profiles"
+GPU = "gpu_day"
+"""The result that documents speak of by its figures alone, so that it needs no judgement."""
 RENEW = "python -m benchmarks.measurements"
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
@@ -210,16 +215,25 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
     return [*lines, f"`{command}`  ", f"`benchmarks/results/{name}.json`: {origin}", ""]
 
 
-def document(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
-    """The whole of docs/measurements.md."""
+def document(
+    results: Mapping[str, Any], judgements: Mapping[str, Any], gpu: Mapping[str, Any] | None = None
+) -> str:
+    """The whole of docs/measurements.md.
+
+    Args:
+        results: by name, without that on a GPU.
+        judgements: what is said about them.
+        gpu: the result on a GPU, where there is one.
+    """
     lines = ["# Measurements", "", f"<!-- Written by {RENEW}; edit {JUDGEMENTS.name} instead. -->", ""]
-    lines += [judgements["introduction"].strip(), ""]
+    lines += [judgements["introduction"].strip(), "", "## On a GPU", "", gpu_document.section(gpu)]
     for section in judgements["section"]:
         lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
         for name in section["results"]:
             lines += result_lines(name, results[name], judgements["result"][name])
     entries = judgements["result"].items()
     kept = {module_of(entry.get("command", results[name]["command"])) for name, entry in entries}
+    kept |= {GPU} if gpu is not None else set()
     rest = [[f"`python -m benchmarks.{name}`", purpose_of(name)] for name in benchmarks() if name not in kept]
     lines += ["## Benchmarks without a kept result", "", judgements["unmeasured"].strip(), ""]
     return "\n".join(lines + table(["command", "what it measures"], rest)).rstrip() + "\n"
@@ -241,16 +255,16 @@ def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def with_headlines(readme: str, block: str) -> str:
-    """The README with `block` between its two marks.
+def with_block(text: str, block: str) -> str:
+    """A document with `block` between its two marks.
 
     Raises:
         JudgementError: it has no marks.
     """
-    before, begin, rest = readme.partition(_BEGIN)
+    before, begin, rest = text.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
-        raise JudgementError(f"README.md has no block between {_BEGIN.strip()} and {_END}")
+        raise JudgementError(f"a document has no block between {_BEGIN.strip()} and {_END}")
     return f"{before}{_BEGIN}\n{block}{_END}{after}"
 
 
@@ -262,6 +276,7 @@ def generated() -> dict[Path, str]:
     """
     results = read_results()
     judgements = read_judgements()
+    gpu = results.pop(GPU, None)
     check_judgements(results, judgements)
     papers = results.get("paper_tables")
     kept = {} if papers is None else {PAPER_TABLES: paper_tables(papers["figures"], papers["commit"])}
@@ -275,8 +290,13 @@ def generated() -> dict[Path, str]:
     return {
         **kept,
         **curves,
-        DOCUMENT: document(results, judgements),
-        README: with_headlines(README.read_text(encoding="utf-8"), headlines(results, judgements)),
+        **gpu_document.profiles(gpu, PROFILES),
+        DOCUMENT: document(results, judgements, gpu),
+        README: with_block(
+            README.read_text(encoding="utf-8"),
+            f"{gpu_document.headline(gpu)}\n{headlines(results, judgements)}",
+        ),
+        GPUS: with_block(GPUS.read_text(encoding="utf-8"), gpu_document.section(gpu)),
         PICTURE: draw(results["exploration-ocr"]["figures"], results["overlap"]["figures"]),
     }
 

@@ -1,12 +1,14 @@
-"""A profile from a result of `benchmarks.gpu_profile`: what one GPU takes for Qwen-Image's transformer."""
+"""A profile from a result of `benchmarks.gpu_day`: what one GPU takes for Qwen-Image's transformer."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.run_config import RunConfig
@@ -15,23 +17,21 @@ from storage.json_file import read_json_model
 from storage.text import read_text_file
 
 _FAMILY = "qwen-image"
+_STAGES = ("qwen_image", "variants")
+_STEP = re.compile(r"step_(\d+)_b(\d+)")
 
 
-class _Step(BaseModel):
-    step_s: float | None = Field(gt=0)
-    """Of one pass of a batch; None where it was not measured."""
+class _Stage(BaseModel):
+    figures: dict[str, Any] = {}
 
 
-class GpuProfileResult(BaseModel):
+class GpuDayResult(BaseModel):
     """What a profile takes of a result: the file that `--keep` writes, or that of `--out`."""
 
     device: str = Field(min_length=1)
     date: str = Field(min_length=1)
-    steps: dict[int, dict[int, _Step]]
-    """By the edge of the images in pixels, and by batch."""
-
-    parts: dict[str, dict[str, Any]]
-    """Each measurement; one that found nothing says why."""
+    tiny: bool = False
+    by_stage: dict[str, _Stage]
 
     @model_validator(mode="before")
     @classmethod
@@ -39,14 +39,39 @@ class GpuProfileResult(BaseModel):
         figures = given.get("figures") if isinstance(given, dict) else None
         return {**given, **figures} if isinstance(figures, dict) else given
 
+    @field_validator("tiny")
+    @classmethod
+    def _is_no_rehearsal(cls, tiny: bool) -> bool:
+        if tiny:
+            raise ValueError("it is of a rehearsal on the CPU; measure it on a GPU, without --tiny")
+        return tiny
+
+    @property
+    def parts(self) -> dict[str, Mapping[str, Any]]:
+        """Each measurement on Qwen-Image; one that found nothing says why."""
+        stages = (self.by_stage.get(name, _Stage()) for name in _STAGES)
+        return {name: part for stage in stages for name, part in stage.figures.get("parts", {}).items()}
+
     def seconds(self, part: str, name: str) -> float | None:
         """A time of a part; None where it was not measured."""
         found = self.parts.get(part, {}).get(name)
         return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
+    def steps(self, size: int, compiled: bool = False) -> dict[int, float]:
+        """Seconds of a pass by batch, for images with so many pixels a side."""
+        found: dict[int, float] = {}
+        for name in self.parts:
+            step = _STEP.fullmatch(name)
+            step_s = self.seconds(name, "step_s")
+            if step is not None and step_s and int(step[1]) == size and not compiled:
+                found[int(step[2])] = step_s
+        name = f"step_{size}_compiled"
+        step_s, batch = self.seconds(name, "step_s"), self.seconds(name, "batch")
+        return {int(batch): step_s} if compiled and step_s and batch else found
 
-def is_gpu_profile(path: Path) -> bool:
-    """Whether a file is such a result, and no profile: it has the parts that were measured.
+
+def is_gpu_result(path: Path) -> bool:
+    """Whether a file is such a result, and no profile: it has stages.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -56,14 +81,20 @@ def is_gpu_profile(path: Path) -> bool:
     except (ValueError, RecursionError):
         return False  # which reading it as a profile refuses
     figures = data.get("figures", data) if isinstance(data, dict) else None
-    return isinstance(figures, dict) and "parts" in figures
+    return isinstance(figures, dict) and "by_stage" in figures
+
+
+def read_gpu_result(path: Path) -> GpuDayResult:
+    """Read a result.
+
+    Raises:
+        ConfigurationError: it is none, or a rehearsal's.
+    """
+    return read_json_model(path, "GPU result", GpuDayResult, "docs/what-if.md")
 
 
 def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profile:
     """The profile of a run on the GPU that a result was measured on.
-
-    A denoising step, a sample's training and decoding are measured where the result has them; with guidance,
-    each step is two passes, and so counted twice. All else is that of the carried profile, with its evidence.
 
     Args:
         path: of the result.
@@ -73,30 +104,57 @@ def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profi
     Raises:
         ConfigurationError: it is no such result, or has no step of this model and size.
     """
-    result = read_json_model(path, "GPU profile", GpuProfileResult, "docs/what-if.md")
-    model = config.model
+    result, model = read_gpu_result(path), config.model
     size, height = model.width or 512, model.height or 512
-    if model.family != _FAMILY or size != height or size not in result.steps or carried is None:
-        measured = ", ".join(f"{edge}x{edge}" for edge in result.steps)
+    if model.family != _FAMILY or size != height or carried is None:
         raise ConfigurationError(
-            f"GPU profile {path} is of {_FAMILY} at {measured}, and the run has {model.family} at "
+            f"GPU result {path} is of {_FAMILY} at square sizes, and the run has {model.family} at "
             f"{size}x{height}; name a profile of that"
         )
-    steps = _steps(result, size, model.compile)
-    if not steps:
+    if not result.steps(size, model.compile):
         compiled = " with compiled blocks" if model.compile else ""
         raise ConfigurationError(
-            f"GPU profile {path} has no step_s at {size}x{size}{compiled}; measure it again"
+            f"GPU result {path} has no step_s at {size}x{size}{compiled}; measure it again"
         )
-    passes = _passes(config)
+    profile = measured_profile(result, config, carried)
+    return profile.model_copy(update={"name": path.stem[:100]})
+
+
+def measured_profile(result: GpuDayResult, config: RunConfig, carried: Profile) -> Profile:
+    """A carried profile with what was measured in place of what was assumed.
+
+    A denoising step, a sample's training and decoding are measured where the result has them; with guidance,
+    each step is two passes, and so counted twice. A step that devices share keeps its evidence, and its
+    speed-up over one that a device does alone. All else is that of the carried profile.
+
+    Args:
+        result: with a step at the run's size.
+        config: of the run.
+        carried: the profile of its model and size.
+    """
+    size, passes = config.model.width or 512, _passes(config)
+    found = result.steps(size, config.model.compile)
+    alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
     about = {
-        "name": path.stem[:100],
         "summary": f"Qwen-Image's transformer at {size}x{size} on {result.device}, measured {result.date}; "
-        f"what was not measured is that of {carried.name}",
+        "what was not measured is as it was assumed",
         "device": result.device,
-        "steps": tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in steps.items()),
+        "steps": alone,
     }
-    return carried.model_copy(update={**about, **_quantities(result, config, size)})
+    measured = carried.model_copy(update={**about, **_quantities(result, config, size)})
+    shared = tuple(
+        step.model_copy(
+            update={"seconds": measured.step_s(step.batch) * step.seconds / _unscaled(carried, step.batch)}
+        )
+        for step in carried.steps
+        if step.degree > 1
+    )
+    return measured.model_copy(update={"steps": alone + shared})
+
+
+def _unscaled(profile: Profile, batch: int) -> float:
+    """Seconds of a step that a device does alone, as `steps` has them."""
+    return profile.step_s(batch) / profile.step.value
 
 
 def _passes(config: RunConfig) -> int:
@@ -104,12 +162,12 @@ def _passes(config: RunConfig) -> int:
     return 2 if config.model.guidance > 1 else 1
 
 
-def _quantities(result: GpuProfileResult, config: RunConfig, size: int) -> dict[str, Quantity]:
+def _quantities(result: GpuDayResult, config: RunConfig, size: int) -> dict[str, Quantity]:
     """What was measured beside the times of steps, by the names of a profile."""
     passes, name = _passes(config), f"_{size}{'_compiled' if config.model.compile else ''}"
 
     def measured(value: float, part: str) -> Quantity:
-        source = f"benchmarks.gpu_profile, {part}, on {result.device}, {result.date}"
+        source = f"benchmarks.gpu_day, {part}, on {result.device}, {result.date}"
         return Quantity(value=value, evidence="measured", source=source)
 
     def in_passes(value: float, part: str) -> Quantity:
@@ -125,12 +183,3 @@ def _quantities(result: GpuProfileResult, config: RunConfig, size: int) -> dict[
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")
     return found
-
-
-def _steps(result: GpuProfileResult, size: int, compiled: bool) -> dict[int, float]:
-    """Seconds of a pass by batch."""
-    if not compiled:
-        return {batch: step.step_s for batch, step in result.steps[size].items() if step.step_s is not None}
-    part = f"step_{size}_compiled"
-    step_s, batch = result.seconds(part, "step_s"), result.seconds(part, "batch")
-    return {int(batch): step_s} if step_s and batch else {}

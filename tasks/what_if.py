@@ -42,7 +42,7 @@ from storage.config.sequence_parallel import AUTO
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
-from tasks.gpu_profile import gpu_profile, is_gpu_profile
+from tasks.gpu_profile import gpu_profile, is_gpu_result
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
@@ -386,7 +386,7 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
         home: where recorded runs are.
         config: the workload.
         name: of a profile that the project carries, a .json file (a profile, or a result of
-            `benchmarks.gpu_profile`), or a recorded run; None for the carried one of this model and size.
+            `benchmarks.gpu_day`), or a recorded run; None for the carried one of this model and size.
         spot: likewise, of spot devices of another kind; None for the same kind.
 
     Raises:
@@ -411,7 +411,7 @@ def _named_profile(home: Home, config: RunConfig, name: str | None, option: str)
         )
     if name.endswith(".json"):
         path = Path(name)
-        return gpu_profile(path, config, own) if is_gpu_profile(path) else read_profile(path)
+        return gpu_profile(path, config, own) if is_gpu_result(path) else read_profile(path)
     for profile in carried:
         if profile.name == name:
             return profile

@@ -91,7 +91,7 @@ def what_if(
         str | None,
         typer.Option(
             metavar="NAME|FILE|RUN",
-            help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_profile), a run.",
+            help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_day), a run.",
         ),
     ] = None,
     spot_profile: Annotated[

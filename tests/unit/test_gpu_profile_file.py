@@ -1,4 +1,4 @@
-"""`what-if --profile` with a result of `benchmarks.gpu_profile`: figures by hand, and what is refused."""
+"""`what-if --profile` with a result of `benchmarks.gpu_day`: figures by hand, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_profile import summary
-from benchmarks.profile_plan import PLANS
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -26,20 +24,20 @@ PARTS = {
 }
 
 
-def written(folder: Path, parts: dict[str, Any], kept: bool = True) -> str:
+def written(folder: Path, parts: dict[str, Any], kept: bool = True, **figures: Any) -> str:
     """A result as the benchmark writes it."""
+    compiled = {name: part for name, part in parts.items() if name.endswith("compiled")}
     figures = {
-        "device": "NVIDIA H200",
-        "date": "2026-11-20",
-        **summary(PLANS["real"], parts, 790.0),
-        "parts": parts,
-    }
-    path = folder / "gpu_profile.json"
-    path.write_text(
-        json.dumps(
-            {"benchmark": "gpu_profile", "date": "2026-11-20", "figures": figures} if kept else figures
-        )
-    )
+        "device": "NVIDIA H200", "date": "2026-11-20", "tiny": False,
+        "by_stage": {
+            "bits": {"status": "failed", "error": "no matter", "figures": {}},
+            "qwen_image": {"status": "done", "figures": {"parts": parts}},
+            "variants": {"status": "cut", "figures": {"parts": compiled}},
+        },
+        **figures,
+    }  # fmt: skip
+    path = folder / "gpu_day.json"
+    path.write_text(json.dumps({"benchmark": "gpu_day", "figures": figures} if kept else figures))
     return str(path)
 
 
@@ -47,7 +45,7 @@ def written(folder: Path, parts: dict[str, Any], kept: bool = True) -> str:
 def test_what_was_measured_names_its_device_and_date_and_the_rest_is_carried(tmp_path: Path, kept: bool):
     config = load_config("qwen-image-ocr-512", ["model.guidance=1"], {})
     profile = find_profile(Home(tmp_path), config, written(tmp_path, PARTS, kept))
-    assert (profile.device, profile.degrees) == ("NVIDIA H200", (1,))
+    assert (profile.device, profile.degrees) == ("NVIDIA H200", (1, 2, 4, 8))
     assert (profile.step_s(8), profile.step_s(16), profile.step_s(12)) == pytest.approx((0.5, 0.8, 0.65))
     assert profile.decode_s.value == 0.04
     # 32 rows in 8 s; a sample has two.
@@ -81,7 +79,7 @@ def test_compiled_blocks_take_compiled_parts_and_what_failed_is_carried(tmp_path
     ("preset", "parts", "message"),
     [
         ("qwen-image-ocr-1280", PARTS, "has no step_s at 1280x1280; measure it again"),
-        ("flux-ocr-512", PARTS, "is of qwen-image at 512x512, 1280x1280, and the run has flux at 512x512"),
+        ("flux-ocr-512", PARTS, "is of qwen-image at square sizes, and the run has flux at 512x512"),
     ],
 )
 def test_another_model_or_size_is_refused(tmp_path: Path, preset: str, parts: dict[str, Any], message: str):
@@ -91,8 +89,15 @@ def test_another_model_or_size_is_refused(tmp_path: Path, preset: str, parts: di
 
 def test_a_result_without_its_device_is_refused(tmp_path: Path):
     path = tmp_path / "cut.json"
-    path.write_text(json.dumps({"parts": {}, "steps": {}, "date": "2026-11-20"}))
+    path.write_text(json.dumps({"by_stage": {}, "date": "2026-11-20"}))
     with pytest.raises(
-        ConfigurationError, match=r"GPU profile .*: device: Field required; see docs/what-if.md"
+        ConfigurationError, match=r"GPU result .*: device: Field required; see docs/what-if.md"
     ):
         find_profile(Home(tmp_path), load_config("qwen-image-ocr-512", [], {}), str(path))
+
+
+def test_a_rehearsal_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="of a rehearsal on the CPU; measure it on a GPU"):
+        find_profile(
+            Home(tmp_path), load_config("qwen-image-ocr-512", [], {}), written(tmp_path, PARTS, tiny=True)
+        )

@@ -17,7 +17,7 @@ from benchmarks.measurements import (
     fill,
     read_judgements,
     result_lines,
-    with_headlines,
+    with_block,
 )
 
 FIGURES = {
@@ -113,13 +113,14 @@ def test_a_renewed_result_wants_its_judgement_read_again():
 def test_benchmarks_without_a_result_are_listed_without_figures():
     text = document({"x": kept()}, judgements(x=judged()))
     rest = text.partition("## Benchmarks without a kept result")[2]
-    assert "benchmarks.gpu_profile" in rest
+    assert "benchmarks.gpu_day" in rest
+    assert "Nothing has been measured on a GPU yet" in text
     assert "benchmarks.overlap" not in rest
 
 
 def test_the_readme_keeps_what_stands_around_its_block():
     begin = "<!-- python -m benchmarks.measurements: begin -->\n"
     end = "<!-- python -m benchmarks.measurements: end -->"
-    assert with_headlines(f"a\n{begin}old\n{end}\nb", "new\n") == f"a\n{begin}\nnew\n{end}\nb"
+    assert with_block(f"a\n{begin}old\n{end}\nb", "new\n") == f"a\n{begin}\nnew\n{end}\nb"
     with pytest.raises(JudgementError, match="no block"):
-        with_headlines("a\nb", "new")
+        with_block("a\nb", "new")

@@ -1,6 +1,7 @@
-"""What `gpu_profile` times: one transformer with its adapters, in a denoising step, a rollout, training.
+"""What is timed on Qwen-Image: one transformer with its adapters, in a denoising step, a rollout, training.
 
-A rollout is the sampler's own, and training the trainer's own, as on a worker of a run.
+A rollout is the sampler's own, and training the trainer's own, as on a worker of a run; the model is the
+family's own class. Prompts are padded and masked, as a run has them.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImagePipeline
+from diffusers import QwenImagePipeline
 
-from benchmarks.measured_parts import Figures, seconds, wait_for
-from benchmarks.profile_plan import Plan
-from benchmarks.sized_qwen import SizedQwen, build_transformer
-from benchmarks.transformer_flops import pass_flops
-from gpu_runtime.diffusion.sampler import Sampler
+from benchmarks.gpu.measured_parts import Figures, seconds, wait_for
+from benchmarks.gpu.plan import Plan
+from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
+from benchmarks.transformer_flops import PassFlops, pass_flops
+from gpu_runtime.diffusion.noise import Purpose, normal
+from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
+from gpu_runtime.models.files.pipeline_parts import Parts
+from gpu_runtime.models.gpu_settings import use_tensor_cores
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
@@ -31,15 +36,11 @@ TARGETS = (
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 _BACKEND = "native"
-_SCHEDULE: dict[str, Any] = {
-    "base_image_seq_len": 256, "base_shift": 0.5, "max_image_seq_len": 8192, "max_shift": 0.9,
-    "shift_terminal": 0.02, "time_shift_type": "exponential", "use_dynamic_shifting": True,
-}  # fmt: skip
-"""Qwen-Image's own, for diffusers' loop."""
+"""The kernel that torch chooses."""
 
 
 class ProfiledModel:
-    """The transformer, built once, and what is timed on it.
+    """The parts, built once, and what is timed on them.
 
     Args:
         plan: sizes and batches.
@@ -51,21 +52,28 @@ class ProfiledModel:
         self._plan = plan
         self._device = device
         self._limit = limit_tflops
-        self._transformer: Any = None
+        self._parts: Parts | None = None
         self._policy: Policy | None = None
+        self._models: dict[int, SizedQwen] = {}
 
     @property
     def is_built(self) -> bool:
         """Whether `build` came to its end."""
         return self._policy is not None
 
+    @property
+    def _transformer(self) -> Any:
+        assert self._parts is not None, "build() comes first"
+        return self._parts.transformer
+
     def build(self) -> Figures:
         """Random weights on the device, and adapters."""
         plan, began = self._plan, time.perf_counter()
-        self._transformer = build_transformer(plan.shape, self._device, plan.dtype)
+        self._parts = build_parts(plan, self._device)
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
-        config = self._config(plan.sizes[0])
-        self._policy = Policy(self._model(plan.sizes[0]), config.adaptation, seed=0, keeps_reference=False)
+        use_tensor_cores(self._transformer)
+        config = self._config(512)
+        self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
         wait_for(self._device)
         trained = list(self._policy.trained.values())
         return {
@@ -76,11 +84,9 @@ class ProfiledModel:
             "adapter_dtype": str(trained[0].dtype),
         }
 
-    def step(
-        self, size: int, batch: int, backend: str = _BACKEND, masked: bool = False, adapters: bool = True
-    ) -> Figures:
+    def step(self, size: int, batch: int, backend: str = _BACKEND, adapters: bool = True) -> Figures:
         """A denoising step without gradients: the network alone."""
-        work = self._forward(size, batch, masked)
+        work = self._forward(size, batch)
         if not adapters:
             self._transformer.disable_adapters()
         try:
@@ -89,7 +95,7 @@ class ProfiledModel:
         finally:
             if not adapters:
                 self._transformer.enable_adapters()
-        flops = pass_flops(self._plan.shape, self._tokens(size), self._plan.text_tokens, self._plan.rank)
+        flops = self._flops(size)
         operations = batch * (flops.forward + (flops.adapters if adapters else 0))
         return {"step_s": step_s, "batch": batch, "images_per_s": batch / step_s} | self._share(
             operations, step_s
@@ -98,7 +104,7 @@ class ProfiledModel:
     def compiled_step(self, size: int, batch: int) -> Figures:
         """The same with the blocks compiled; `compile_s` is what the first call takes longer."""
         with self._compiled():
-            work = self._forward(size, batch, masked=False)
+            work = self._forward(size, batch)
             with torch.no_grad():
                 began = time.perf_counter()
                 work()
@@ -110,8 +116,8 @@ class ProfiledModel:
     def rollout(self, size: int) -> Figures:
         """The sampler's denoising loop with its two stochastic steps; not decoded."""
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
-        taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=3)
-        return self._loop_figures(size, taken_s)
+        taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=2)
+        return self._loop_figures(size, taken_s) | {"need_gib": self._need_gib(size, trains=False)}
 
     def compiled_rollout(self, size: int) -> Figures:
         """The same with the blocks compiled, as `model.compile=true` has them."""
@@ -119,23 +125,35 @@ class ProfiledModel:
             return self.rollout(size)
 
     def diffusers_loop(self, size: int) -> Figures:
-        """diffusers' own pipeline on the same transformer, adapters and batch; not decoded either."""
-        model = self._model(size)
-        scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
+        """diffusers' own pipeline on the same transformer, adapters and batch; not decoded either.
+
+        Its prompts have no padding, so it computes fewer text tokens, and needs no mask.
+        """
+        model, pixels = self._model(size), self._plan.pixels[size]
         nothing: Any = None
-        pipeline: Any = QwenImagePipeline(scheduler, nothing, nothing, nothing, self._transformer)
+        assert self._parts is not None
+        pipeline: Any = QwenImagePipeline(self._parts.scheduler, nothing, nothing, nothing, self._transformer)
         pipeline.set_progress_bar_config(disable=True)
-        encoded = model.encode_prompts([request.prompt for request in self._requests(size)])
+        embeds = torch.stack([model.real_tokens(request.prompt) for request in self._requests(size)])
+        mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=self._device)
 
         def work() -> None:
             pipeline(
-                prompt_embeds=encoded.embeds_BLE, prompt_embeds_mask=encoded.mask_BL, true_cfg_scale=1.0,
-                height=size, width=size, num_inference_steps=self._plan.steps, output_type="latent",
+                prompt_embeds=embeds, prompt_embeds_mask=mask, true_cfg_scale=1.0,
+                height=pixels, width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
             )  # fmt: skip
 
         with torch.no_grad():
-            taken_s = seconds(work, self._device, repeats=3)
+            taken_s = seconds(work, self._device, repeats=2)
         return self._loop_figures(size, taken_s)
+
+    def noise(self, size: int) -> Figures:
+        """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
+        streams, shape = (
+            [stream_of(request) for request in self._requests(size)],
+            self._model(size).latent_shape,
+        )
+        return {"noise_s": seconds(lambda: normal(streams, Purpose.SDE, 1, shape), torch.device("cpu"))}
 
     def train(self, size: int, checkpointing: bool = True) -> Figures:
         """The trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
@@ -149,9 +167,9 @@ class ProfiledModel:
         with self._checkpointing(checkpointing):
             trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
-            train_s = seconds(lambda: trainer.train(samples), self._device, repeats=3, warmups=0)
+            train_s = seconds(lambda: trainer.train(samples), self._device, repeats=2, warmups=0)
         rows = len(samples) * config.sampling.window_size
-        flops = pass_flops(self._plan.shape, self._tokens(size), self._plan.text_tokens, self._plan.rank)
+        flops = self._flops(size)
         forward = flops.forward + flops.adapters
         done = rows * (forward * (2 if checkpointing else 1) + flops.backward)
         share = self._share(rows * (forward + flops.backward), train_s)
@@ -163,6 +181,7 @@ class ProfiledModel:
             "ratio_deviation": first.ratio_deviation,
             "gradient_norm": first.gradient_norm,
             "hardware_utilisation": self._share(done, train_s)["mfu"],
+            "need_gib": self._need_gib(size, trains=True),
         } | share
 
     def compiled_train(self, size: int) -> Figures:
@@ -171,8 +190,8 @@ class ProfiledModel:
             return self.train(size)
 
     def decode(self, size: int) -> Figures:
-        """The VAE's decoder at its real size, an image at a time; random weights."""
-        model = self._model(size, self._decoder())
+        """The VAE's decoder, an image at a time, in float32 as a run has it; random weights."""
+        model = self._model(size)
         latents = torch.randn(2, *model.latent_shape, device=self._device)
         taken_s = seconds(lambda: model.decode(latents), self._device, repeats=3)
         return {"decode_s_an_image": taken_s / 2}
@@ -180,7 +199,7 @@ class ProfiledModel:
     def iteration(self, size: int) -> Figures:
         """Generate, decode and train on two groups; prompts are encoded beforehand, nothing is judged."""
         config = self._config(size)
-        model = self._model(size, self._decoder())
+        model = self._model(size)
         sampler = Sampler(model, config.sampling)
         requests = self._requests(size, groups=2)
         sampler.conditioning(requests)
@@ -208,14 +227,23 @@ class ProfiledModel:
         self._policy.model = model
         return self._policy
 
-    def _model(self, size: int, decoder: Any = None, masked: bool = False) -> SizedQwen:
-        return SizedQwen(self._transformer, self._plan.shape, size, self._plan.text_tokens, decoder, masked)
+    def _model(self, size: int) -> SizedQwen:
+        assert self._parts is not None, "build() comes first"
+        if size not in self._models:
+            self._models[size] = SizedQwen(self._parts, self._plan, size, self._device)
+        return self._models[size]
 
-    def _decoder(self) -> Any:
-        if self._device.type == "cpu":  # the tiny transformer's latents are not the VAE's
-            return None
-        decoder: Any = AutoencoderKLQwenImage()
-        return decoder.to(self._device, self._plan.dtype).eval()
+    def _need_gib(self, size: int, trains: bool) -> float:
+        """The least that a run is said to need, without a text encoder."""
+        assert self._parts is not None
+        config = self._config(size)
+        work = WorkNeed.of(self._transformer, self._plan.image_tokens(size), config)
+        bytes_of = [
+            sum(weight.numel() * weight.element_size() for weight in part.parameters())
+            for part in (self._transformer, self._parts.vae)
+        ]
+        need = MemoryNeed(bytes_of[0] - work.adapters_bytes, bytes_of[1], 0, work=work)
+        return sum((need.training(1) if trains else need.generating()).values()) / 2**30
 
     def _config(self, size: int) -> RunConfig:
         """The recipe: ten steps, a = 1.2, a window of two within the first five, LoRA, no KL."""
@@ -243,21 +271,20 @@ class ProfiledModel:
             for seed in range(count)
         ]
 
-    def _forward(self, size: int, batch: int, masked: bool) -> Callable[[], torch.Tensor]:
-        model = self._model(size, masked=masked)
+    def _forward(self, size: int, batch: int) -> Callable[[], torch.Tensor]:
+        model = self._model(size)
         latents = torch.randn(batch, *model.latent_shape, device=self._device)
         sigma = torch.full((batch,), 0.5, device=self._device)
         encoded = model.encode_prompts([f"prompt {row}" for row in range(batch)])
-        if masked:
-            encoded.mask_BL[:, -2:] = False
         return lambda: model.velocity(latents, sigma, encoded)
 
-    def _tokens(self, size: int) -> int:
-        return (size // 16) ** 2
+    def _flops(self, size: int) -> PassFlops:
+        plan = self._plan
+        return pass_flops(plan.shape, plan.image_tokens(size), plan.text_length, plan.rank)
 
     def _loop_figures(self, size: int, taken_s: float) -> Figures:
         plan, batch = self._plan, self._plan.run_batch[size]
-        flops = pass_flops(plan.shape, self._tokens(size), plan.text_tokens, plan.rank)
+        flops = self._flops(size)
         operations = batch * plan.steps * (flops.forward + flops.adapters)
         figures = {"rollout_s": taken_s, "batch": batch, "images_per_s": batch / taken_s}
         return figures | self._share(operations, taken_s)

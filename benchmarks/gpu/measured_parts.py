@@ -53,6 +53,21 @@ class MeasuredParts:
         self._flush(self.found)
         return figures
 
+    def refuse_failures(self) -> None:
+        """Fail if a measurement did, now that all others are done.
+
+        Raises:
+            RuntimeError: which ones found nothing, and why.
+        """
+        failed = {
+            name: figures[why]
+            for name, figures in self.found.items()
+            for why in ("failed", "out_of_memory")
+            if why in figures
+        }
+        if failed:
+            raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+
     def _tried(self, work: Callable[[], Figures]) -> Figures:
         cuda = self._device.type == "cuda"
         if cuda:

@@ -1,0 +1,161 @@
+"""The stage on the runtime: one trainer and two spot workers on one device, off-policy, with workers killed.
+
+A worker is killed in mid-chunk and its samples go on in another one from the last saved step. Then the same
+run is done under faults, undisturbed, and without exploration: weights, moving average and optimiser of the
+first two are compared, and the time lines show how much devices idle and what exploration adds between
+iterations.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.gpu.live_run import LiveRun, live_run
+from benchmarks.gpu.stages import Figures, Reporter, Setting
+from gpu_runtime.chaos.fault_schedule import Fault
+from gpu_runtime.cluster.local_cluster import LocalCluster
+from gpu_runtime.diffusion.samples import GeneratedSample
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.worker.build import device_worker
+from gpu_runtime.worker.protocol import Worker
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.database.records import StateInterval
+from storage.errors import WorkerLostError
+
+_SETTINGS = (
+    "exploration.strategy=off_policy", "exploration.stop_with_training=false", "reward.scorer=ocr",
+    "reward.options={}", "evaluation.every=0", "runtime.reserved_workers=1", "runtime.spot_workers=2",
+    "runtime.commit_steps=2", "runtime.start_timeout_s=120",
+)  # fmt: skip
+_REAL = (
+    "iterations=4", "algorithm.prompts_per_iteration=16", "exploration.candidates=12",
+    "exploration.drafts=96", "runtime.scorer_workers=6",
+)  # fmt: skip
+_TINY = (
+    "iterations=2", "algorithm.prompts_per_iteration=4", "algorithm.updates_per_iteration=1",
+    "exploration.candidates=6", "exploration.drafts=16", "exploration.monitor_prompts=1",
+    "runtime.scorer_workers=1",
+)  # fmt: skip
+_FAULTS = (
+    Fault("kill", iteration=1, phase="rollout", victim=0),
+    Fault("kill", iteration=1, phase="train", victim=1),
+)
+
+
+def disturb_runs(setting: Setting, report: Reporter) -> None:
+    """Run the stage."""
+    config = load_config("glyphs-stale", [*_SETTINGS, *(_TINY if setting.tiny else _REAL)], {})
+    model = config.model.model_copy(update={"device": setting.device})
+    config = config.model_copy(update={"model": model})
+    report(**killed_in_mid_chunk(config))
+    with tempfile.TemporaryDirectory() as folder:
+        disturbed = live_run(config.model_copy(update={"runtime": config.runtime.model_copy(
+            update={"history": True})}), Path(folder), _FAULTS)  # fmt: skip
+    report(faults=disturbed.faults, workers_lost=disturbed.lost, disturbed=_times(disturbed))
+    undisturbed = live_run(config)
+    report(
+        run_bits_equal=disturbed.blobs == undisturbed.blobs,
+        undisturbed=_times(undisturbed),
+        spot_idle=idle_share(undisturbed.intervals, "spot"),
+        reserved_idle=idle_share(undisturbed.intervals, "reserved"),
+        **_memory(setting),
+    )
+    exploration = config.exploration.model_copy(
+        update={"strategy": "plain", "drafts": 0, "stop_with_training": True}
+    )
+    plain = live_run(config.model_copy(update={"exploration": exploration}))
+    report(
+        plain=_times(plain),
+        spot_idle_plain=idle_share(plain.intervals, "spot"),
+        added_share=(between_s(undisturbed.intervals) - between_s(plain.intervals))
+        / statistics.median(plain.iteration_s),
+    )
+    if not disturbed.blobs == undisturbed.blobs:
+        raise RuntimeError("the run that lost workers ended with other bits than the undisturbed one")
+
+
+def killed_in_mid_chunk(config: RunConfig) -> Figures:
+    """Kill a worker while it computes a chunk; another one goes on from the states that came before."""
+    version = WeightsVersion(0)
+    requests = [
+        SampleRequest(RequestKind.ROLLOUT, 0, 1, 0, seed, 0, 'a sign that says "K7B"') for seed in range(4)
+    ]
+    cluster = LocalCluster(config)
+    try:
+        began = time.monotonic()
+        workers = [
+            cluster.start(f"chunk-{place}", device_worker, config, True, gpu=True) for place in range(2)
+        ]
+        for worker in workers:
+            worker.call(Worker.use_training_weights, version).result()
+        first, second = workers
+        loaded_s = time.monotonic() - began
+        whole = second.call(Worker.begin_samples, version, 1, requests, 1000).result().samples
+        saved = first.call(Worker.begin_samples, version, 2, requests, 2).result().states
+        cut = first.call(Worker.advance_samples, 2, 1000)
+        first.kill()
+        try:
+            cut.result()
+            lost = False  # it was quicker than the signal
+        except WorkerLostError:
+            lost = True
+        resumed = second.call(Worker.begin_samples, version, 3, saved, 1000).result().samples
+    finally:
+        cluster.shutdown()
+    return {"load_s": loaded_s, "killed_in_mid_chunk": lost, "chunk_bits_equal": _equal(whole, resumed)}
+
+
+def idle_share(intervals: Sequence[StateInterval], market: str) -> float | None:
+    """Share of a market's device time that is idle."""
+    seconds = {
+        idle: sum(
+            one.ended_at - one.started_at
+            for one in intervals
+            if one.market == market and (one.state == "idle") is idle
+        )
+        for idle in (True, False)
+    }
+    return seconds[True] / sum(seconds.values()) if sum(seconds.values()) else None
+
+
+def between_s(intervals: Sequence[StateInterval]) -> float:
+    """Median time from the end of training to the next rollout."""
+    ends = sorted(one.ended_at for one in intervals if one.state == "train")
+    begins = sorted(one.started_at for one in intervals if one.state == "rollout")
+    gaps = []
+    for begin in begins:
+        before = [end for end in ends if end <= begin]
+        earlier = [one for one in begins if before and before[-1] < one < begin]
+        if before and not earlier:
+            gaps.append(begin - before[-1])
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def _times(run: LiveRun) -> Figures:
+    return {"started_s": run.started_s, "iteration_s": statistics.median(run.iteration_s)}
+
+
+def _memory(setting: Setting) -> Figures:
+    if setting.device != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"device_total_gib": round(total / 2**30, 1), "device_free_after_gib": round(free / 2**30, 1)}
+
+
+def _equal(one: Sequence[object], other: Sequence[object]) -> bool:
+    pairs = list(zip(one, other, strict=True))
+    return bool(pairs) and all(
+        isinstance(left, GeneratedSample)
+        and isinstance(right, GeneratedSample)
+        and np.array_equal(left.latents_SC, right.latents_SC)
+        and np.array_equal(left.trajectory.log_prob_W, right.trajectory.log_prob_W)
+        for left, right in pairs
+    )

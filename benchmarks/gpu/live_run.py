@@ -1,0 +1,147 @@
+"""A live run without Prefect and a database: local processes on one device, in the phases of any run.
+
+Exploration runs beside scoring and training, in a thread. Workers share the one device that is there, which
+`spotlight train` refuses for local processes: here it is what a machine with a single GPU has.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.chaos.fault_schedule import Fault
+from gpu_runtime.cluster.local_cluster import LocalCluster
+from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.exploration.explorer import TrainingEvidence
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.runtime import Runtime
+from storage.config.run_config import RunConfig
+from storage.database.records import StateInterval
+
+
+@dataclass
+class LiveRun:
+    """What a run leaves.
+
+    Attributes:
+        blobs: weights, moving average and optimiser at its end.
+        intervals: what each device did, without the start of the run.
+        started_s: until all processes had loaded.
+        iteration_s: of each iteration, evaluations left out.
+        evaluations: by the iteration that they follow, with the seconds since the first iteration began.
+        faults: that were done.
+        lost: workers.
+    """
+
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    intervals: list[StateInterval] = field(default_factory=list)
+    started_s: float = 0.0
+    iteration_s: list[float] = field(default_factory=list)
+    evaluations: list[tuple[int, float, Evaluation]] = field(default_factory=list)
+    faults: int = 0
+    lost: int = 0
+
+
+def live_run(
+    config: RunConfig,
+    history: Path | None = None,
+    faults: Sequence[Fault] = (),
+    seconds: float = float("inf"),
+    on_evaluation: Callable[[LiveRun], None] = lambda run: None,
+) -> LiveRun:
+    """Do a run's iterations.
+
+    Args:
+        config: of the run.
+        history: a folder for its history; needed for faults.
+        faults: that are done to it.
+        seconds: no iteration begins when less is left of them than the last one and an evaluation took.
+        on_evaluation: given the run so far after each evaluation.
+    """
+    run, began = LiveRun(), time.monotonic()
+    with ExitStack() as opened:
+        cluster = LocalCluster(config)
+        opened.callback(cluster.shutdown)
+        runtime = opened.enter_context(Runtime(config, cluster, history))
+        run.started_s = time.monotonic() - began
+        runtime.take_intervals()
+        injector = opened.enter_context(FaultInjector(history, faults)) if faults and history else None
+        _Loop(runtime, run, began + seconds, on_evaluation).iterate()
+        run.intervals = runtime.take_intervals()
+        run.blobs = runtime.blobs()
+        run.lost = len(runtime.lost_workers)
+        run.faults = len(injector.done) if injector else 0
+    return run
+
+
+class _Loop:
+    """The iterations and the evaluations that are due."""
+
+    def __init__(
+        self, runtime: Runtime, run: LiveRun, ends_at: float, on_evaluation: Callable[[LiveRun], None]
+    ) -> None:
+        self._runtime, self._run = runtime, run
+        self._ends_at, self._on_evaluation = ends_at, on_evaluation
+        self._held_out: dict[int, Mapping[int, float]] = {}
+        self._evaluation_s = 0.0
+        self._began = time.monotonic()
+
+    def iterate(self) -> None:
+        config, plan, last = self._runtime.config, None, 0
+        if config.evaluation.every:
+            self._evaluate(0)
+        self._began = time.monotonic()
+        with ThreadPoolExecutor(1) as beside:
+            for iteration in range(1, config.iterations + 1):
+                due = config.evaluation.every and last != iteration - 1
+                left_s = self._ends_at - time.monotonic() - (self._evaluation_s if due else 0.0)
+                if iteration > 1 and left_s < 1.2 * self._run.iteration_s[-1]:
+                    break
+                since = time.monotonic()
+                plan = self._iteration(iteration, plan, beside, iteration == config.iterations)
+                self._run.iteration_s.append(time.monotonic() - since)
+                if config.evaluation.every and config.evaluates_after(iteration):
+                    self._evaluate(iteration)
+                    last = iteration
+        if config.evaluation.every and last != len(self._run.iteration_s):
+            self._evaluate(len(self._run.iteration_s))
+
+    def _iteration(
+        self, iteration: int, plan: SeedPlan | None, beside: ThreadPoolExecutor, last: bool
+    ) -> SeedPlan | None:
+        runtime = self._runtime
+        if plan is None:
+            plan = runtime.explore(iteration)
+        elif plan.refused:
+            plan = runtime.explore_anew(plan)
+        following = iteration + 1 if runtime.explores_beside_training and not last else None
+        rolled = runtime.rollout(plan, following)
+        exploring: Future[SeedPlan] | None = None
+        if following is not None:
+            exploring = beside.submit(runtime.explore, following)
+        scores = runtime.reward(rolled)
+        trained = runtime.train(rolled, scores)
+        next_plan = None if exploring is None else exploring.result()
+        evidence = None
+        if runtime.trains_on_drafts:
+            evidence = TrainingEvidence(trained.report.off_policy, self._held_out)
+        return runtime.review(rolled, scores, next_plan, evidence).next_plan
+
+    def _evaluate(self, iteration: int) -> None:
+        began = time.monotonic()
+        evaluation = self._runtime.evaluate()
+        self._evaluation_s = time.monotonic() - began
+        by_prompt: dict[int, list[float]] = {}
+        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True):
+            if score.error is None:
+                by_prompt.setdefault(sample.request.prompt_id, []).append(score.value)
+        self._held_out[iteration] = {prompt: statistics.fmean(found) for prompt, found in by_prompt.items()}
+        at_s = 0.0 if iteration == 0 else time.monotonic() - self._began
+        self._run.evaluations.append((iteration, at_s, evaluation))
+        self._on_evaluation(self._run)

@@ -1,0 +1,161 @@
+"""Stages on Qwen-Image's transformer at its real size: the wanted figures, and variants for what is left.
+
+Random weights (20.4 billion, bfloat16) made on the device, LoRA of rank 64, ten denoising steps of which two
+are stochastic, without guidance. A share of the limit (`mfu`) counts what must be computed: a forward pass,
+and for training the pass back to the adapters. What gradient checkpointing computes again counts in
+`hardware_utilisation` alone. The limit is the measured rate of a large matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.measured_parts import Figures, MeasuredParts, seconds
+from benchmarks.gpu.plan import REAL, TINY, Plan
+from benchmarks.gpu.profiled_model import ProfiledModel
+from benchmarks.gpu.stages import Reporter, Setting
+
+BACKENDS = ("_native_cudnn", "_native_flash", "_native_efficient")
+"""Besides `native`, which lets torch choose."""
+
+Part = tuple[str, Callable[[], Figures]]
+"""A measurement's name, and the measurement."""
+
+_LONGEST_PART = 0.15
+"""Share of a stage's time that a part may take: none begins when less is left."""
+
+
+def measure_model(setting: Setting, report: Reporter) -> None:
+    """The wanted figures, in order of worth."""
+    plan, device = _plan(setting)
+    parts = _parts(setting, report, plan, device)
+    model = _built(plan, device, parts)
+    if model is not None:
+        wanted: list[Part] = [
+            ("step_512_b8", partial(model.step, 512, 8)),
+            ("rollout_512", partial(model.rollout, 512)),
+            ("train_512", partial(model.train, 512)),
+            ("diffusers_512", partial(model.diffusers_loop, 512)),
+            *[(f"step_{size}_b{batch}", partial(model.step, size, batch)) for size, batch in _batches(plan)],
+            ("decode_512", partial(model.decode, 512)),
+            ("noise_512", partial(model.noise, 512)),
+        ]
+        for name, work in wanted:
+            parts.take(name, work)
+    parts.refuse_failures()
+
+
+def measure_variants(setting: Setting, report: Reporter) -> None:
+    """What else a step may be like; a variant that cannot be had says so, and that is its figure."""
+    plan, device = _plan(setting)
+    parts = _parts(setting, report, plan, device)
+    model = _built(plan, device, parts)
+    if model is None:
+        return
+    on_gpu = device.type == "cuda"
+    step = partial(model.step, 512, 8)
+    variants: list[Part] = [
+        ("step_512_compiled", partial(model.compiled_step, 512, 8)),
+        ("rollout_512_compiled", partial(model.compiled_rollout, 512)),
+        ("train_512_compiled", partial(model.compiled_train, 512)),
+        ("step_512_without_adapters", partial(step, adapters=False)),
+        *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
+        ("fp8_matrix_product", partial(fp8_matrix_product, device, plan.edge)),
+        ("iteration_512", partial(model.iteration, 512)),
+        ("step_1280_b4", partial(model.step, 1280, 4)),
+        ("train_1280", partial(model.train, 1280)),
+        ("decode_1280", partial(model.decode, 1280)),
+        ("step_512_b16", partial(model.step, 512, 16)),
+        ("train_512_without_checkpointing", partial(model.train, 512, checkpointing=False)),
+    ]
+    for name, work in variants:
+        parts.take(name, work)
+
+
+def matrix_product(device: torch.device, edge: int, dtype: torch.dtype = torch.bfloat16) -> Figures:
+    """What a large square matrix product reaches here."""
+    left, right = (torch.randn(edge, edge, device=device, dtype=dtype) for _ in range(2))
+    return _rate(device, edge, lambda: torch.mm(left, right))
+
+
+def fp8_matrix_product(device: torch.device, edge: int) -> Figures:
+    """The same in eight bits, with one scale a matrix."""
+    left, right = (torch.randn(edge, edge, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+    scale = torch.ones((), device=device)
+    scales: dict[str, Any] = {"scale_a": scale, "scale_b": scale, "out_dtype": torch.bfloat16}
+    return _rate(device, edge, lambda: torch._scaled_mm(left, right.t(), **scales))
+
+
+def _rate(device: torch.device, edge: int, product: Callable[[], torch.Tensor]) -> Figures:
+    calls = 20
+
+    def work() -> None:
+        for _ in range(calls):
+            product()
+
+    taken_s = seconds(work, device)
+    return {"edge": edge, "tflops": calls * 2 * edge**3 / taken_s / 1e12}
+
+
+def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
+    """The wanted figures, None where they were not found, and the times of steps by size and batch."""
+
+    def figure(part: str, name: str) -> Any:
+        return found.get(part, {}).get(name)
+
+    def share(part: str, name: str, of: str) -> float | None:
+        over, under = figure(part, name), figure(part, of)
+        return over / under if over and under else None
+
+    ours, theirs = figure("rollout_512", "rollout_s"), figure("diffusers_512", "rollout_s")
+    return {
+        "rollout_512_mfu": figure("rollout_512", "mfu"),
+        "train_512_mfu": figure("train_512", "mfu"),
+        "train_512_hardware_utilisation": figure("train_512", "hardware_utilisation"),
+        "step_1280_mfu": figure("step_1280_b1", "mfu"),
+        "rollout_vs_diffusers": theirs / ours if ours and theirs else None,
+        "images_per_s": figure("rollout_512", "images_per_s"),
+        "train_samples_per_s": figure("train_512", "samples_per_s"),
+        "decode_s_an_image": figure("decode_512", "decode_s_an_image"),
+        "ratio_deviation": figure("train_512", "ratio_deviation"),
+        "train_peak_over_need": share("train_512", "peak_gib", "need_gib"),
+        "rollout_peak_over_need": share("rollout_512", "peak_gib", "need_gib"),
+        "limit_tflops": figure("matrix_product", "tflops"),
+        "text_length": plan.text_length,
+        "rank": plan.rank,
+        "steps": {
+            str(size): {
+                str(batch): {"step_s": figure(f"step_{size}_b{batch}", "step_s")}
+                for batch in sorted(plan.batches[size])
+            }
+            for size in plan.batches
+        },
+    }
+
+
+def _plan(setting: Setting) -> tuple[Plan, torch.device]:
+    return TINY if setting.tiny else REAL, torch.device(setting.device)
+
+
+def _batches(plan: Plan) -> list[tuple[int, int]]:
+    """The steps that are left once the first is measured."""
+    return [(size, batch) for size in plan.batches for batch in plan.batches[size]][1:]
+
+
+def _parts(setting: Setting, report: Reporter, plan: Plan, device: torch.device) -> MeasuredParts:
+    def flush(found: dict[str, Figures]) -> None:
+        report(**summary(plan, found), parts=dict(found))
+
+    return MeasuredParts(device, (1 - _LONGEST_PART) * setting.limit_s, flush)
+
+
+def _built(plan: Plan, device: torch.device, parts: MeasuredParts) -> ProfiledModel | None:
+    """The model, once the limit is known; None where it could not be built."""
+    product = parts.take("matrix_product", lambda: matrix_product(device, plan.edge, plan.dtype))
+    model = ProfiledModel(plan, device, product.get("tflops"))
+    parts.take("build", model.build)
+    return model if model.is_built else None

@@ -1,0 +1,283 @@
+"""All that only a GPU can show, in five minutes: bits, the runtime, Qwen-Image at its real size, learning.
+
+Each stage runs in a process of its own with a time limit, in order of worth, and what it finds is written at
+once; a stage that fails or is cut leaves what it had found, and the next one starts. `--keep` merges the
+stages into `benchmarks/results/gpu_day.json`, so that some can be done again. `benchmarks/gpu/wheels` packs
+what a bare machine lacks, and prints the command to run there.
+
+    python -m benchmarks.gpu_day --keep [--out FOLDER] [--only STAGE,STAGE]     on a GPU
+    python -m benchmarks.gpu_day --tiny                                         on the CPU: does it all run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
+from benchmarks.report import RESULTS, add_keep_option, write_result
+
+NAME = "gpu_day"
+_FORKED = (
+    "gpu_runtime.runtime", "gpu_runtime.worker.worker", "gpu_runtime.models.families.qwen_image",
+    "gpu_runtime.worker.scoring_worker", "peft",
+)  # fmt: skip
+"""What stages use and take long to import; they are forked with it done."""
+
+_LOOK_S = 60.0
+_LEAST_S = 8.0
+"""A stage for which less is left is not begun."""
+
+_TINY_BUDGET_S = 600.0
+_MOST_BYTES = 1 << 20
+_FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")
+
+
+def stages() -> list[Stage]:
+    """The stages in order of worth; each imports what it needs in its own process."""
+
+    def bits(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.bits import compare_bits
+
+        compare_bits(setting, report)
+
+    def runtime(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.disturbed import disturb_runs
+
+        disturb_runs(setting, report)
+
+    def qwen_image(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.qwen_image import measure_model
+
+        measure_model(setting, report)
+
+    def learning(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.learning import learn
+
+        learn(setting, report)
+
+    def variants(setting: Setting, report: Reporter) -> None:
+        from benchmarks.gpu.qwen_image import measure_variants
+
+        measure_variants(setting, report)
+
+    return [
+        Stage("bits", 50.0, bits),
+        Stage("runtime", 50.0, runtime),
+        Stage("qwen_image", 110.0, qwen_image),
+        Stage("learning", 60.0, learning),
+        Stage("variants", 60.0, variants),
+    ]
+
+
+def look(setting: Setting, report: Reporter) -> None:
+    """What the device is, and whether the allocator's large segments work on it."""
+    import torch
+
+    report(torch=torch.__version__, cpus=os.cpu_count(), device="cpu")
+    if setting.device == "cpu" or not torch.cuda.is_available():
+        return
+    properties = torch.cuda.get_device_properties(0)
+    report(
+        device=properties.name,
+        memory_gib=round(properties.total_memory / 2**30, 1),
+        capability=f"{properties.major}.{properties.minor}",
+        cuda=torch.version.cuda,
+    )
+    torch.empty(1 << 30, dtype=torch.uint8, device="cuda").zero_()
+    torch.cuda.synchronize()
+    report(expandable_segments=True)
+
+
+def summary(by_stage: Mapping[str, Figures]) -> Figures:
+    """The figures that are asked for, None where no stage found them."""
+
+    def of(stage: str, name: str) -> Any:
+        return by_stage.get(stage, {}).get("figures", {}).get(name)
+
+    found = [
+        of("bits", "bits_equal"), of("runtime", "chunk_bits_equal"), of("runtime", "run_bits_equal")
+    ]  # fmt: skip
+    known = [value for value in found if value is not None]
+    before, after = of("learning", "score_before"), of("learning", "score_after")
+    gained_s, on_cpu_s = of("learning", "time_to_gain_s"), of("learning_cpu", "time_to_gain_s")
+    return {
+        "bits_equal": all(known) if known else None,
+        "ratio_deviation_float32": of("bits", "ratio_deviation_float32"),
+        "ratio_deviation_bfloat16": of("bits", "ratio_deviation_bfloat16"),
+        **{
+            name: of("runtime", name)
+            for name in ("spot_idle", "spot_idle_plain", "reserved_idle", "added_share")
+        },
+        **{
+            name: of("qwen_image", name)
+            for name in (
+                "rollout_512_mfu", "train_512_mfu", "train_512_hardware_utilisation", "step_1280_mfu",
+                "rollout_vs_diffusers", "images_per_s", "train_samples_per_s", "decode_s_an_image",
+                "train_peak_over_need", "rollout_peak_over_need", "limit_tflops",
+            )
+        },
+        "score_before": before,
+        "score_after": after,
+        "score_gain": None if before is None or after is None else after - before,
+        "time_to_gain_s": gained_s,
+        "time_to_gain_on_cpu_s": on_cpu_s,
+    }  # fmt: skip
+
+
+class Day:
+    """The stages so far, and where they are written.
+
+    Args:
+        named: device, date and the like, of the result.
+        by_stage: stages of an earlier try.
+        out: folder for the result and pictures; None writes none.
+        keep: write `benchmarks/results/gpu_day.json`, too.
+        commit: of the code, where this machine has no git.
+    """
+
+    def __init__(
+        self, named: Figures, by_stage: dict[str, Figures], out: Path | None, keep: bool, commit: str | None
+    ) -> None:
+        self.by_stage = by_stage
+        self._named, self._out, self._keep, self._commit = named, out, keep, commit
+        self._began = time.monotonic()
+
+    def take(self, name: str, found: Figures) -> None:
+        """Put a stage's result into the place of an earlier one, and write all."""
+        self.by_stage[name] = {**found, "device": self._named["device"], "date": self._named["date"]}
+        if self._keep:
+            write_result(NAME, self.figures(), self._named["device"], began_at=self._commit)
+        if self._out is not None:
+            text = json.dumps({"benchmark": NAME, **self._named, "figures": self.figures()}, indent=2)
+            if self._keep:
+                text = (RESULTS / f"{NAME}.json").read_text(encoding="utf-8")
+            assert len(text) < _MOST_BYTES, "a result is read, and travels"
+            (self._out / f"{NAME}.json").write_text(text, encoding="utf-8")
+
+    def figures(self) -> Figures:
+        """The result as it is now."""
+        states = [found["status"] for found in self.by_stage.values()]
+        return {
+            **self._named,
+            "stages": len(states) - states.count("skipped"),
+            "failed": states.count("failed") + states.count("cut"),
+            "wall_s": round(time.monotonic() - self._began, 1),
+            **summary(self.by_stage),
+            "by_stage": self.by_stage,
+        }
+
+
+def table(by_stage: Mapping[str, Figures]) -> str:
+    """A line a stage: how it ended, seconds, its plain figures."""
+    lines = []
+    for name, found in by_stage.items():
+        plain = [
+            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+            for key, value in found.get("figures", {}).items()
+            if isinstance(value, (bool, int, float))
+        ]
+        said = f"  {str(found['error']).strip().splitlines()[-1][:300]}" if "error" in found else ""
+        lines.append(f"{name:12} {found['status']:8} {found['seconds']:6.1f} s  {' '.join(plain)}{said}")
+    return "\n".join(lines)
+
+
+def run(
+    day: Day, chosen: Sequence[Stage], setting: Setting, budget_s: float, fault: tuple[str, Fault] | None
+) -> None:
+    """Run the stages within a budget; seconds that one leaves go to those after it."""
+    ends_at, spare_s = time.monotonic() + budget_s, 0.0
+    for stage in chosen:
+        left_s = ends_at - time.monotonic()
+        limit_s = min(left_s, stage.limit_s + spare_s) if not setting.tiny else left_s
+        name = stage.name if setting.device == "cuda" or setting.tiny else f"{stage.name}_cpu"
+        if limit_s < _LEAST_S:
+            day.take(name, {"status": "skipped", "seconds": 0.0, "error": f"{left_s:.0f} s were left"})
+            continue
+        given = Setting(setting.device, setting.tiny, limit_s, setting.folder)
+        planted = fault[1] if fault is not None and fault[0] == stage.name else None
+        found = run_stage(stage, given, lambda figures, name=name: day.take(name, figures), planted)
+        spare_s = max(0.0, stage.limit_s + spare_s - found["seconds"])
+        print(table({name: found}), file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Print a table and one JSON line."""
+    arguments = _arguments()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Before torch is imported anywhere, as the allocator reads it early.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    from gpu_runtime.cluster.fork_server import import_before_forks
+
+    import_before_forks(_FORKED)
+    wanted = arguments.device or ("cpu" if arguments.tiny else "cuda")
+    seen = run_stage(Stage("look", _LOOK_S, look), Setting(wanted, True, _LOOK_S), lambda found: None)
+    facts = seen["figures"]
+    device = facts.get("device", "cpu")
+    if wanted == "cuda" and device == "cpu":
+        sys.exit(
+            f"no GPU is visible here ({seen.get('error', 'torch sees none')}); --tiny rehearses on the CPU"
+        )
+    if wanted == "cuda" and not facts.get("expandable_segments"):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    named = {"device": device, "date": today, "tiny": arguments.tiny, "machine": facts}
+    earlier = {} if arguments.tiny else _earlier(RESULTS / f"{NAME}.json")
+    day = Day(named, earlier, arguments.out, arguments.keep, arguments.commit)
+    setting = Setting(wanted, arguments.tiny, 0.0, arguments.out)
+    budget_s = arguments.budget_s or (_TINY_BUDGET_S if arguments.tiny else 270.0)
+    run(day, arguments.only, setting, budget_s, arguments.fault)
+    print(table(day.by_stage))
+    print(json.dumps(day.figures()))
+
+
+def _earlier(path: Path) -> dict[str, Figures]:
+    """Stages of a kept result, with which those of now are merged."""
+    return json.loads(path.read_text(encoding="utf-8"))["figures"]["by_stage"] if path.is_file() else {}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    every = {stage.name: stage for stage in stages()}
+    parser.add_argument("--tiny", action="store_true", help="all stages at the size of a rehearsal")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda, and cpu with --tiny, by default")
+    parser.add_argument("--budget-s", type=float, help="seconds of all stages together (270; --tiny: 600)")
+    parser.add_argument(
+        "--only", metavar="STAGE,STAGE", help=f"stages, of {', '.join(every)}; all by default"
+    )
+    parser.add_argument("--out", type=Path, help="folder for the result and its pictures")
+    parser.add_argument("--commit", help="of the code, where this machine has no git")
+    parser.add_argument("--fault", help=argparse.SUPPRESS, metavar="STAGE=kill|raise|hang")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    names = arguments.only.split(",") if arguments.only else list(every)
+    if odd := [name for name in names if name not in every]:
+        parser.error(f"--only {odd[0]!r} is no stage; there are {', '.join(every)}")
+    arguments.only = [every[name] for name in names]
+    if arguments.fault:
+        stage, _, kind = arguments.fault.partition("=")
+        if stage not in every or kind not in _FAULTS:
+            parser.error(f"--fault {arguments.fault!r}; give STAGE={'|'.join(_FAULTS)}")
+        arguments.fault = (stage, kind)
+    if arguments.keep and arguments.tiny:
+        parser.error("--keep is for figures of the real size; use --out for a rehearsal's")
+    if arguments.device == "cpu" and not arguments.tiny and names != ["learning"]:
+        parser.error(
+            "on the CPU the real size is of use for --only learning alone; add --tiny for a rehearsal"
+        )
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

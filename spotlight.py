@@ -176,7 +176,7 @@ class Run:
 
 
 def train(
-    preset: str | None = None,
+    preset: str | Path | None = None,
     settings: Settings | None = None,
     *,
     name: str | None = None,
@@ -201,7 +201,7 @@ def train(
 
     changes = dict(settings or {}) | ({} if name is None else {"name": name})
     summary = start.train(
-        preset, _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
+        _named(preset), _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
     )
     return _result(summary)
 
@@ -232,7 +232,7 @@ def resume(
 def evaluate(
     run_id: str | None = None,
     *,
-    preset: str | None = None,
+    preset: str | Path | None = None,
     settings: Settings | None = None,
     images: str | Path | None = None,
     compare: str | None = None,
@@ -257,7 +257,7 @@ def evaluate(
     from flows import start
 
     figures = start.evaluate(
-        run_id, preset, _assignments(settings or {}),
+        run_id, _named(preset), _assignments(settings or {}),
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
     names = ("evaluation_id", "run_id", "iteration", "score", "exact")
@@ -310,7 +310,7 @@ def load_run(run_id: str) -> Run:
     return Run(RunStore(home).run(run_id).run_id, home)
 
 
-def settings(preset: str | None = None, settings: Settings | None = None) -> dict[str, Any]:
+def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
     """The settings that a new run would have, by dotted name: defaults, preset, `SPOTLIGHT_*`, `settings`.
 
     Args:
@@ -322,7 +322,9 @@ def settings(preset: str | None = None, settings: Settings | None = None) -> dic
     """
     from flows.start import new_configuration
 
-    return dict(_flat(new_configuration(preset, _assignments(settings or {})).model_dump(mode="json")))
+    return dict(
+        _flat(new_configuration(_named(preset), _assignments(settings or {})).model_dump(mode="json"))
+    )
 
 
 def _result(summary: Mapping[str, Any]) -> Result:
@@ -347,7 +349,7 @@ def _assignments(settings: Settings, section: str = "") -> list[str]:
             continue
         try:
             # JSON's texts, numbers, true and false, and lists of them are TOML's.
-            text = json.dumps(value, ensure_ascii=False, default=os.fspath)
+            text = json.dumps(value, ensure_ascii=False, default=_plain)
         except TypeError as error:
             raise ConfigurationError(
                 f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
@@ -356,3 +358,23 @@ def _assignments(settings: Settings, section: str = "") -> list[str]:
             raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
         lines.append(f"{name}={text}")
     return lines
+
+
+def _named(preset: str | Path | None) -> str | None:
+    """A preset as the command line names it."""
+    return None if preset is None else os.fspath(preset)
+
+
+def _plain(value: Any) -> Any:
+    """A path as text; a number or an array of numpy, or of what behaves like it, as Python's own.
+
+    Raises:
+        TypeError: it is none of them.
+    """
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if callable(getattr(value, "tolist", None)):
+        plain = value.tolist()
+        # A float32 of 0.3 is meant as 0.3, which is what it prints, and not as 0.30000001192092896.
+        return float(str(value)) if isinstance(plain, float) else plain
+    raise TypeError(f"{type(value).__name__} is no setting")

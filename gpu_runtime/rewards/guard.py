@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Sequence
 
 import numpy as np
 
 from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
-from storage.errors import RewardError
+from storage.errors import RewardError, SpotlightError
 from storage.prompts.files import PromptRecord
 
 
@@ -56,7 +57,7 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
     if errors and len(errors) == len(scores):
         raise RewardError(
             f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. There is "
-            "nothing to learn from: check the scorer's installation and its prompts' format"
+            "nothing to learn from: correct the scorer, or what it needs and its prompts' format"
         )
 
 
@@ -90,4 +91,13 @@ def _checked(score: Score) -> Score:
 
 
 def _failed(error: Exception) -> Score:
-    return Score(0.0, False, "", error=f"{type(error).__name__}: {error}")
+    return Score(0.0, False, "", error=f"{type(error).__name__}: {error}{_where(error)}")
+
+
+def _where(error: Exception) -> str:
+    """The line of the scorer's own file that raised, or that called what did; empty where none is known."""
+    if isinstance(error, SpotlightError):  # says itself what to do
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's
+    own = [frame for frame in frames if frame.filename == frames[0].filename]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""

@@ -7,6 +7,8 @@ target's length, 1 where the target is a substring of what was read.
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Collection
 
 from storage.errors import PromptFileError
 
@@ -28,9 +30,36 @@ def target_text(prompt: str) -> str:
     return target
 
 
+def refuse_unknown_letters(prompt: str, known: Collection[str]) -> None:
+    """Refuse a prompt whose target an engine cannot spell: every image would score less than 1.
+
+    Args:
+        prompt: the whole of it.
+        known: letters that the engine may read, normalised.
+
+    Raises:
+        PromptFileError: naming the letters.
+    """
+    unknown = [letter for letter in dict.fromkeys(target_text(prompt)) if letter not in known]
+    if unknown:
+        raise PromptFileError(
+            f"prompt {prompt!r} asks for {' '.join(unknown)}, which the ocr engine's recogniser has no "
+            "letters for, so no image could be right; choose another text, or reward.scorer=deepseek-ocr"
+        )
+
+
 def normalise(text: str) -> str:
-    """Lower-case and drop spaces, as both sides of the comparison are."""
-    return text.lower().replace(" ", "")
+    """Lower-case and drop white space and what has no picture, as both sides of the comparison are.
+
+    Accents are composed, and wide or joined letters are the plain ones (NFKC): an engine reads `CAFÉ` the
+    same, however a prompt's file encodes it.
+    """
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).lower())
+    return "".join(
+        letter
+        for letter in folded
+        if not letter.isspace() and unicodedata.category(letter) not in ("Cc", "Cf")
+    )
 
 
 def ocr_reward(target: str, read: str) -> float:

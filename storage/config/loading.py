@@ -41,6 +41,12 @@ OTHER_VARIABLES = frozenset({HOME_VARIABLE, UP_TOKEN_VARIABLE, DASHBOARD_URL_VAR
 _Layer = tuple[str, dict[str, Any]]
 """Where settings came from, and the settings, nested as in a preset."""
 
+_CHOICES = (
+    ("model", "family"), ("algorithm", "objective"), ("exploration", "strategy"), ("reward", "scorer"),
+    ("evaluation", "judge"), ("runtime", "capacity"),
+)  # fmt: skip
+"""Settings that choose a plug-in, whose own options stand in `options` of the same section."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -101,6 +107,7 @@ def load_with_sources(
         layers.append(("the run's configuration", differences(base)))
     if preset is not None:
         layers += _preset_layers(preset)
+    below, layers = layers, []
     for name, text in sorted(environ.items()):
         key = _variable_key(name)
         if key is not None:
@@ -114,6 +121,8 @@ def load_with_sources(
             continue
         key = tuple(part.strip() for part in name.split("."))
         layers.append(_parsed(key, text.strip(), "--set"))
+    _drop_options_of_others(below, layers)
+    layers = [*below, *layers]
     sources = {key: origin for origin, values in layers for key in _keys((), values)}
     with naming_sources(sources):
         return _validated(layers, problems), sources
@@ -131,6 +140,30 @@ def differences(config: RunConfig) -> dict[str, Any]:
         elif value != defaults[name]:
             changed[name] = value
     return changed
+
+
+def _drop_options_of_others(below: Sequence[_Layer], above: Sequence[_Layer]) -> None:
+    """Drop the options that a preset or a run has for what is replaced, as for another scorer.
+
+    Args:
+        below: what the preset or the run says; changed in place.
+        above: what a person says on top of it.
+    """
+    defaults = RunConfig()
+    for section, name in _CHOICES:
+        default = getattr(getattr(defaults, section), name)
+        had, chosen = (_last(section, name, layers) for layers in (below, above))
+        if chosen is not None and chosen != (default if had is None else had):
+            for _, values in below:
+                if isinstance(values.get(section), dict):
+                    values[section].pop("options", None)
+
+
+def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
+    """The value that a setting has after these layers; None where none has it."""
+    tables = (values.get(section) for _, values in layers)
+    found = [table[name] for table in tables if isinstance(table, dict) and name in table]
+    return found[-1] if found else None
 
 
 def _preset_layers(preset: str) -> list[_Layer]:

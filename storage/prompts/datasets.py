@@ -1,8 +1,8 @@
 """Prompts from Hugging Face datasets on disk: what `save_to_disk` wrote, or single .parquet and .arrow files.
 
 Read by pyarrow: the package `datasets` is not needed. A column `prompt`, `text` or `caption` holds the
-prompts; with a column `include`, its rows are GenEval rows. Arrow knows no list of a text and a number, as a
-`position` is: `include` and `exclude` may be JSON text instead.
+prompts; with a column `include`, its rows are GenEval rows. No other column is read. Arrow knows no list of a
+text and a number, as a `position` is: `include` and `exclude` may be JSON text instead.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ DATA_SUFFIXES = (".parquet", ".arrow")
 
 PROMPT_COLUMNS = ("prompt", "text", "caption")
 """Where the prompt may stand; the first that is there is taken."""
+
+ROW_COLUMNS = ("tag", "include", "exclude")
+"""What a GenEval row has beside its prompt. Other columns are not read: they may be gigabytes of images."""
 
 _STATE_FILE = "state.json"
 _SPLITS_FILE = "dataset_dict.json"
@@ -68,13 +71,7 @@ def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         PromptFileError: a file is damaged, or has no column of prompts.
     """
     for file in data_files(path):
-        table = _read_table(file)
-        column = next((name for name in PROMPT_COLUMNS if name in table.column_names), None)
-        if column is None:
-            raise PromptFileError(
-                f"{file}: no column {', '.join(PROMPT_COLUMNS)}; it has {', '.join(table.column_names)}: "
-                "rename the one that holds the prompts"
-            )
+        table, column = _read_table(file)
         for number, row in enumerate(table.to_pylist(), start=1):
             where, found = f"{file}:row {number}", _without_nothing(row)
             objects = {
@@ -98,21 +95,37 @@ def _without_nothing(value: Any) -> Any:
     return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _read_table(file: Path) -> Any:
+def _read_table(file: Path) -> tuple[Any, str]:
+    """The columns of a file that prompts need, and which of them holds the prompt."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         if file.suffix == ".parquet":
-            return pyarrow.parquet.read_table(file)
-        with pyarrow.memory_map(str(file)) as source:
+            with pyarrow.parquet.ParquetFile(file) as opened:
+                needed = _needed(file, opened.schema_arrow.names)
+                return opened.read(columns=needed), needed[0]
+        with pyarrow.memory_map(str(file)) as source:  # what is not used of it is not read
             try:
-                return pyarrow.ipc.open_stream(source).read_all()  # what `datasets` writes
+                table = pyarrow.ipc.open_stream(source).read_all()  # what `datasets` writes
             except pyarrow.ArrowInvalid:
                 source.seek(0)
-                return pyarrow.ipc.open_file(source).read_all()
+                table = pyarrow.ipc.open_file(source).read_all()
+            needed = _needed(file, table.column_names)
+            return table.select(needed), needed[0]
     except (OSError, pyarrow.ArrowException) as error:
         raise PromptFileError(f"{file}: not a file that pyarrow can read: {error}; save it again") from error
+
+
+def _needed(file: Path, names: list[str]) -> list[str]:
+    """The column of prompts, and those of GenEval rows where there are such."""
+    column = next((name for name in PROMPT_COLUMNS if name in names), None)
+    if column is None:
+        raise PromptFileError(
+            f"{file}: no column {', '.join(PROMPT_COLUMNS)}; it has {', '.join(names)}: "
+            "rename the one that holds the prompts"
+        )
+    return [column, *(name for name in ROW_COLUMNS if "include" in names and name in names)]
 
 
 def _list_of(file: Path, key: str, kind: type) -> list[Any]:

@@ -157,5 +157,5 @@ def _judge_blank(setting: str, model: ModelOutline, scorer: Scorer, prompt: Prom
     if score.error is not None:
         raise ConfigurationError(
             f"{setting} = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
-            f"{score.error}; check the scorer's installation"
+            f"{score.error}; correct the scorer there, or install what it needs"
         )

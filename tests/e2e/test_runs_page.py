@@ -15,7 +15,7 @@ from storage.database.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
 from ui.pages.runs import data
-from ui.pages.runs.data import first_compared, time_to_score
+from ui.pages.runs.data import first_compared, of_one_scale, time_to_score
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -67,6 +67,15 @@ def test_runs_of_one_task_are_compared_at_first(page: AppTest):
     assert page.multiselect("compared").value == ["shapes-2", "shapes-1"]
     page.multiselect("run_reward").set_value(["ocr"]).run()
     assert page.multiselect("compared/reward=['ocr']").value == ["glyphs-1"]
+
+
+def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page: AppTest):
+    page.multiselect("compared").set_value(["shapes-2", "glyphs-1", "shapes-1"]).run()
+    assert not page.exception
+    (told,) = (info.value for info in page.info)
+    assert "Not drawn: glyphs-1" in told.replace("\\", "") and "choose them by themselves" in told
+    table = pd.DataFrame({"run_id": ["a", "b", "c"], "scale": ["x", "y", "x"]})
+    assert of_one_scale(table, ["b", "a", "c"]) == (["b"], ["a", "c"])
 
 
 def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):

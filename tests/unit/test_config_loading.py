@@ -193,3 +193,20 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     assert load_config(str(preset), [], {}).model.guidance == 2.5
     preset.write_text('extends = "flax"\n')
     assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))
+
+
+@pytest.mark.parametrize("name", [preset.name for preset in list_presets()])
+def test_another_scorer_drops_the_options_that_a_preset_has_for_its_own(name: str):
+    config = load_config(name, ["reward.scorer=jpeg", "evaluation.judge=clip-score"], {})
+    assert (config.reward.options, config.evaluation.options) == ({}, {})
+    mine = load_config(name, ["reward.options.reader=x", "reward.scorer=deepseek-ocr"], {})
+    assert mine.reward.options == {"reader": "x"}, "those that a person gives stay"
+
+
+def test_the_same_scorer_keeps_them():
+    preset = load_config("glyphs-stale", [], {})
+    assert preset.reward.options
+    same = load_config("glyphs-stale", [f"reward.scorer={preset.reward.scorer}"], {})
+    assert same.reward == preset.reward
+    again = load_config(None, ["reward.scorer=jpeg"], {}, preset)
+    assert again.reward.options == {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +131,24 @@ def test_what_is_no_dataset_says_what_is_missing(tmp_path: Path) -> None:
         load_prompts(folder)
     with pytest.raises(PromptFileError, match=r"no column prompt, text, caption; it has question"):
         load_prompts(save_to_disk(tmp_path / "other", [{"question": "?"}]))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_only_the_columns_of_prompts_are_read(tmp_path: Path, ending: str) -> None:
+    """Images, dates and decimals cannot be written as JSON, and may be all of a file."""
+    rows = [ROWS[1] | {"include": json.dumps(ROWS[1]["include"])}] * 2
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in rows[0]}
+    columns |= {
+        "image": [{"bytes": b"x", "path": "a.png"}] * 2, "created": [datetime(2026, 1, 1)] * 2,
+        "price": [Decimal("1.5")] * 2,
+    }  # fmt: skip
+    file = tmp_path / f"gen.{ending}"
+    table = pyarrow.table(columns)
+    if ending == "parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with pyarrow.OSFile(str(file), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as to:
+            to.write_table(table)
+    for record in load_prompts(file):
+        assert record.metadata.keys() == {"tag", "include", "prompt"}
+        json.dumps(record.metadata)

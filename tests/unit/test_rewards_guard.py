@@ -42,7 +42,8 @@ def test_scores_pass_through_in_order() -> None:
 
 def test_one_failure_costs_one_score() -> None:
     scores = score_all(Scripted(1.0, OSError("engine gone"), 0.25), IMAGES, PROMPTS)
-    assert scores[1] == Score(0.0, False, "", error="OSError: engine gone")
+    assert (scores[1].value, scores[1].exact) == (0.0, False)
+    assert str(scores[1].error).startswith("OSError: engine gone (")
     assert [score.error for score in (scores[0], scores[2])] == [None, None]
 
 
@@ -87,3 +88,24 @@ def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
     for option in SCORERS.find(name).options.model_fields:
         assert f"`{option}`" in line
     assert f"`{name}`" in str(RewardConfig.model_fields["scorer"].description)
+
+
+class Raises:
+    """A user's scorer with a mistake in a function that it calls."""
+
+    name = "mine"
+
+    def check(self, prompt: PromptRecord) -> None:
+        pass
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        return Score(self.colour(image_HWC), False, "")
+
+    def colour(self, image_HWC: np.ndarray) -> float:
+        return float(np.take(image_HWC, 10**9))  # of a library, far below
+
+
+def test_an_error_names_the_line_of_the_scorer_s_file() -> None:
+    (score,) = score_each(Raises(), [np.zeros((2, 2, 3), np.uint8)], [PromptRecord(0, "a sign")])
+    assert score.error is not None and score.error.startswith("IndexError: ")
+    assert f"({__file__}, line " in score.error and "np.take(image_HWC, 10**9)" in score.error

@@ -83,7 +83,8 @@ def test_a_part_that_fails_takes_only_its_image_along():
     scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0, broken=1), 1.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)})
     good, bad = score_each(scorer, IMAGES, PROMPTS)
     assert (good.value, good.error) == (0.75, None)
-    assert (bad.value, bad.error, bad.parts) == (0.0, "ocr: OSError: gone", {"jpeg": 0.5})
+    assert (bad.value, bad.parts) == (0.0, {"jpeg": 0.5})
+    assert str(bad.error).startswith("ocr: OSError: gone (")
     with pytest.raises(RewardError, match="ocr: OSError: gone"):  # as the preflight asks, of one blank image
         scorer.score(IMAGES[1], PROMPTS[1])
     assert part_means([good, good, bad]) == {"ocr": 1.0, "jpeg": 0.5}, "of what was judged, as the mean is"
@@ -136,7 +137,8 @@ def test_a_batch_is_guarded_like_single_images():
         (Batch(Score(0.5, False, "a")), "RewardError: 1 scores came back for 2 images"),
         (Batch(OSError("gone")), "OSError: gone"),
     ):
-        assert [score.error for score in score_each(scorer, IMAGES, PROMPTS)] == [says] * 2
+        errors = [str(score.error) for score in score_each(scorer, IMAGES, PROMPTS)]
+        assert len(errors) == 2 and all(error.startswith(says) for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spotlight
@@ -245,3 +246,22 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(mon
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
+
+
+def test_numbers_of_numpy_and_paths_are_settings_too(tmp_path: Path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text("iterations = 3\n")
+    given = {
+        "seed": np.int64(7), "sampling.noise_level": np.float32(0.3),
+        "optimizer.learning_rate": np.float64(1e-5),
+        "runtime.history": np.bool_(True), "adaptation.targets": np.array(["to_q", "to_v"]),
+        "prompts": {"train": tmp_path / "täglich.txt"}, "iterations": np.array(3),
+    }  # fmt: skip
+    found = spotlight.settings(preset, given)
+    assert {name: found[name] for name in given if name != "prompts"} == {
+        "seed": 7, "sampling.noise_level": 0.3, "optimizer.learning_rate": 1e-5, "runtime.history": True,
+        "adaptation.targets": ["to_q", "to_v"], "iterations": 3,
+    }  # fmt: skip
+    assert (found["iterations"], found["prompts.train"]) == (3, str(tmp_path / "täglich.txt"))
+    with pytest.raises(ConfigurationError, match=r"seed = .*give text, a number"):
+        spotlight.settings(settings={"seed": object()})

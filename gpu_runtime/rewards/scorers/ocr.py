@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import Any
+
 import numpy as np
 from rapidocr import RapidOCR
 
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
+from gpu_runtime.rewards.text_rules import normalise, ocr_reward, refuse_unknown_letters, target_text
 from storage.prompts.files import PromptRecord
 
-_ENGINE_PARAMETERS = {
+_ENGINE_PARAMETERS: dict[str, Any] = {
     "Global.log_level": "error",
     # One thread: scorers run one a worker, and more threads than cores only contend.
     "EngineConfig.onnxruntime.intra_op_num_threads": 1,
@@ -35,12 +38,21 @@ class OcrScorer:
         self._page = page
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that quotes no text.
+        """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have.
 
         Raises:
-            PromptFileError: there is nothing to compare with.
+            PromptFileError: no image could be right.
         """
-        target_text(prompt.text)
+        refuse_unknown_letters(prompt.text, self._letters)
+
+    @cached_property
+    def _letters(self) -> frozenset[str]:
+        """What the recogniser may answer, normalised as answers are."""
+        line_HWC = np.full((*_ENGINE_PARAMETERS["Rec.rec_img_shape"][1:], 3), 255, np.uint8)
+        self.read(line_HWC)  # the engine loads its recogniser with the first image
+        recogniser: Any = self._engine.text_rec
+        answers = recogniser.postprocess_op.character
+        return frozenset(letter for answer in answers for letter in normalise(answer))
 
     def read(self, image_HWC: np.ndarray) -> str:
         """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""

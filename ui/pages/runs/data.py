@@ -30,7 +30,8 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
     """The latest runs; archived ones are among them, and count, only where they are asked for.
 
     Columns: those of `storage.database.queries.comparisons.run_table`, and preset, reward, strategy, task
-    (what is judged, on which held-out prompts), modelled (whether its dollars are), tags, note, archived.
+    (what is judged, on which held-out prompts), scale (see `of_one_scale`), modelled (whether its dollars
+    are), tags, note, archived.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
@@ -55,7 +56,7 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
 NO_PRESET = "–"
 """In place of the preset of a run that was started without one, or by a version that noted none."""
 
-_FACTS = ("preset", "reward", "strategy", "task", "modelled")
+_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled")
 
 
 def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -72,8 +73,29 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         "reward": reward,
         "strategy": setting("exploration", "strategy"),
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
+        "scale": f"{_judged_by(settings.get('reward'))} from {setting('model', 'path')}",
         "modelled": is_modelled(settings, environment),
     }
+
+
+def _judged_by(reward: Any) -> str:
+    """The scorer with its options, whatever is learned from its scores."""
+    known = reward if isinstance(reward, dict) else {}
+    return json.dumps({key: value for key, value in known.items() if key != "signal"}, sort_keys=True)
+
+
+def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The runs whose scores compare with the first one's, and the others.
+
+    Scores compare where the same reward judges what the same base model became.
+
+    Args:
+        table: as `load_table` gives it.
+        chosen: at least one of its runs.
+    """
+    scales = dict(zip(table["run_id"], table["scale"], strict=True))
+    same = [run_id for run_id in chosen if scales[run_id] == scales[chosen[0]]]
+    return same, [run_id for run_id in chosen if run_id not in same]
 
 
 def matching(

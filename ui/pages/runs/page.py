@@ -13,7 +13,14 @@ from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdo
 from ui.elements.palette import RUN_COLOURS
 from ui.elements.run_page import show_home_page
 from ui.pages.runs.charts import comparison_chart, paid_chart
-from ui.pages.runs.data import first_compared, load_courses, load_table, shared_target, time_to_score
+from ui.pages.runs.data import (
+    first_compared,
+    load_courses,
+    load_table,
+    of_one_scale,
+    shared_target,
+    time_to_score,
+)
 from ui.pages.runs.notes import show_notes
 from ui.pages.runs.table import show_filters, show_table, shows_archived
 
@@ -49,6 +56,14 @@ def _show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     if not chosen:
         st.caption("Choose the runs to compare.")
         return
+    chosen, others = of_one_scale(table, chosen)
+    if others:
+        st.info(
+            f"Not drawn: {plain_markdown(', '.join(others))}. Another reward judges them, or they began from "
+            f"another base model, so their scores do not compare with those of {plain_markdown(chosen[0])}; "
+            "choose them by themselves.",
+            icon=":material/info:",
+        )
     picked = st.segmented_control(
         "Measure", list(_MEASURES), default="Graded score", key="compared_measure",
         label_visibility="collapsed",

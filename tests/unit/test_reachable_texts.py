@@ -24,9 +24,9 @@ def test_a_perfect_reading_scores_one(target: str, read: str):
     assert ocr_reward(target_text(f'a sign "{target}"'), normalise(read)) == 1.0
 
 
-@pytest.fixture(scope="module")
-def scorer() -> OcrScorer:
-    return OcrScorer()
+@pytest.fixture(scope="module", params=[False, True], ids=["line", "page"])
+def scorer(request: pytest.FixtureRequest) -> OcrScorer:
+    return OcrScorer(page=request.param)
 
 
 @pytest.mark.parametrize("text", ["ПРИВЕТ", "مرحبا", "שלום", "สวัสดี", "नमस्ते", "안녕하세요"])

@@ -49,7 +49,8 @@ class OcrScorer:
     def _letters(self) -> frozenset[str]:
         """What the recogniser may answer, normalised as answers are."""
         line_HWC = np.full((*_ENGINE_PARAMETERS["Rec.rec_img_shape"][1:], 3), 255, np.uint8)
-        self.read(line_HWC)  # the engine loads its recogniser with the first image
+        # The engine loads its recogniser with the first line; of a blank page it would look for none.
+        self._engine(line_HWC, use_det=False, use_cls=False, use_rec=True)
         recogniser: Any = self._engine.text_rec
         answers = recogniser.postprocess_op.character
         return frozenset(letter for answer in answers for letter in normalise(answer))

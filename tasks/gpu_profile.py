@@ -142,19 +142,18 @@ def measured_profile(result: GpuDayResult, config: RunConfig, carried: Profile) 
         "steps": alone,
     }
     measured = carried.model_copy(update={**about, **_quantities(result, config, size)})
-    shared = tuple(
-        step.model_copy(
-            update={"seconds": measured.step_s(step.batch) * step.seconds / _unscaled(carried, step.batch)}
-        )
-        for step in carried.steps
-        if step.degree > 1
-    )
+    shared = tuple(_as_much_faster(step, carried, measured) for step in carried.steps if step.degree > 1)
     return measured.model_copy(update={"steps": alone + shared})
 
 
-def _unscaled(profile: Profile, batch: int) -> float:
-    """Seconds of a step that a device does alone, as `steps` has them."""
-    return profile.step_s(batch) / profile.step.value
+def _as_much_faster(step: StepTime, carried: Profile, measured: Profile) -> StepTime:
+    """A shared step with the speed-up that it has in one profile, of the lone step in another.
+
+    Rounded, so that a profile made from itself stays as it is.
+    """
+    lone_s = carried.step_s(step.batch) / carried.step.value
+    seconds = measured.step_s(step.batch) * step.seconds / lone_s
+    return step.model_copy(update={"seconds": float(f"{seconds:.6g}")})
 
 
 def _passes(config: RunConfig) -> int:

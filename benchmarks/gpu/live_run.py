@@ -135,7 +135,7 @@ class _Loop:
 
     def _evaluate(self, iteration: int) -> None:
         began = time.monotonic()
-        evaluation = self._runtime.evaluate()
+        evaluation = self._runtime.evaluate(self._runtime.compared_prompts)
         self._evaluation_s = time.monotonic() - began
         by_prompt: dict[int, list[float]] = {}
         for sample, score in zip(evaluation.samples, evaluation.scores, strict=True):

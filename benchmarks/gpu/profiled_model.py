@@ -84,13 +84,23 @@ class ProfiledModel:
             "adapter_dtype": str(trained[0].dtype),
         }
 
-    def step(self, size: int, batch: int, backend: str = _BACKEND, adapters: bool = True) -> Figures:
-        """A denoising step without gradients: the network alone."""
+    def step(
+        self,
+        size: int,
+        batch: int,
+        backend: str = _BACKEND,
+        adapters: bool = True,
+        deterministic: bool = True,
+    ) -> Figures:
+        """A denoising step without gradients: the network alone.
+
+        A kernel that is named need not be among the deterministic ones that workers choose from.
+        """
         work = self._forward(size, batch)
         if not adapters:
             self._transformer.disable_adapters()
         try:
-            with self._attention(backend), torch.no_grad():
+            with self._attention(backend), _kernels(deterministic and backend == _BACKEND), torch.no_grad():
                 step_s = seconds(work, self._device, warmups=2)
         finally:
             if not adapters:
@@ -155,7 +165,7 @@ class ProfiledModel:
         )
         return {"noise_s": seconds(lambda: normal(streams, Purpose.SDE, 1, shape), torch.device("cpu"))}
 
-    def train(self, size: int, checkpointing: bool = True) -> Figures:
+    def train(self, size: int, checkpointing: bool = True, deterministic: bool = True) -> Figures:
         """The trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
 
         `mfu` counts what must be computed; `hardware_utilisation` also the second forward pass that
@@ -164,7 +174,7 @@ class ProfiledModel:
         config, model = self._config(size), self._model(size)
         sampler = Sampler(model, config.sampling)
         samples = _with_advantages(sampler.generate(self._requests(size)))
-        with self._checkpointing(checkpointing):
+        with self._checkpointing(checkpointing), _kernels(deterministic):
             trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
             train_s = seconds(lambda: trainer.train(samples), self._device, repeats=2, warmups=0)
@@ -320,6 +330,17 @@ class ProfiledModel:
             for module in self._transformer.modules():
                 module._compiled_call_impl = None
             torch.compiler.reset()
+
+
+@contextmanager
+def _kernels(deterministic: bool) -> Iterator[None]:
+    """Within this context torch takes deterministic kernels, or whichever are quickest."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic and before)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:

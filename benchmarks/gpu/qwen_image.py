@@ -64,6 +64,8 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
         ("train_512_compiled", partial(model.compiled_train, 512)),
         ("step_512_without_adapters", partial(step, adapters=False)),
         *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
+        ("step_512_any_kernel", partial(step, deterministic=False)),
+        ("train_512_any_kernel", partial(model.train, 512, deterministic=False)),
         ("fp8_matrix_product", partial(fp8_matrix_product, device, plan.edge)),
         ("iteration_512", partial(model.iteration, 512)),
         ("step_1280_b4", partial(model.step, 1280, 4)),

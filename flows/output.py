@@ -14,20 +14,24 @@ from typing import Any, TextIO, cast
 def output_may_fail() -> Iterator[None]:
     """While the context lasts, what is printed may be lost, and raises nothing.
 
-    The reader of a pipe has left, the disk of a log is full, a terminal is gone. What libraries print and
-    log meanwhile goes the same way, and a log that is lost leaves no traceback.
+    The reader of a pipe has left, the disk of a log is full, a terminal is gone, or the process was started
+    without output. What libraries print and log meanwhile goes the same way, and a log that is lost leaves
+    no traceback. Characters that the output's encoding lacks are written as escapes.
     """
     before = sys.stdout, sys.stderr
     raised, logging.raiseExceptions = logging.raiseExceptions, False
-    sys.stdout, sys.stderr = (cast(TextIO, _Lossy(stream)) for stream in before)
-    try:
-        yield
-    finally:
-        for stream in before:
-            with suppress(ValueError):  # it is closed
-                _settle(stream)
-        sys.stdout, sys.stderr = before
-        logging.raiseExceptions = raised
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        # Python has None for a descriptor that was closed when it started.
+        streams = [nowhere if stream is None else stream for stream in before]
+        sys.stdout, sys.stderr = (cast(TextIO, _Lossy(stream)) for stream in streams)
+        try:
+            yield
+        finally:
+            for stream in streams:
+                with suppress(ValueError):  # it is closed
+                    _settle(stream)
+            sys.stdout, sys.stderr = before
+            logging.raiseExceptions = raised
 
 
 class _Lossy:
@@ -39,9 +43,14 @@ class _Lossy:
     def write(self, text: str) -> int:
         try:
             return self._stream.write(text)
+        except UnicodeEncodeError as error:
+            return self.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
         except BrokenPipeError:
             _settle(self._stream)
-        except OSError:  # a full disk keeps it in the buffer, until there is room
+        except (
+            OSError,
+            ValueError,
+        ):  # a full disk keeps it in the buffer, until there is room; or it is closed
             pass
         return len(text)
 
@@ -50,7 +59,7 @@ class _Lossy:
             self._stream.flush()
         except BrokenPipeError:
             _settle(self._stream)
-        except OSError:
+        except (OSError, ValueError):
             pass
 
     def __getattr__(self, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ from flows.progress import reporter
 @output_may_fail()
 def work():
     for number in range(5000):
-        reporter().note(f"iteration {number} of many")
-    print("a line", flush=True)
+        reporter().note(f"iteration {number} of many: 一只猫")
+    print("a line: 一只猫", flush=True)
     logging.warning("a warning")
     open(sys.argv[1], "w").close()
 
@@ -47,3 +48,27 @@ def test_the_disk_of_a_log_is_full(tmp_path: Path, command: tuple[str, ...] | No
             return
         entry = [sys.executable, "-m", "flows.cli.command_line", *command]
         assert subprocess.run(entry, stdout=full, stderr=full).returncode == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_the_encoding_lacks_a_character(tmp_path: Path, encoding: str):
+    answer = subprocess.run(
+        [sys.executable, "-c", WORK, str(tmp_path / "done")], capture_output=True, check=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+    )  # fmt: skip
+    assert (tmp_path / "done").exists()
+    cat = "一只猫".encode(encoding, "backslashreplace").decode()
+    assert answer.stdout.decode().splitlines()[-2:] == [f"iteration 4999 of many: {cat}", f"a line: {cat}"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_the_process_has_no_output(tmp_path: Path, closed: str):
+    command = shlex.join([sys.executable, "-c", WORK, str(tmp_path / "done")])
+    answer = subprocess.run(f"{command} {closed}", shell=True)
+    assert (answer.returncode, (tmp_path / "done").exists()) == (0, True)
+
+
+def test_a_program_closes_its_output_meanwhile(tmp_path: Path):
+    code = WORK.replace("def work():", "def work():\n    sys.stdout.close(), sys.stderr.close()")
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "done")]).returncode == 0
+    assert (tmp_path / "done").exists()

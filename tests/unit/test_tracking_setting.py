@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import base64
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from pydantic import ValidationError
@@ -18,31 +14,8 @@ from storage.errors import ConfigurationError
 from storage.tracking.mlflow_run import flat_settings
 from storage.tracking.names import EVALUATION_USD, TOTAL_USD, mlflow_name, recorded_name
 from storage.tracking.server import refuse_silent_server
+from tests.answering import answering
 from tests.running_up import free_ports
-
-
-@contextmanager
-def answering(status: int, body: str, login: str = "") -> Iterator[str]:
-    """A server that says one thing, to who has the login; its address."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            welcome = not login or self.headers.get("Authorization") == login
-            self.send_response(status if welcome else 401)
-            self.end_headers()
-            self.wfile.write(body.encode() if welcome else b"You are not authenticated.\nLog in")
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,22 @@ def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
     """
     for name, value in NO_REPORTS.items():
         environ.setdefault(name, value)
+    keep_from_proxy(*_LOOPBACK_NAMES, environ=environ)
+
+
+def keep_from_proxy(*hosts: str, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let this process and its children reach hosts directly, also where a proxy is set.
+
+    Args:
+        hosts: names or addresses of this machine.
+        environ: the environment to change; what it lists already stays.
+    """
     # Without a proxy the variable stays away: its mere presence hides a proxy that macOS is set to.
     if any(name.lower().endswith("_proxy") for name in environ):
         for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
             listed = environ.get(name, environ.get(other, ""))
-            hosts = [host for host in map(str.strip, listed.split(",")) if host]
-            environ[name] = ",".join([*hosts, *(each for each in _LOOPBACK_NAMES if each not in hosts)])
+            direct = [host for host in map(str.strip, listed.split(",")) if host]
+            environ[name] = ",".join([*direct, *(host for host in hosts if host not in direct)])
 
 
 def environment_for_others() -> dict[str, str]:

@@ -22,12 +22,15 @@ from flows.progress import reporter
 from flows.server.children import last_lines
 from flows.server.note import FileLock, ServerNote, changing_server, living_server, users_file
 from flows.server.password import home_password
-from flows.server.ports import LOOPBACK, SERVER_PORT
+from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
-from storage.processes import python_command
+from storage.processes import keep_from_proxy, python_command
 
 _START_LIMIT_S = 300.0
+_PATIENCE_S = 10.0
+"""After that, a person who waits for the server learns why it is not ready."""
+
 _LISTEN_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
 """For a server without users to end, before the next one starts."""
@@ -87,6 +90,7 @@ class LocalServer:
             self._users.acquire(False, _END_LIMIT_S, f"a Prefect server of {home.path} that was ending")
             with changing_server(home):
                 self._note = self._join()
+            keep_from_proxy(reachable(self._note.host))
         except BaseException:
             self._users.close()
             raise
@@ -119,8 +123,10 @@ class LocalServer:
             "PREFECT_UI_URL": self.ui_url,
             "PREFECT_API_AUTH_STRING": self._password,
             "PREFECT_HOME": str(self._home.prefect),
+            # Else a file in the current folder may name others.
+            "PREFECT_PROFILES_PATH": str(self._home.prefect / "profiles.toml"),
             "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
-            # Else a file in the current folder may have a phase that failed done again.
+            # A phase that failed is not to be done again.
             "PREFECT_FLOWS_DEFAULT_RETRIES": "0",
             "PREFECT_TASKS_DEFAULT_RETRIES": "0",
         }
@@ -196,8 +202,8 @@ class LocalServer:
         address = f"{self.api_url}/admin/version"
         user, _, secret = self._password.partition(":")
         try:
-            # Without TLS, whose certificates take longer to read than all else.
-            with httpx.Client(verify=False, timeout=5) as client:
+            # Without a proxy, and without TLS, whose certificates take longer to read than all else.
+            with httpx.Client(verify=False, timeout=5, trust_env=False) as client:
                 known = client.get(address, auth=(user, secret)).status_code
                 if known != httpx.codes.OK:
                     self.silence = f"{address} answered {known}"
@@ -220,8 +226,8 @@ class LocalServer:
         Raises:
             ServerError: if it ends or stays silent; names its log.
         """
-        deadline = time.monotonic() + _START_LIMIT_S
-        while time.monotonic() < deadline:
+        began, noted = time.monotonic(), False
+        while time.monotonic() < began + _START_LIMIT_S:
             if living_server(self._home) is None:
                 if self._process:
                     with suppress(subprocess.TimeoutExpired):
@@ -229,6 +235,9 @@ class LocalServer:
                 raise ServerError(self._died_at_start())
             if self.is_ready():
                 return
+            if not noted and time.monotonic() > began + _PATIENCE_S:
+                noted = True
+                reporter().note(f"the Prefect server is not ready yet: {self.silence} (log: {self.log})")
             time.sleep(0.2)
         self.stop()
         raise ServerError(

@@ -242,18 +242,34 @@ def test_it_takes_no_setting_of_prefect_from_a_person(
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
 def test_a_proxy_does_not_keep_it_from_being_reached(
-    home: Home, monkeypatch: pytest.MonkeyPatch, variable: str
+    home: Home, monkeypatch: pytest.MonkeyPatch, variable: str, host: str
 ):
     monkeypatch.setenv(variable, f"{'http' if variable == 'http_proxy' else 'socks5'}://127.0.0.1:9")
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.setenv(name, "")
     set_environment()
-    server = LocalServer(home)
+    server = LocalServer(home, 0, host)
+    try:
+        server.wait_ready()
+        # By the environment, as Prefect's clients ask.
+        assert httpx.get(f"{server.api_url}/admin/version", timeout=60).status_code == 401
+    finally:
+        server.stop()
+
+
+def test_a_person_who_waits_for_it_learns_why(home: Home, monkeypatch: pytest.MonkeyPatch, notes: list[str]):
+    monkeypatch.setattr(module, "_PATIENCE_S", -1.0)
+    server = LocalServer(home, 0)
+    server.silence = "its API answered 500"
+    answers = iter([False, False, True])
+    monkeypatch.setattr(server, "is_ready", lambda: next(answers))
     try:
         server.wait_ready()
     finally:
         server.stop()
+    assert ["is not ready yet: its API answered 500" in note for note in notes] == [True]
 
 
 def test_a_proxy_that_no_client_can_use_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch):

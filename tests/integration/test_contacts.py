@@ -41,20 +41,20 @@ def test_what_turns_elsewhere_is_seen(tmp_path: Path):
     assert found == {"192.0.2.1:9", "mobile.example"}
 
 
-@pytest.mark.parametrize("cluster", ["ray", "local"])
-def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, cluster: str):
-    train = [
-        sys.executable,
-        "-m",
-        "flows.cli.command_line",
-        "train",
-        "--preset",
-        "smoke",
-        "--cluster",
-        cluster,
-    ]
-    train += ["--set", "iterations=2"]
-    assert contacts(train, environment(tmp_path / "home"), ROOT, tmp_path / "trace", 500) == set()
+COMMAND = ["-m", "flows.cli.command_line", "train", "--preset", "smoke", "--set", "iterations=2", "--cluster"]
+
+LIBRARY = """
+import spotlight
+small = {"algorithm.prompts_per_iteration": 4, "exploration.prompts": 6, "exploration.candidates": 6}
+small |= {"iterations": 2, "exploration.monitor_prompts": 2}
+spotlight.train("glyphs-stale", settings=small, cluster="local")
+"""
+
+
+@pytest.mark.parametrize("run", [[*COMMAND, "ray"], [*COMMAND, "local"], ["-c", LIBRARY]])
+def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, run: list[str]):
+    found = contacts([sys.executable, *run], environment(tmp_path / "home"), ROOT, tmp_path / "trace", 500)
+    assert found == set()
     made = {path.name for path in tmp_path.iterdir()}
     assert made <= {"home", "trace", ".ray"}, (
         "libraries keep an identifier of the machine in its owner's folder"

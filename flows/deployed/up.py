@@ -16,6 +16,7 @@ from types import FrameType
 import httpx
 
 from flows.deployed.schedule import Nightly
+from flows.process.prefect_settings import command_without_files
 from flows.progress import reporter
 from flows.server.children import Child
 from flows.server.dashboards import (
@@ -55,7 +56,7 @@ from flows.server.up_state import (
 )
 from storage.errors import ConfigurationError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, UP_TOKEN_VARIABLE, Home
-from storage.processes import SAFE_PATH, python_command
+from storage.processes import SAFE_PATH
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
@@ -173,8 +174,8 @@ class _Supervisor:
         child = for_client(os.environ, server.client_environment)
         dashboard = dashboard_command(options.dashboard_port, options.host, options.names)
         self._launch(DASHBOARD, dashboard, dashboard_environment(self._home, child), DASHBOARD_FOLDER)
-        serving = python_command(
-            "-m", "flows.deployed.serving", "--ready", str(self._ready),
+        serving = command_without_files(
+            "flows.deployed.serving", "--ready", str(self._ready),
             "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
         )  # fmt: skip
         self._launch(DEPLOYMENTS, serving, child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO"})
@@ -316,6 +317,6 @@ def _with_last_words(ended: str, tail: str) -> str:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/_stcore/health", timeout=2).status_code == 200
+        return httpx.get(f"{url}/_stcore/health", timeout=2, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False

@@ -1,12 +1,15 @@
-"""The runner's parts that Spotlight replaces: a cancelled run's process, and runs that wait for another.
+"""The runner's parts that Spotlight replaces: how a run's process starts and ends, and runs that wait.
 
 Prefect's own manager of processes sends SIGTERM and then looks every three seconds whether the process still
 lives. Only after that is the run Cancelled. Prefect's own poller says nothing of a run for which there is no
-room, and the server marks it as late without a reason.
+room, and the server marks it as late without a reason. Its own starter lets a run's process read the settings
+that lie in the current folder.
 """
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
 from uuid import UUID
 
 import anyio
@@ -16,8 +19,11 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun
 from prefect.runner._process_manager import ProcessManager
 from prefect.runner._scheduled_run_poller import ScheduledRunPoller
+from prefect.runner._starter_engine import EngineCommandStarter
 from prefect.states import Late
 from prefect.types._datetime import now
+
+from flows.process.prefect_settings import command_without_files
 
 _LOOK_S = 0.1
 
@@ -73,6 +79,9 @@ class RunPoller(ScheduledRunPoller):
 
 
 def watch_closely() -> None:
-    """Let the runners that start from now on use both; Prefect has no setting for that."""
+    """Let the runners that start from now on use all three; Prefect has no setting for that."""
     prefect.runner.runner.ProcessManager = RunProcesses
     prefect.runner.runner.ScheduledRunPoller = RunPoller
+    prefect.runner.runner.EngineCommandStarter = partial(
+        EngineCommandStarter, command=shlex.join(command_without_files("prefect.engine"))
+    )

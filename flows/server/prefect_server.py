@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import httpx
 
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+from flows.process.prefect_settings import files_ignored
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer, for_client
@@ -56,6 +57,12 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         finally:
             hand_over()
         return
+    with files_ignored(), _own_server(home, meanwhile) as way_in:
+        yield way_in
+
+
+@contextmanager
+def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     server = LocalServer(home)
     before = dict(os.environ)
     _replace_settings({**_dashboard_of(home), **for_client(before, server.client_environment)})

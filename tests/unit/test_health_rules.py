@@ -272,11 +272,11 @@ def test_no_rule_fails_where_the_settings_are_of_another_version():
 def quality(score: tuple[float, float], distance: tuple[float, float]) -> QualityView:
     """Sixteen held-out images, each changed in the same way."""
     rows = [
-        (place, 0, name, before, after)
+        (f"sign {place}", 0, name, before, after)
         for place in range(16)
         for name, (before, after) in {"score": score, "truth_distance": distance}.items()
     ]
-    frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    frame = pd.DataFrame(rows, columns=["prompt", "seed_index", "name", "before", "after"])
     return QualityView(verdict=quality_verdict(frame))
 
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from storage.errors import ConfigurationError, SpotlightError
 
 if TYPE_CHECKING:
-    import duckdb
     import pandas as pd
 
+    from storage.database.reading import RecordConnection
     from storage.database.run_store import RunRow
     from storage.home import Home
 
@@ -86,13 +86,13 @@ class Evaluation:
 
 
 class Run:
-    """A recorded run. Each property reads the database anew, so that one can follow a run that goes on.
+    """A recorded run. Each property reads the record anew, so that one can follow a run that goes on.
 
     Args:
         run_id: its identifier.
         home: where it is recorded.
 
-    Every property may raise StorageError: the database stayed locked, or is of another version.
+    Every property may raise StorageError: a file of the record is damaged.
     """
 
     def __init__(self, run_id: str, home: Home) -> None:
@@ -168,10 +168,10 @@ class Run:
 
         return RunStore(self._home).run(self.run_id)
 
-    def _read(self, query: Callable[[duckdb.DuckDBPyConnection, str], _T]) -> _T:
-        from storage.database.database import Database
+    def _read(self, query: Callable[[RecordConnection, str], _T]) -> _T:
+        from storage.database.reading import Records
 
-        with Database(self._home.database).reading() as connection:
+        with Records(self._home).reading(self.run_id) as connection:
             return query(connection, self.run_id)
 
 
@@ -292,7 +292,7 @@ def runs() -> pd.DataFrame:
 
     store = RunStore(Home.from_environment())
     store.reconcile()
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         found = run_overview(connection)
     return found.drop(columns=["host", "pid", "process_started_at", "archived"])
 

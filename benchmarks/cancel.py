@@ -136,14 +136,14 @@ def is_kept(home: Home, row: RunRow) -> bool:
     if row.status != "cancelled" or not row.last_iteration:
         return False
     checkpoints = CheckpointStore(home.checkpoints(row.run_id)).iterations()
-    with RunStore(home).database.reading() as connection:
+    with RunStore(home).records.reading() as connection:
         balanced = read_ledger(connection, row.run_id).is_balanced
     return balanced and max(checkpoints) == row.last_iteration
 
 
 def goes_on_after(store: RunStore, iteration: int) -> bool:
     """Whether the run's last start went on after this iteration, and finished another one."""
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         rows = connection.execute(
             "SELECT message FROM events WHERE run_id = ? AND kind = 'resumed' ORDER BY event_id DESC", [_RUN]
         ).fetchall()

@@ -302,7 +302,7 @@ def course_of(home: Home, run_id: str, scorer: str) -> Course:
         run_id: its name.
         scorer: the score is this one's, where the reward has other parts.
     """
-    with RunStore(home).database.reading() as connection:
+    with RunStore(home).records.reading(run_id) as connection:
         means = figure_means(connection, run_id)
         scores = connection.execute(
             "SELECT iteration, score FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]

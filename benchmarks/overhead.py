@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.report import add_keep_option, finish
 from storage.config.loading import load_config
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.home import Home
 
 _ONE_DEVICE = (
@@ -61,7 +61,7 @@ def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tup
              "--run-id", "overhead", *sets],
             check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
         )  # fmt: skip
-        with Database(home.database).reading() as connection:
+        with Records(home).reading() as connection:
             rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
         ends = [ended_at for (ended_at,) in rows]
         return [b - a for a, b in itertools.pairwise(ends)], _digest(home)

@@ -31,7 +31,7 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.home import Home
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
@@ -122,7 +122,7 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
     """Run it and read its time line."""
     with tempfile.TemporaryDirectory() as folder:
         train(preset, (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS), folder)
-        with Database(Home(Path(folder)).database).reading() as connection:
+        with Records(Home(Path(folder))).reading() as connection:
             rows = connection.execute(_ITERATIONS).fetchall()
             idle = connection.execute(_IDLE).fetchone()
     # The first window has no forecast yet, and the last iteration nothing to explore for.

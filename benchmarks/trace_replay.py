@@ -30,7 +30,7 @@ from benchmarks.report import add_keep_option, finish
 from flows.cli.chaos import chaos
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.results import run_result
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
@@ -68,15 +68,15 @@ class Outcome:
 
 def outcome(home: Home, run_id: str) -> Outcome:
     """What a run has left in its home."""
-    database = Database(home.database)
-    with database.reading() as connection:
+    records = Records(home)
+    with records.reading(run_id) as connection:
         ledger = read_ledger(connection, run_id)
         rows = connection.execute(
             "SELECT name, value FROM iteration_metrics WHERE run_id = $run AND iteration = "
             "(SELECT max(iteration) FROM iteration_metrics WHERE run_id = $run)",
             {"run": run_id},
         ).fetchall()
-    return Outcome(run_result(database, run_id), ledger, dict(rows), time_in_phases_s(home, run_id))
+    return Outcome(run_result(records, run_id), ledger, dict(rows), time_in_phases_s(home, run_id))
 
 
 def ledger_error(ledger: Ledger) -> float:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +64,15 @@ def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
     os.environ[HOME_VARIABLE] = str(folder.absolute())
     store = RunStore(Home(folder.absolute()))
     begin = time.monotonic()
-    if not store.home.database.exists():
-        unfinished = RunStore(Home(folder.absolute() / "unfinished"))
-        unfinished.home.database.unlink(missing_ok=True)
-        write_home(unfinished, scale)
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished.home.database.rename(store.home.database)
+    if not store.home.runs.is_dir():
+        unfinished = folder.absolute() / "unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        write_home(RunStore(Home(unfinished)), scale)
+        Home(unfinished).runs.rename(store.home.runs)
     generate_s = time.monotonic() - begin
     pages = {path.parent.name: _render(path, repeats) for path in sorted(_PAGES.glob("*/page.py"))}
     rows = row_counts(store)
+    files = [path for path in store.home.runs.rglob("*") if path.is_file()]
     return {
         "pages": len(pages),
         "p95_render_s": max(page["p95_s"] for page in pages.values()),
@@ -78,7 +80,8 @@ def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
         "slowest_page": max(pages, key=lambda name: pages[name]["p95_s"]),
         "by_page": pages,
         "rows_by_table": rows,
-        "database_mb": round(store.home.database.stat().st_size / 1e6, 1),
+        "record_mb": round(sum(file.stat().st_size for file in files) / 1e6, 1),
+        "files_of_a_run": max(Counter(file.relative_to(store.home.runs).parts[0] for file in files).values()),
         "generate_s": round(generate_s, 1),
         "iterations": scale.iterations,
         "samples": scale.samples,

@@ -17,7 +17,6 @@ import numpy as np
 from PIL import Image
 
 from storage.config.run_config import RunConfig
-from storage.database.record_writing import write_evaluation, write_iteration
 from storage.database.records import (
     CandidateRecord,
     DeviceEvent,
@@ -85,35 +84,26 @@ def write_home(store: RunStore, scale: Scale) -> None:
         own = scale if seed == 0 else dataclasses.replace(scale, samples=0, devices=_RESERVED + 1)
         config = _config(scale, seed)
         store.create_run(run_id, config, {"commit": "generated"} | plugin_facts(config), os.getpid())
-        batch: list[IterationRecord | EvaluationRecord] = []
         for record in _records(run_id, own, np.random.default_rng(seed), pictures):
-            batch.append(record)
-            if len(batch) == _BATCH:
-                _write(store, batch)
-                batch = []
-        _write(store, batch)
+            if isinstance(record, IterationRecord):
+                store.commit_iteration(record)
+                store.compact(run_id, record.iteration)
+            else:
+                store.commit_evaluation(record)
         store.set_status(run_id, "finished")
+        store.compact(run_id)
 
 
 def row_counts(store: RunStore) -> dict[str, int]:
     """Rows of the tables that grow with a run."""
     tables = ("samples", "candidates", "worker_states", "iteration_metrics", "evaluation_images")
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         found = {}
         for table in tables:
             row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
             assert row is not None, "a count has one row"
             found[table] = int(row[0])
     return found
-
-
-def _write(store: RunStore, batch: list[IterationRecord | EvaluationRecord]) -> None:
-    with store.database.writing() as connection:
-        for record in batch:
-            if isinstance(record, IterationRecord):
-                write_iteration(connection, record)
-            else:
-                write_evaluation(connection, record)
 
 
 def _config(scale: Scale, seed: int) -> RunConfig:

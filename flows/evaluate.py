@@ -9,10 +9,8 @@ from typing import Any
 from prefect import flow
 
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.home import Home
 from storage.prompts.of_a_run import load_run_prompts, part_in_words
@@ -53,7 +51,6 @@ def evaluate_model(
     evaluated = evaluate_weights(home, config, run_id)
     evaluation_id = evaluation_id or new_run_id(f"evaluate-{config.name}")
     result = record_separately(home, config, evaluation_id, evaluated, images, preset)
-    back_up(RunStore(home))
     if earlier is not None:
         result |= {"difference": compare_evaluations(home, earlier, evaluation_id)}
     return result | {"wall_s": time.monotonic() - started}

@@ -29,7 +29,6 @@ from flows.process.lost_cluster import crashes_with_its_cluster, names_what_ende
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
@@ -49,9 +48,6 @@ from tasks.iteration.seeds import review_seeds
 from tasks.iteration.session import Session, open_session, status_after
 from tasks.prices import with_prices
 
-DATABASE_WAIT_S = 600.0
-"""How long a run waits for the database's lock before it gives up."""
-
 COMMIT_WAIT_S = 60.0
 """How long a run that is over waits for the commit under way."""
 
@@ -69,13 +65,12 @@ def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") ->
     """
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
-    # A person who looks into the database locks it: a run that is paid for waits longer for that.
-    store = RunStore(home, wait_s=DATABASE_WAIT_S)
+    store = RunStore(home)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config, preset)
     show_links(run_id, home, config.tracking.uri)
     if page := flow_run_page():
-        NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
+        NoteStore(home).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()
@@ -94,14 +89,15 @@ def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") ->
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")
     except BaseException as error:
-        # What ended the run matters more than that the database cannot be told.
+        # What ended the run matters more than a disk that refuses to note it.
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(type(error)), _reason(error))
         raise
     finally:
         guard.close()
-        back_up(store)
+    store.compact(run_id)
+    session.finish_mirror()
     reporter().note("copying weights and report to MLflow")
     session.finish_tracking()
     return summary
@@ -119,7 +115,7 @@ def _start_of_devices(config: RunConfig) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a run ended, as the database keeps it."""
+    """Why a run ended, as its record keeps it."""
     if isinstance(error, Stopped):
         return str(error)
     if isinstance(error, TerminationSignal):
@@ -128,7 +124,7 @@ def _reason(error: BaseException) -> str:
 
 
 def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "") -> None:
-    """Note in the database that this process works on the run, new or interrupted.
+    """Note that this process works on the run, new or interrupted.
 
     Args:
         store: of the home that the run is in.
@@ -228,7 +224,7 @@ def _train(session: Session) -> dict[str, Any]:
         if committing is not None:
             # A finished iteration is kept also when something went wrong after it.
             committing.wait(COMMIT_WAIT_S)
-    result = run_result(session.store.database, session.run_id)
+    result = run_result(session.store.records, session.run_id)
     for device in result["unjoined_devices"]:
         reporter().note(f"{device['device']} never joined the run: {device['reason']}")
     reporter().result(result)
@@ -238,7 +234,7 @@ def _train(session: Session) -> dict[str, Any]:
 def _catch_up(session: Session, done: int) -> None:
     """Do what is left of the last iteration that is done: its evaluation, or what follows from it."""
     take_up(session)
-    if done in evaluated_iterations(session.store.database, session.run_id):
+    if done in evaluated_iterations(session.store.records, session.run_id):
         _answer(session, done)
     else:
         _evaluate_if_due(session, done)

@@ -10,9 +10,8 @@ from prefect import flow
 
 from flows.configuration import run_preflight
 from flows.deployed.forms import ReproductionForm
-from flows.post_train import DATABASE_WAIT_S, train_run
+from flows.post_train import train_run
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
@@ -37,7 +36,7 @@ def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, An
         The verdict, scores, their interval and what differs.
 
     Raises:
-        DriftError: it came to something else; what differs is in the message and in the database.
+        DriftError: it came to something else; what differs is in the message and in the record.
     """
     done = do_again(form, run_id)
     refuse_drift(done)
@@ -55,7 +54,7 @@ def do_again(
         named: called with that identifier before it starts.
     """
     home = Home.from_environment().ensure()
-    store = RunStore(home, wait_s=DATABASE_WAIT_S)
+    store = RunStore(home)
     store.reconcile()
     series, was = find_reference(store, form)
     config = config_again(form, was)
@@ -76,12 +75,9 @@ def do_again(
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:
         message = f"{type(error).__name__}: {error}"
-        write_reproduction(
-            store.database, dataclasses.replace(started, ended_at=clock.now(), message=message)
-        )
+        write_reproduction(store.home, dataclasses.replace(started, ended_at=clock.now(), message=message))
         raise
-    write_reproduction(store.database, done)
-    back_up(store)
+    write_reproduction(store.home, done)
     reporter().note(f"{done.verdict}: {done.message}")
     return done
 

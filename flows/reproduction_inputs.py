@@ -36,7 +36,7 @@ def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Refere
         return file.name, read_reference(file)
     if form.reference:
         return form.reference, reference_of(store, form.reference)
-    recorded = None if form.renew else reference_run_of(store.database, form.preset)
+    recorded = None if form.renew else reference_run_of(store.home, form.preset)
     return form.preset, reference_of(store, recorded) if recorded else None
 
 

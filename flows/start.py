@@ -234,7 +234,7 @@ def resumed_configuration(
     """
     from tasks.inputs import refuse_changed_inputs
 
-    row = run_to_resume(home, run_id, take_over)
+    row = run_to_resume(home, run_id)
     if take_over and row.status == "running":
         store = RunStore(home)
         store.take_over(row)

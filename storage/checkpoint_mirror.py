@@ -1,23 +1,42 @@
-"""A second place for a run's checkpoints, off the machine: a folder, or an address that fsspec reads.
+"""A second home for a run, off the machine: a folder, or an address that fsspec reads.
 
-A thread of its own copies the newest checkpoint there, and the journal, from which the rows of the database
-are made again on another machine. A checkpoint is there once its manifest is, which is copied last.
+A thread copies the newest checkpoint there, and before it the rows of all iterations up to it, so that a
+checkpoint that is there has its rows. A checkpoint is there once its manifest is, which is copied last. A
+folder that serves as a mirror is a home: `resume` and the dashboard can open it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import posixpath
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from storage.checkpoints import KEPT, MANIFEST, CheckpointStore
-from storage.errors import CheckpointError
+from storage.database.run_folder import (
+    EVENTS_FILE,
+    NOTES_FILE,
+    PART_FILE,
+    RUN_FILE,
+    RunFolder,
+    is_row_folder,
+    read_json,
+)
+from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 
-_FOLDER, _JOURNAL, _PINNED = "iteration-", "journal", "pinned"
+_FOLDER, _PINNED, _CHECKPOINTS = "iteration-", "pinned", "checkpoints"
+
+_CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
+"""Files of a run that change; all others are written once."""
+
+_TELLING = (PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
+"""The first of these tells two folders of one name apart, by times or contents; it is copied last."""
 
 
 class CheckpointMirror:
@@ -34,6 +53,7 @@ class CheckpointMirror:
         self._address, self._home, self._run_id = address, home, run_id
         self._on_trouble = on_trouble
         self._reported = ""
+        self._copied: set[str] = set()
         self._wake, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
         self._thread.start()
@@ -60,7 +80,7 @@ class CheckpointMirror:
             self._wake.clear()
             ends = self._ends
             try:
-                copy_to_mirror(self._address, self._home, self._run_id)
+                copy_to_mirror(self._address, self._home, self._run_id, self._copied)
             except Exception as error:  # noqa: BLE001 - of whatever package the address needs
                 self._report(
                     f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}"
@@ -74,45 +94,102 @@ class CheckpointMirror:
             self._on_trouble(message)
 
 
-def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
-    """Copy a run's newest checkpoint, the pinned one and its journal, unless they are there.
+def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | None = None) -> None:
+    """Copy what is recorded of a run, its newest checkpoint and the pinned one, unless they are there.
 
-    Older checkpoints are deleted there, torn copies, and later ones: their weights were given up.
+    Older checkpoints are deleted there, torn copies, and later ones: their weights were given up. So are rows
+    that the run has no more.
 
     Args:
         address: of the mirror.
         home: where the run is.
         run_id: the run.
+        copied: names of the folders of rows that this life of the run has copied; grows.
 
     Raises:
         CheckpointError: there is no package for the address, or the run went on in another home.
     """
     refuse_if_continued(address, home, run_id)
-    files, root = _opened(address, run_id)
+    files, root = _opened(address, home, run_id)
     store = CheckpointStore(home.checkpoints(run_id))
     newest, pinned = max(store.iterations(), default=None), store.pinned
-    if newest is not None:
-        for iteration in {newest} if pinned is None else {newest, pinned}:
-            name = _name(iteration)
-            _copy_checkpoint(files, store.folder / name, posixpath.join(root, name))
-        if pinned is not None:
-            files.pipe_file(posixpath.join(root, _PINNED), str(pinned).encode())
-        there = _checkpoints(files, root)
-        kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
-        for iteration in _folders(files, root):
-            if iteration not in kept:
-                files.rm(posixpath.join(root, _name(iteration)), recursive=True)
-    journal = home.journal(run_id)
-    if journal.is_file():
-        files.makedirs(root, exist_ok=True)
-        files.put_file(str(journal), posixpath.join(root, _JOURNAL))
+    _copy_rows(files, home.run(run_id), root, set() if copied is None else copied)
+    if newest is None:
+        return
+    root = posixpath.join(root, _CHECKPOINTS)
+    for iteration in {newest} if pinned is None else {newest, pinned}:
+        name = _name(iteration)
+        _copy_checkpoint(files, store.folder / name, posixpath.join(root, name))
+    if pinned is not None:
+        files.pipe_file(posixpath.join(root, _PINNED), str(pinned).encode())
+    there = _checkpoints(files, root)
+    kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
+    for iteration in _folders(files, root):
+        if iteration not in kept:
+            files.rm(posixpath.join(root, _name(iteration)), recursive=True)
+
+
+def _copy_rows(files: Any, run: Path, root: str, copied: set[str]) -> None:
+    """Copy a run's folders of rows, each once in a life of the run, and then the files that change."""
+    listing = RunFolder(run).listing()
+    folders = {folder.name: folder for folder in (*listing.parts, *listing.folders)}
+    for name, folder in folders.items():
+        if name not in copied:
+            _copy_folder(files, folder.path, posixpath.join(root, name))
+            copied.add(name)
+    for name in _entries(files, root):
+        if is_row_folder(name) and name not in folders:
+            files.rm(posixpath.join(root, name), recursive=True)
+            copied.discard(name)
+    files.makedirs(root, exist_ok=True)
+    for name in _CHANGING:
+        if (run / name).is_file():
+            target = posixpath.join(root, name)
+            copying = _copying(files, target)
+            files.put_file(str(run / name), copying)
+            if copying != target:
+                os.replace(copying, target)
+
+
+def _copy_folder(files: Any, source: Path, target: str) -> None:
+    """Copy a folder of rows, unless an earlier life has."""
+    sizes = {path.name: path.stat().st_size for path in source.iterdir()}
+    telling = next((name for name in _TELLING if name in sizes), None)
+    there: dict[str, int] = {}
+    if files.exists(target):
+        there = {posixpath.basename(each["name"]): each["size"] for each in files.ls(target, detail=True)}
+    if telling and there == sizes:
+        same = files.cat_file(posixpath.join(target, telling)) == (source / telling).read_bytes()
+        if same:
+            return
+    copying = _copying(files, target)
+    if copying == target:
+        for name in there:
+            if name == telling or name not in sizes:
+                files.rm_file(posixpath.join(target, name))
+    elif files.exists(copying):
+        files.rm(copying, recursive=True)
+    files.makedirs(copying, exist_ok=True)
+    for name in sorted(sizes, key=lambda name: (name == telling, name)):
+        files.put_file(str(source / name), posixpath.join(copying, name))
+    if copying != target:
+        if there:
+            files.rm(target, recursive=True)
+        os.replace(copying, target)
+
+
+def _copying(files: Any, target: str) -> str:
+    """Return where to write what is to be `target`: where a rename follows, as a home's reader may come."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    parent, name = posixpath.split(target)
+    return posixpath.join(parent, f".copying-{name}") if isinstance(files, LocalFileSystem) else target
 
 
 def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
     """Refuse a mirror to which another home has copied the run's later iterations.
 
-    Then its newest checkpoint is later than any here, and its journal is longer: where weights were given up
-    here, the journal here is the longer one.
+    Then it knows of a life of the run that this home does not.
 
     Args:
         address: of the mirror.
@@ -122,13 +199,14 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
     Raises:
         CheckpointError: it has; or there is no package for the address.
     """
-    files, root = _opened(address, run_id)
-    journal, there = posixpath.join(root, _JOURNAL), _checkpoints(files, root)
+    files, root = _opened(address, home, run_id)
+    there = _checkpoints(files, posixpath.join(root, _CHECKPOINTS))
     here = CheckpointStore(home.checkpoints(run_id)).iterations()
-    if not there or not here or there[-1] <= here[-1] or not files.exists(journal):
+    identity = posixpath.join(root, RUN_FILE)
+    if not there or not here or there[-1] <= here[-1] or not files.exists(identity):
         return
-    known = home.journal(run_id)
-    if files.size(journal) > (known.stat().st_size if known.is_file() else 0):
+    lives = json.loads(files.cat_file(identity)).get("lives", [])
+    if not set(lives) <= set(RunFolder(home.run(run_id)).identity().get("lives", [])):
         raise CheckpointError(
             f"checkpoint.mirror = {address!r} has iteration {there[-1]} of run {run_id}, and this home ends "
             f"at {here[-1]}: the run went on elsewhere; resume it there, or from the mirror in a new "
@@ -137,9 +215,9 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
 
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
-    """Fetch the newest checkpoint of a run that this home does not know, the pinned one and the journal.
+    """Fetch a run that this home does not know: its rows, its newest checkpoint and the pinned one.
 
-    Nothing of it counts before all is here, so that a fetch that was cut off is begun anew.
+    Nothing of it counts before all is here, so that a fetch that was cut off begins again.
 
     Args:
         address: of the mirror.
@@ -152,27 +230,29 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     Raises:
         CheckpointError: the place does not answer, or every checkpoint there is damaged.
     """
-    store = CheckpointStore(home.checkpoints(run_id))
-    fetched = CheckpointStore(store.folder / ".saving-fetched")
-    if store.iterations() and not fetched.folder.exists():
+    run = home.run(run_id)
+    if CheckpointStore(home.checkpoints(run_id)).iterations():
         return None
-    files, root = _opened(address, run_id)
-    shutil.rmtree(fetched.folder, ignore_errors=True)
+    files, root = _opened(address, home, run_id)
+    fetching = run.with_name(f".fetching-{run.name}")
+    shutil.rmtree(fetching, ignore_errors=True)
+    fetched = CheckpointStore(fetching / _CHECKPOINTS)
+    checkpoints = posixpath.join(root, _CHECKPOINTS)
     try:
-        found = _checkpoints(files, root)
-        newest = next((each for each in reversed(found) if _fetch(files, root, fetched, each)), None)
+        found = _checkpoints(files, checkpoints)
+        newest = next((each for each in reversed(found) if _fetch(files, checkpoints, fetched, each)), None)
         if newest is not None:
-            pinned = _pinned(files, root)
-            if pinned in found and pinned < newest:
-                _fetch(files, root, fetched, pinned)
-            if files.exists(posixpath.join(root, _JOURNAL)):
-                files.get_file(posixpath.join(root, _JOURNAL), str(home.journal(run_id)))
-            for iteration in fetched.iterations():
-                if not (store.folder / _name(iteration)).exists():  # of the fetch that was cut off
-                    (fetched.folder / _name(iteration)).rename(store.folder / _name(iteration))
-            if pinned in store.iterations():
-                store.pin(pinned)
-            shutil.rmtree(fetched.folder)
+            pinned = _pinned(files, checkpoints)
+            if pinned in found and pinned < newest and _fetch(files, checkpoints, fetched, pinned):
+                fetched.pin(pinned)
+            for name in _entries(files, root):
+                if is_row_folder(name):
+                    _fetch_folder(files, posixpath.join(root, name), fetching / name)
+                elif name in _CHANGING:
+                    files.get_file(posixpath.join(root, name), str(fetching / name))
+            if run.exists():  # without checkpoints: of less worth than what was fetched
+                run.rename(run.with_name(f".before-fetching-{run.name}-{time.time_ns()}"))
+            fetching.rename(run)
             return newest
     except Exception as error:  # of whatever package the address needs
         raise CheckpointError(
@@ -180,8 +260,8 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
         ) from error
     if found:
         raise CheckpointError(
-            f"checkpoint.mirror = {address!r}: every checkpoint of run {run_id} there is damaged; start the "
-            "run anew"
+            f"checkpoint.mirror = {address!r}: every checkpoint of run {run_id} there is damaged; start "
+            "a new run"
         )
     return None
 
@@ -200,13 +280,25 @@ def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> boo
     return True
 
 
+def _fetch_folder(files: Any, source: str, folder: Path) -> None:
+    """Fetch a folder of rows; a part that was not copied to its end is left out: its folders are there."""
+    folder.mkdir()
+    for file in files.ls(source, detail=False):
+        files.get_file(file, str(folder / posixpath.basename(file)))
+    if folder.name.startswith("part-"):
+        try:
+            read_json(folder / PART_FILE)
+        except StorageError:
+            shutil.rmtree(folder)
+
+
 def _name(iteration: int) -> str:
     """Of a checkpoint's folder, here and there."""
     return f"{_FOLDER}{iteration:06d}"
 
 
-def _opened(address: str, run_id: str) -> tuple[Any, str]:
-    """The file system of an address, and the run's folder there."""
+def _opened(address: str, home: Home, run_id: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the run's folder there."""
     import fsspec
 
     try:
@@ -217,15 +309,19 @@ def _opened(address: str, run_id: str) -> tuple[Any, str]:
             f"checkpoint.mirror = {address!r} is no address, or its package is not installed: {error}"
         ) from error
     files.invalidate_cache()
-    return files, posixpath.join(root, run_id)
+    return files, posixpath.join(root, *home.run(run_id).relative_to(home.path).parts)
+
+
+def _entries(files: Any, root: str) -> list[str]:
+    """Return the names in a folder; none where there is no such folder."""
+    if not files.exists(root):
+        return []
+    return [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
 
 
 def _folders(files: Any, root: str) -> list[int]:
     """Iterations of the checkpoints, torn ones too, oldest first."""
-    if not files.exists(root):
-        return []
-    names = [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
-    numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
+    numbers = [name.removeprefix(_FOLDER) for name in _entries(files, root) if name.startswith(_FOLDER)]
     return sorted(int(number) for number in numbers if number.isdigit())
 
 

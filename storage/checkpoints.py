@@ -159,6 +159,11 @@ class CheckpointStore:
             ) from error
 
     @property
+    def oldest(self) -> int:
+        """The oldest iteration to which a run may go back; 0 without a checkpoint: it may begin again."""
+        return min(self._found(), default=0)
+
+    @property
     def pinned(self) -> int | None:
         """The iteration of the checkpoint that is kept; None where there is none."""
         try:

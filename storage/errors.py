@@ -73,11 +73,7 @@ class CheckpointError(SpotlightError, RuntimeError):
 
 
 class StorageError(SpotlightError, RuntimeError):
-    """The database is locked, missing or of another schema."""
-
-
-class DatabaseDamagedError(StorageError):
-    """The database file is damaged; its rows can be made again from checkpoints and journals."""
+    """What a run or a home keeps cannot be read or written."""
 
 
 class DriftError(SpotlightError, RuntimeError):

@@ -7,9 +7,9 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
-from storage.errors import ConfigurationError, quoted
+from storage.errors import ConfigurationError, StorageError, quoted
 
 HOME_VARIABLE = "SPOTLIGHT_HOME"
 """Environment variable that names the home folder."""
@@ -24,16 +24,17 @@ PRIVATE_UMASK = 0o077
 """New files 0600, new folders 0700."""
 
 _ENTRIES = (
-    "spotlight.duckdb*", "mlflow.db*", "artifacts", "checkpoints", "history", "logs", "prefect", "up.*",
+    "spotlight.duckdb*", "mlflow.db*", "artifacts", "runs", "evaluations", "reproductions", "logs", "prefect",
+    "up.*",
 )  # fmt: skip
-"""What an earlier version made in a home."""
+"""What is in a home."""
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds the database, MLflow's store, checkpoints, logs and Prefect's state.
+    """The folder that holds the runs, their catalogue, MLflow's store, checkpoints, logs and Prefect's state.
 
     Attributes:
         path: the folder, absolute; it need not exist until `ensure` is called.
@@ -62,7 +63,7 @@ class Home:
 
     @property
     def database(self) -> Path:
-        """The DuckDB file."""
+        """The catalogue: a DuckDB file with views over all runs."""
         return self.path / "spotlight.duckdb"
 
     @property
@@ -89,30 +90,52 @@ class Home:
         """Folder of the Prefect server's own state."""
         return self.path / "prefect"
 
+    @property
+    def runs(self) -> Path:
+        """Folder of the runs' folders."""
+        return self.path / "runs"
+
+    def run(self, run_id: str) -> Path:
+        """Folder of one run: all that is recorded of it. Inside the home, whatever the run is called."""
+        name = quote(run_id, safe="")
+        return self.runs / (f"%2E{name[1:]}" if name.startswith(".") else name)
+
+    def run_ids(self) -> list[str]:
+        """Identifiers of the runs that have a folder, in alphabetical order."""
+        if not self.runs.is_dir():
+            return []
+        names = [entry.name for entry in os.scandir(self.runs) if entry.is_dir()]
+        return sorted(unquote(name) for name in names if not name.startswith(("_", ".")))
+
     def checkpoints(self, run_id: str) -> Path:
         """Folder of one run's checkpoints."""
-        return self.path / "checkpoints" / run_id
-
-    def journal(self, run_id: str) -> Path:
-        """The journal of one run, beside its checkpoints; inside the home, whatever the run is called."""
-        folder = quote(run_id, safe="")
-        return (
-            self.path / "checkpoints" / (f"%2E{folder[1:]}" if folder.startswith(".") else folder) / "journal"
-        )
-
-    def run_folders(self) -> list[str]:
-        """Identifiers of the runs that have a folder of checkpoints, in alphabetical order."""
-        folder = self.path / "checkpoints"
-        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+        return self.run(run_id) / "checkpoints"
 
     @property
-    def backups(self) -> Path:
-        """Folder of the database's copies."""
-        return self.path / "backups"
+    def evaluations(self) -> Path:
+        """Folder of the evaluations by `spotlight evaluate`, a folder each."""
+        return self.path / "evaluations"
+
+    @property
+    def reproductions(self) -> Path:
+        """Folder of the reproductions, a file each."""
+        return self.path / "reproductions"
+
+    def refuse_earlier_layout(self) -> None:
+        """Refuse a home that an unreleased earlier version made: its runs are not in folders.
+
+        Raises:
+            StorageError: it is one.
+        """
+        if self.database.exists() and not self.runs.is_dir():
+            raise StorageError(
+                f"the home folder {quoted(str(self.path))} was made by an earlier version, which this one "
+                f"cannot read; set {HOME_VARIABLE} to a new folder, or use the commit that made it"
+            )
 
     def history(self, run_id: str) -> Path:
         """Folder of one run's history, where it keeps one."""
-        return self.path / "history" / run_id
+        return self.run(run_id) / "history"
 
     def ensure(self) -> Home:
         """Create the folders that are missing, and keep all of the home from other users of the machine.
@@ -126,9 +149,11 @@ class Home:
 
         Raises:
             ConfigurationError: one cannot be made, cannot be written to, or cannot be closed to others.
+            StorageError: the home is of an earlier layout.
         """
+        self.refuse_earlier_layout()
         os.umask(PRIVATE_UMASK)
-        for folder in (self.path, self.artifacts, self.logs, self.prefect, self.path / "checkpoints"):
+        for folder in (self.path, self.artifacts, self.logs, self.prefect, self.runs):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except (OSError, ValueError) as error:  # ValueError: a NUL character
@@ -186,9 +211,9 @@ def _refuse_no_folder(path: Path) -> None:
     """Refuse a path that is no folder and cannot become one, or a folder that cannot be read.
 
     Nor may it have a sign by which a library that is given the path of a file finds another one: DuckDB takes
-    what follows `?` for parameters, and SQLAlchemy takes `%20` for a space.
+    what follows `?` for parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
     """
-    for sign in "?%":
+    for sign in "?%\\":
         if sign in str(path):
             raise _refused(path, f"its path has {sign!r}, and DuckDB or MLflow would open another file")
     for place in (path, *path.parents):

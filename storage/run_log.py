@@ -1,6 +1,6 @@
 """A run's log: which phases begin and end, and messages, a line each, readable while the run writes it.
 
-The database holds what a run has finished; this file says what it is doing, also before the run has a row.
+The record holds what a run has finished; this file says what it is doing, also before the run has a row.
 """
 
 from __future__ import annotations

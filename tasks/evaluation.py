@@ -93,10 +93,10 @@ def record_separately(
     folder: Path | None,
     preset: str = "",
 ) -> dict[str, Any]:
-    """Write scores to the database, images to their folder, figures to MLflow.
+    """Write scores to the record, images to their folder, figures to MLflow.
 
     Args:
-        home: where the database and MLflow's store lie.
+        home: where the runs and MLflow's store lie.
         config: what it was evaluated with.
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.
@@ -107,7 +107,7 @@ def record_separately(
         The figures, as `spotlight evaluate` prints them.
 
     Raises:
-        StorageError: the database or the disk refused.
+        StorageError: the record or the disk refused.
     """
     evaluation, images = evaluated.evaluation, judged_images(evaluated)
     row = SeparateEvaluation(

@@ -66,8 +66,8 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); go on with `spotlight resume "
             f"{run_id}`, then export it"
         ) from error
-    evaluated = max(evaluated_iterations(store.database, run_id), default=None)
-    result = run_result(store.database, run_id)
+    evaluated = max(evaluated_iterations(store.records, run_id), default=None)
+    result = run_result(store.records, run_id)
     out = claim_folder(out, "--out")
     write = _write_adapters if config.adaptation.mode == "lora" else _write_whole
     try:

@@ -42,6 +42,5 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
             Image.fromarray(sample.image_HWC).save(place / f"{sample.request.seed_index:04}.png")
     except OSError as error:
         raise StorageError(
-            f"the images could not be written to {folder}: {error}; the scores are in the database all the "
-            "same"
+            f"the images could not be written to {folder}: {error}; the scores are in the record all the same"
         ) from error

@@ -242,7 +242,7 @@ def record(
     seed: int = 0,
     curves: LearningCurves | None = None,
 ) -> None:
-    """Enter a policy's run in the first of an answer's futures into a home's database, as a simulated one.
+    """Enter a policy's run in the first of an answer's futures into a home, as a simulated one.
 
     Args:
         store: of the home.

@@ -39,8 +39,10 @@ import typer.main
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.records import RunStatus
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_store import RunStore
 from storage.home import Home
+from tests.tampering import make_earlier_home
 
 LIST = Path(__file__).with_name("bad_inputs.jsonl")
 HEAVY = ("torch", "diffusers", "ray", "prefect", "mlflow", "transformers", "pandas", "streamlit", "peft")
@@ -95,7 +97,7 @@ def _run(home: Path, status: RunStatus) -> None:
 
 def _checkpoint(home: Path) -> None:
     """A checkpoint of `finished` whose checksums hold, though nothing is in its files."""
-    CheckpointStore(home / "checkpoints" / "finished", 1).save(1, {"average.safetensors": b"x"}, {}, {})
+    CheckpointStore(Home(home).checkpoints("finished"), 1).save(1, {"average.safetensors": b"x"}, {}, {})
 
 
 def _weights(home: Path) -> None:
@@ -104,7 +106,7 @@ def _weights(home: Path) -> None:
     from safetensors.numpy import save
 
     blobs = {"average.safetensors": save({"a": np.zeros(1, np.float32)})}
-    CheckpointStore(home / "checkpoints" / "finished", 1).save(1, blobs, {}, {})
+    CheckpointStore(Home(home).checkpoints("finished"), 1).save(1, blobs, {}, {})
 
 
 def _model(home: Path) -> None:
@@ -115,18 +117,16 @@ def _model(home: Path) -> None:
 
 
 def _circle(home: Path) -> None:
-    folder = home / "checkpoints" / "finished"
+    folder = Home(home).checkpoints("finished")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "iteration-000002").symlink_to("iteration-000002")
 
 
 def _damaged(home: Path) -> None:
-    home.mkdir(exist_ok=True)
-    (home / "spotlight.duckdb").write_bytes(b"no database" * 1000)
-
-
-def _folder(home: Path) -> None:
-    (home / "spotlight.duckdb").mkdir(parents=True)
+    """A run `damaged` whose description is no JSON."""
+    store = RunStore(Home(home).ensure())
+    store.create_run("damaged", RunConfig(), {}, os.getpid())
+    (store.home.run("damaged") / RUN_FILE).write_bytes(b"\0" * 1000)
 
 
 _HOMES: Mapping[str, Callable[[Path], None]] = {
@@ -136,8 +136,8 @@ _HOMES: Mapping[str, Callable[[Path], None]] = {
     "weights": _weights,
     "circle": _circle,
     "model": _model,
-    "damaged database": _damaged,
-    "database is a folder": _folder,
+    "damaged": _damaged,
+    "earlier version": lambda home: make_earlier_home(Home(home)),
 }
 
 

@@ -15,6 +15,7 @@ from storage.database.records import CandidateRecord, IterationRecord, SampleIma
 from storage.database.run_store import RunStore
 from storage.environment import DRAFT_TIMING
 from tests.sample_pictures import png
+from tests.tampering import set_run
 
 GROUP = 16
 PICTURED = 3
@@ -49,18 +50,14 @@ def explored(record: IterationRecord, holds: float = 0.85) -> IterationRecord:
 
 
 def mark_as_exploring(store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN) -> None:
-    """Write the setting into a run's configuration, as text: it is the dashboard that is looked at."""
+    """Write the setting into a run's configuration, unchecked: it is the dashboard that is looked at."""
     config = json.loads(store.run(run_id).config_json)
     config["exploration"] |= {"strategy": "stale"}
     facts = store.run(run_id).environment | {DRAFT_TIMING: "training window"}
     config["exploration"].pop("min_spearman", None)
     if min_spearman is not None:
         config["exploration"]["min_spearman"] = min_spearman
-    with store.database.writing() as connection:
-        connection.execute(
-            "UPDATE runs SET config = ?, environment = ? WHERE run_id = ?",
-            [json.dumps(config), json.dumps(facts), run_id],
-        )
+    set_run(store, run_id, config=config, environment=facts)
 
 
 def _explored_prompt(

@@ -18,7 +18,6 @@ from flows.cli.metrics import metrics
 from flows.cli.operating import down, reproduce, up
 from flows.cli.profile import profile
 from flows.cli.prompts import prompts
-from flows.cli.rebuild import rebuild
 from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
@@ -263,9 +262,6 @@ app.command(epilog="Example: spotlight metrics --port 9464")(metrics)
 app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin")(up)
 app.command(epilog="Example: spotlight down")(down)
 app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
-
-
-app.command(epilog="Example: spotlight rebuild")(rebuild)
 app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 app.command(epilog="Example: spotlight settings sampling")(settings)
@@ -283,7 +279,7 @@ def doctor(
     model: Annotated[str | None, typer.Option(help="Folder of the model's weights (model.path).")] = None,
     ray_address: RayAddress = None,
 ) -> None:
-    """Check this machine, its home and database, a model with its scorer, and what would run where."""
+    """Check this machine, its home and runs, a model with its scorer, and what would run where."""
     from flows.cli.doctor import examine
 
     changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]

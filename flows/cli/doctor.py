@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from flows.recovery import backups_in_words
 from flows.terminal import console
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
+from storage.database.run_store import RunStore, bare_folders
 from storage.errors import SpotlightError, StorageError
 from storage.home import Home
 
@@ -36,7 +35,7 @@ def examine(config: RunConfig | None = None) -> bool:
         ("cores", _cores),
         ("device", _device),
         ("home", _home),
-        ("database", _database),
+        ("records", _records),
         ("model and scorer", lambda: _model_and_scorer(config)),
         ("model's numbers", lambda: _numbers(config)),
         ("devices", lambda: _devices(config)),
@@ -85,18 +84,19 @@ def _home() -> str:
     return f"{home.path}, {free:.0f} GiB free"
 
 
-def _database() -> str:
+def _records() -> str:
     home = Home.from_environment()
     store = RunStore(home)
-    store.database.check()
-    known = {row.run_id for row in store.runs()}
-    unknown = [run_id for run_id in home.run_folders() if run_id not in known]
-    if unknown:
+    rows = store.runs()
+    if bare := bare_folders(home):
+        raise StorageError(bare)
+    damaged = [path for row in rows for path in store.folder(row.run_id).damaged()]
+    if damaged:
         raise StorageError(
-            f"{home.database} does not know {', '.join(unknown[:5])}, whose checkpoints are there; "
-            "`spotlight rebuild` makes the rows again"
+            f"{len(damaged)} files of runs are damaged, the first is {damaged[0]}; copy it again from a "
+            "mirror, or let `spotlight resume` move it aside"
         )
-    return f"{len(known)} runs; {backups_in_words(home.backups)}"
+    return f"{len(rows)} runs, all files whole"
 
 
 def _devices(config: RunConfig) -> str:

@@ -16,7 +16,7 @@ from flows.terminal import console
 from storage.config.loading import list_presets
 from storage.database.results import results_so_far
 from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunRow, RunStore
+from storage.database.run_store import RunRow, RunStore, bare_folders
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.modelled import MODELLED, is_modelled
@@ -38,16 +38,11 @@ def runs(
     store = RunStore(home)
     store.reconcile()
     rows = store.runs()
-    unknown = set(home.run_folders()) - {row.run_id for row in rows}
-    if unknown:
-        typer.echo(
-            f"warning: the database does not know {', '.join(sorted(unknown)[:5])}, whose checkpoints are "
-            "there; `spotlight rebuild` makes the rows again",
-            err=True,
-        )
+    if bare := bare_folders(home):
+        typer.echo(f"warning: {bare}", err=True)
     if not archived:
         rows = _not_archived(home, rows)
-    found = results_so_far(store.database)
+    found = results_so_far(store.records)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(_facts(row, found[row.run_id])))

@@ -106,7 +106,6 @@ def reproduce(
     ):
         from flows.process.cancellation import cancellable
         from flows.reproduce import reproduce as flow
-        from storage.database.run_store import RunStore
         from storage.evaluations.reproductions import reproduction_of
 
         try:
@@ -114,7 +113,7 @@ def reproduce(
                 flow.with_options(flow_run_name=again)(form, again)
         except DriftError as error:
             typer.secho(f"drifted: {error}", err=True, fg="red")
-        done = reproduction_of(RunStore(home).database, again)
+        done = reproduction_of(home, again)
     typer.echo(json.dumps(done.summary()))
     raise typer.Exit(1 if done.verdict == "drifted" else 0)
 

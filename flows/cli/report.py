@@ -22,7 +22,7 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
     Raises:
         RunNotFoundError: there is no such run.
         ConfigurationError: `out` is a folder, or cannot be written.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     RunStore(home).run(run_id)
     # A run of another's making may be called like a path: only what stands in a plain name is kept.

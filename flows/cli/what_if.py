@@ -128,7 +128,7 @@ def what_if(
         bool,
         typer.Option(
             "--record",
-            help="Enter simulated runs into the home's database, marked, for dashboard and report.",
+            help="Enter simulated runs into the home, marked, for dashboard and report.",
         ),
     ] = False,
     progress: Annotated[

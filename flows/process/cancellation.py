@@ -1,7 +1,7 @@
 """Cancelling runs: by Ctrl-C, SIGTERM, the Prefect UI, and the last steps of those that a runner has started.
 
 Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
-red line for each. Here they are Cancelled, as the run is in the database.
+red line for each. Here they are Cancelled, as the run is in the record.
 
 Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state
 instead: when a person presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would send.

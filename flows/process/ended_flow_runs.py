@@ -1,4 +1,4 @@
-"""Flow runs whose process is gone: they get the state in Prefect that their runs have in the database."""
+"""Flow runs whose process is gone: they get the state in Prefect that their runs have in the record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     """Give the flow runs of runs that are over the state of the run, where their process could not do so.
 
     A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay
-    Running for ever. What keeps the server or the database from being asked is left to the next command.
+    Running for ever. What keeps the server or the record from being asked is left to the next command.
 
     Args:
         home: whose runs are meant.
@@ -80,7 +80,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:
     """Runs that are over, and whose process is gone: no other process changes what Prefect shows of them."""
-    if not home.database.exists():
+    if not home.run_ids():
         return {}
     store = RunStore(home)
     store.reconcile()

@@ -1,4 +1,4 @@
-"""`/metrics` of a home for Prometheus: read from the database at each request, served until Ctrl-C."""
+"""`/metrics` of a home for Prometheus: read from the record at each request, served until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
 from storage.access.server_guard import ServerGuard
-from storage.database.database import Database
 from storage.database.queries.live_figures import LiveRun, live_runs
+from storage.database.reading import Records
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32
-_WAIT_S = 3.0
-"""For a database that a run writes to; Prometheus waits 10 s by default."""
 
 _Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
@@ -44,7 +42,7 @@ def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
     """What Prometheus reads of some runs.
 
     Args:
-        runs: as the database has them.
+        runs: as the record has them.
         now: Unix seconds.
     """
     listed = list(runs)
@@ -115,18 +113,18 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 
 class _HomeCollector(Collector):
-    """The runs of a home, read from its database whenever they are asked for."""
+    """The runs of a home, read from their folders whenever they are asked for."""
 
     def __init__(self, home: Home) -> None:
-        self._database = Database(home.database, _WAIT_S)
+        self._records = Records(home)
 
     def collect(self) -> Iterable[Metric]:
         """Read them.
 
         Raises:
-            StorageError: the database cannot be read.
+            StorageError: a run's folder cannot be read.
         """
-        with self._database.reading() as connection:
+        with self._records.reading() as connection:
             runs = live_runs(connection)
         return families(runs, time.time())
 

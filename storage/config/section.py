@@ -14,7 +14,7 @@ LONGEST_S = 31 * 86_400.0
 """Of any time limit: a longer wait is none that a person means, and the largest numbers no timer takes."""
 
 LARGEST_COUNT = 2**31 - 1
-"""Of any count without a limit of its own: what a column of the database holds."""
+"""Of any count without a limit of its own: what a column of a table holds."""
 
 OptionValues = dict[str, Any]
 """Options of what a setting names, as they were given; the thing itself declares and reads them."""

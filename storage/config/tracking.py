@@ -14,7 +14,7 @@ TRACKING_VARIABLE = "SPOTLIGHT_TRACKING__URI"
 
 
 class TrackingConfig(Section):
-    """Where a run's figures, images and report are copied to, beside the database: MLflow."""
+    """Where a run's figures, images and report are copied to, beside the record: MLflow."""
 
     uri: str = ""
     """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home

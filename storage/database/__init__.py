@@ -1,1 +1,1 @@
-"""Runs in DuckDB: tables, records, journals, and making rows again."""
+"""The record of runs: files in their folders, SQL over them, and making rows again."""

@@ -1,8 +1,7 @@
-"""What a run leaves behind, as plain values: the rows of the database, before they are written.
+"""Plain values that a run leaves behind, which `tables.py` writes as rows.
 
-An iteration's record travels inside its checkpoint too, so that a run killed between the
-checkpoint and the database loses no row: resuming writes the record again, and writing a record
-twice gives what writing it once gives.
+An iteration's record travels inside its checkpoint too, so that a run killed between the checkpoint and the
+rows loses none: resuming writes the record again, and writing it twice gives what writing it once gives.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class SampleImage:
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """Everything an iteration leaves in the database; written in one transaction.
+    """Everything that an iteration leaves; its rows appear by one rename.
 
     Attributes:
         metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
@@ -292,20 +291,6 @@ def record_from_json(values: Mapping[str, Any]) -> IterationRecord:
     return _iteration_adapter().validate_python(values)
 
 
-def evaluation_from_json(values: Mapping[str, Any]) -> EvaluationRecord:
-    """An evaluation's record from the values that `asdict` gives.
-
-    Raises:
-        ValidationError: of pydantic; it is no record.
-    """
-    return _evaluation_adapter().validate_python(values)
-
-
 @cache
 def _iteration_adapter() -> TypeAdapter[IterationRecord]:
     return TypeAdapter(IterationRecord)
-
-
-@cache
-def _evaluation_adapter() -> TypeAdapter[EvaluationRecord]:
-    return TypeAdapter(EvaluationRecord)

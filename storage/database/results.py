@@ -8,10 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-import duckdb
-
-from storage.database.database import Database
 from storage.database.every_time import EVERY_TIME
+from storage.database.reading import RecordConnection, Records
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 
@@ -87,19 +85,19 @@ def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | N
     return None
 
 
-def evaluated_iterations(database: Database, run_id: str) -> set[int]:
+def evaluated_iterations(records: Records, run_id: str) -> set[int]:
     """Iterations after which the run has a held-out evaluation."""
-    with database.reading() as connection:
+    with records.reading(run_id) as connection:
         rows = connection.execute("SELECT iteration FROM evaluations WHERE run_id = ?", [run_id]).fetchall()
     return {iteration for (iteration,) in rows}
 
 
-def held_out_scores(database: Database, run_id: str) -> dict[int, dict[int, float]]:
+def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]]:
     """Mean score of a held-out prompt's judged images, by iteration and prompt_id.
 
     Only of prompts that every evaluation has; rows of the same text are one prompt, the first of them.
     """
-    with database.reading() as connection:
+    with records.reading(run_id) as connection:
         rows = connection.execute(
             "SELECT iteration, first, avg(score) FROM evaluation_images JOIN (SELECT prompt_id, "
             "min(prompt_id) OVER (PARTITION BY prompt) AS first FROM prompts "
@@ -114,9 +112,9 @@ def held_out_scores(database: Database, run_id: str) -> dict[int, dict[int, floa
     return scores
 
 
-def last_recorded_at(database: Database, run_id: str) -> float | None:
+def last_recorded_at(records: Records, run_id: str) -> float | None:
     """When what was recorded last of a run ended (Unix seconds), discarded work included; None of nothing."""
-    with database.reading() as connection:
+    with records.reading(run_id) as connection:
         row = connection.execute(
             "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "
             "UNION ALL SELECT ended_at FROM iterations WHERE run_id = $run "
@@ -126,17 +124,17 @@ def last_recorded_at(database: Database, run_id: str) -> float | None:
     return None if row is None else row[0]
 
 
-def results_so_far(database: Database) -> dict[str, dict[str, Any]]:
+def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
     """Results of all runs, also of those that did not finish (yet), by run and column of `OVERVIEW`."""
-    with database.reading() as connection:
+    with records.reading() as connection:
         found = connection.execute(OVERVIEW)
         names = [column[0] for column in found.description or ()]
         return {row[0]: dict(zip(names, row, strict=True)) for row in found.fetchall()}
 
 
-def paid_usd(database: Database, run_id: str) -> float:
+def paid_usd(records: Records, run_id: str) -> float:
     """Dollars that the devices of a run have cost so far, at the prices of its settings."""
-    with database.reading() as connection:
+    with records.reading(run_id) as connection:
         row = connection.execute(
             "SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
             [run_id],
@@ -144,7 +142,7 @@ def paid_usd(database: Database, run_id: str) -> float:
     return 0.0 if row is None or row[0] is None else float(row[0])
 
 
-def run_result(database: Database, run_id: str) -> dict[str, Any]:
+def run_result(records: Records, run_id: str) -> dict[str, Any]:
     """Held-out scores of the first and the last evaluation, time and money.
 
     Returns:
@@ -162,7 +160,7 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
         that were not trained on for that).
     """
-    with database.reading() as connection:
+    with records.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
         (iterations,) = connection.execute(
             "SELECT count(*) FROM iterations WHERE run_id = ?", [run_id]
@@ -217,7 +215,7 @@ _Means = tuple[float | None, float | None]
 """Of the scores and of the exact images; None where nothing was evaluated."""
 
 
-def _ends(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[int, _Means, _Means]:
+def _ends(connection: RecordConnection, run_id: str) -> tuple[int, _Means, _Means]:
     """The number of prompts that the first and the latest evaluation both have, and the means over them."""
     rows = connection.execute(
         "SELECT iteration, score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]

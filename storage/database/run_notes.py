@@ -1,20 +1,16 @@
-"""What is noted about runs beside their figures: a person's tags, note and archive, and links to other pages.
+"""Notes about runs beside their figures: a person's tags, note and archive mark, and links to other pages.
 
-Written in a transaction of its own, so it works while a run writes; kept in the run's journal too.
+They are in a file of their own in the run's folder, so that a person can write while the run does.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import duckdb
-
 from storage.clock import now
-from storage.database.database import LOCK_WAIT_S, Database
-from storage.database.journal import EntryKind, Journal, journal_line
+from storage.database.run_folder import NOTES_FILE, RunFolder
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 
@@ -38,23 +34,25 @@ class RunNotes:
 
 
 class NoteStore:
-    """Notes about the runs of a home. Cheap to make; keeps no connection open.
+    """Notes about the runs of a home. Cheap to make; keeps nothing open.
 
     Args:
-        home: where the database lies.
-        wait_s: how long to wait for the database's lock, in seconds.
+        home: where the runs are.
 
-    Every method may raise StorageError: the database stayed locked, or is of another version.
+    Every method may raise StorageError: a file of notes is damaged, or the disk refuses.
     """
 
-    def __init__(self, home: Home, wait_s: float = LOCK_WAIT_S) -> None:
+    def __init__(self, home: Home) -> None:
         self.home = home
-        self.database = Database(home.database, wait_s)
 
     def notes(self) -> dict[str, RunNotes]:
-        """The notes by run; runs without any are left out."""
-        with self.database.reading() as connection:
-            return read_notes(connection)
+        """Return the notes by run; runs without any are left out."""
+        noted = {run_id: RunFolder(self.home.run(run_id)).notes() for run_id in self.home.run_ids()}
+        return {run_id: _notes(values) for run_id, values in noted.items() if "notes" in values}
+
+    def notes_of(self, run_id: str) -> RunNotes:
+        """Return what is noted about one run."""
+        return _notes(RunFolder(self.home.run(run_id)).notes())
 
     def change(
         self,
@@ -81,24 +79,21 @@ class NoteStore:
             raise ConfigurationError(
                 f"the note has {len(note):,} characters, at most {LONGEST_NOTE:,} are kept; shorten it"
             )
-        with self.database.writing() as connection:
-            _require(connection, run_id)
-            notes = read_notes(connection).get(run_id, RunNotes())
-            notes = replace(
-                notes,
-                tags=notes.tags if kept is None else kept,
-                note=notes.note if note is None else note.strip(),
-                archived=notes.archived if archived is None else archived,
+        folder = self._known(run_id)
+        changed = RunNotes()
+
+        def noted(values: dict[str, Any]) -> dict[str, Any]:
+            nonlocal changed
+            before = _notes(values)
+            changed = RunNotes(
+                before.tags if kept is None else kept,
+                before.note if note is None else note.strip(),
+                before.archived if archived is None else archived,
             )
-            values = {
-                "run_id": run_id, "tags": json.dumps(notes.tags), "note": notes.note,
-                "archived": notes.archived, "changed_at": now(),
-            }  # fmt: skip
-            connection.execute(
-                "INSERT OR REPLACE INTO run_notes VALUES (?, ?, ?, ?, ?)", list(values.values())
-            )
-            self._journal(run_id, "notes", values)
-        return notes
+            return values | {"notes": {**asdict(changed), "changed_at": now()}}
+
+        folder.change(NOTES_FILE, noted)
+        return changed
 
     def link(self, run_id: str, place: str, address: str) -> None:
         """Note where else a run can be looked at; in place of an earlier address.
@@ -111,30 +106,31 @@ class NoteStore:
         Raises:
             RunNotFoundError: there is no such run.
         """
-        with self.database.writing() as connection:
-            _require(connection, run_id)
-            values = {"run_id": run_id, "place": place, "address": address, "noted_at": now()}
-            connection.execute("INSERT OR REPLACE INTO run_links VALUES (?, ?, ?, ?)", list(values.values()))
-            self._journal(run_id, "link", values)
+        link = {"address": address, "noted_at": now()}
+        self._known(run_id).change(
+            NOTES_FILE, lambda values: values | {"links": values.get("links", {}) | {place: link}}
+        )
 
-    def _journal(self, run_id: str, kind: EntryKind, values: dict[str, Any]) -> None:
-        journal = Journal(self.home.journal(run_id))
-        if journal.size_bytes:  # of a run from before the journal it would hold nothing else
-            journal.append(journal_line(kind, values))
+    def links(self, run_id: str) -> dict[str, str]:
+        """Return where else a run can be looked at: place -> address."""
+        links = RunFolder(self.home.run(run_id)).notes().get("links", {})
+        return {place: link["address"] for place, link in links.items()}
+
+    def noted_at(self, run_id: str, place: str) -> float | None:
+        """Return when a link was noted (Unix seconds); None where there is none."""
+        links = RunFolder(self.home.run(run_id)).notes().get("links", {})
+        return links[place]["noted_at"] if place in links else None
+
+    def _known(self, run_id: str) -> RunFolder:
+        folder = RunFolder(self.home.run(run_id))
+        if not folder.exists:
+            raise RunNotFoundError(f"no run {quoted(run_id)}; `spotlight runs` lists those that there are")
+        return folder
 
 
-def read_notes(connection: duckdb.DuckDBPyConnection) -> dict[str, RunNotes]:
-    """The notes by run, from an open connection."""
-    rows = connection.execute("SELECT run_id, tags, note, archived FROM run_notes").fetchall()
-    return {
-        run_id: RunNotes(tuple(json.loads(tags)), note, archived) for run_id, tags, note, archived in rows
-    }
-
-
-def read_links(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, str]:
-    """Where else a run can be looked at: place -> address."""
-    rows = connection.execute("SELECT place, address FROM run_links WHERE run_id = ?", [run_id]).fetchall()
-    return dict(rows)
+def _notes(values: dict[str, Any]) -> RunNotes:
+    noted = values.get("notes", {})
+    return RunNotes(tuple(noted.get("tags", ())), noted.get("note", ""), noted.get("archived", False))
 
 
 def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
@@ -148,8 +144,3 @@ def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
     if len(kept) > MOST_TAGS:
         raise ConfigurationError(f"{len(kept)} tags are given, a run has at most {MOST_TAGS}; drop some")
     return kept
-
-
-def _require(connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
-    if not connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
-        raise RunNotFoundError(f"no run {quoted(run_id)}; `spotlight runs` lists those that there are")

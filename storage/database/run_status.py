@@ -1,4 +1,4 @@
-"""How a run stands: what the database recorded of it, what its process does now, and what its log says."""
+"""How a run stands: what was recorded of it, what its process does now, and what its log says."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIVE = ("starting", "running")
 
 
 class StatusRow(Protocol):
-    """What the database recorded of how a run stands: a `RunRow`, or a `RecordedStatus`."""
+    """What was recorded of how a run stands: a `RunRow`, or a `RecordedStatus`."""
 
     @property
     def run_id(self) -> str:
@@ -76,7 +76,7 @@ def shown_status(row: StatusRow, activity: Activity) -> str:
     """The recorded status, but for a run whose process is gone (`interrupted`) and one that is being started.
 
     Args:
-        row: what the database recorded.
+        row: what was recorded.
         activity: what the run's log says.
     """
     started_at = activity.phases.get(START)
@@ -92,7 +92,7 @@ def activity_of(home: Home, row: StatusRow, messages: int = 100) -> Activity:
 
     Args:
         home: where the log is.
-        row: what the database recorded.
+        row: what was recorded.
         messages: how many of the latest.
     """
     if row.status == "finished":

@@ -1,44 +1,41 @@
-"""Runs in the database: made, marked, recorded iteration by iteration, and found again.
-
-What is written about a run goes into its journal too, in the same transaction: from it the rows can be made
-again (`storage/database/rebuilding.py`).
-"""
+"""Runs of a home: made, marked, recorded iteration by iteration, and found again."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import logging
 import socket
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
-import duckdb
 import psutil
 
 from storage.clock import now, process_start_s
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.backups import back_up
-from storage.database.database import LOCK_WAIT_S, Database
-from storage.database.journal import EntryKind, Journal, journal_line
-from storage.database.record_writing import discard_iterations, write_evaluation, write_iteration
+from storage.database.catalogue import refresh_catalogue
+from storage.database.reading import Records
 from storage.database.records import EvaluationRecord, IterationRecord, RunStatus
+from storage.database.run_folder import COMPACTED_AT, RUN_FILE, RunFolder
 from storage.database.run_status import run_is_alive
+from storage.database.tables import evaluation_rows, iteration_rows
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
-_RUN_COLUMNS = (
-    "run_id, name, status, created_at, ended_at, host, pid, process_started_at, config AS config_json, "
-    "environment, summary, error, "
-    "(SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id) AS last_iteration"
-)
+_IDENTITY = (
+    "run_id", "name", "status", "created_at", "ended_at", "host", "pid", "process_started_at", "environment",
+    "summary", "error",
+)  # fmt: skip
+"""What run.json tells of a run, beside its settings and the identifiers of its lives."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as the database knows it.
+    """A run as its folder describes it.
 
     Attributes:
         created_at: Unix seconds; `ended_at` likewise, None while it goes on.
@@ -75,19 +72,24 @@ class RunRow:
         return stored_config(self.config_json, f"run {self.run_id}", "use the commit in its environment")
 
 
+_logger = logging.getLogger(__name__)
+
+
 class RunStore:
-    """Every run of a home. Cheap to make; keeps no connection open.
+    """Every run of a home. Cheap to make; keeps nothing open.
 
     Args:
-        home: where the database lies.
-        wait_s: how long to wait for the database's lock, in seconds.
+        home: where the runs are.
 
-    Every method may raise StorageError: the database stayed locked, or is of another version.
+    Attributes:
+        records: what they have recorded, for queries.
+
+    Every method may raise StorageError: a run's folder is damaged, or the disk refuses.
     """
 
-    def __init__(self, home: Home, wait_s: float = LOCK_WAIT_S) -> None:
+    def __init__(self, home: Home) -> None:
         self.home = home
-        self.database = Database(home.database, wait_s)
+        self.records = Records(home)
 
     def create_run(
         self,
@@ -109,35 +111,48 @@ class RunStore:
         Raises:
             StorageError: there is a run of that identifier already.
         """
-        began_at = now() if at is None else at
-        with self.database.writing() as connection:
-            if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
-                raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
-            connection.execute(
-                "INSERT INTO runs VALUES (?, ?, 'running', ?, NULL, ?, ?, ?, ?, ?, '{}', NULL)",
-                [
-                    run_id, config.name, began_at, socket.gethostname(), pid, _process_start(pid),
-                    config.model_dump_json(), json.dumps(dict(environment)),
-                ],
-            )  # fmt: skip
-            self._note_run(connection, run_id)
+        self.home.refuse_earlier_layout()
+        identity = {
+            "run_id": run_id,
+            "name": config.name,
+            "status": "running",
+            "created_at": now() if at is None else at,
+            "ended_at": None,
+            "host": socket.gethostname(),
+            "pid": pid,
+            "process_started_at": _process_start(pid),
+            "config": config.model_dump(mode="json"),
+            "environment": dict(environment),
+            "summary": {},
+            "error": None,
+            "lives": [_new_life()],
+        }
+        if not self.folder(run_id).create(identity):
+            raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
+        refresh_catalogue(self.home)
+
+    def folder(self, run_id: str) -> RunFolder:
+        """The folder of a run, whether or not there is one."""
+        return RunFolder(self.home.run(run_id))
 
     def resume_run(self, run_id: str, pid: int) -> None:
         """Mark a run as `running` again, now done by process `pid` of this machine.
 
-        Looking and marking are one transaction: of two processes that resume a run at once, one wins.
+        Looking and marking are one step: of two processes that resume a run at once, one wins.
 
         Raises:
             ConfigurationError: the run is finished, or another process works on it.
         """
-        if not self._journal(run_id).size_bytes:  # begun by a version that kept none: its rows so far
-            back_up(self.home, self.database.wait_s)
-        values = [socket.gethostname(), pid, _process_start(pid)]
-        with self.database.writing() as connection:
-            self._require(connection, run_id)
-            check_resumable(run_rows(connection, "WHERE run_id = ?", [run_id])[0], pid)
-            assignments = "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, "
-            self._update(connection, run_id, f"{assignments}process_started_at = ?", values)
+        folder = self._known(run_id)
+        driver = {"host": socket.gethostname(), "pid": pid, "process_started_at": _process_start(pid)}
+
+        def resumed(identity: dict[str, Any]) -> dict[str, Any]:
+            check_resumable(_row(folder, identity), pid)
+            lives = [*identity["lives"], _new_life()]
+            return identity | driver | {"status": "running", "ended_at": None, "error": None, "lives": lives}
+
+        folder.change(RUN_FILE, resumed)
+        refresh_catalogue(self.home)  # a home that was moved or fetched has none yet
 
     def take_over(self, row: RunRow) -> None:
         """Mark as `interrupted` a run whose process was on a machine that is gone or was renamed.
@@ -156,13 +171,10 @@ class RunStore:
                 f"run {row.run_id!r} is going on in process {row.pid} of this machine ({host}); taking over "
                 "is for runs of another one: wait for it or end that process first"
             )
-        with self.database.writing() as connection:
-            if not self._interrupt(
-                connection, row, f"taken over by {host} from process {row.pid} of {row.host}"
-            ):
-                raise ConfigurationError(
-                    f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
-                )
+        if not self._interrupt(row, f"taken over by {host} from process {row.pid} of {row.host}"):
+            raise ConfigurationError(
+                f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
+            )
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
@@ -176,8 +188,7 @@ class RunStore:
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
         ended_at = None if status == "running" else now()
-        with self.database.writing() as connection:
-            self._update(connection, run_id, "status = ?, ended_at = ?, error = ?", [status, ended_at, error])
+        self._update(run_id, {"status": status, "ended_at": ended_at, "error": error})
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value.
@@ -187,32 +198,23 @@ class RunStore:
             name: of the fact.
             value: as text.
         """
-        with self.database.writing() as connection:
-            self._require(connection, run_id)
-            [row] = run_rows(connection, "WHERE run_id = ?", [run_id])
-            self._update(connection, run_id, "environment = ?", [json.dumps(row.environment | {name: value})])
+        self._known(run_id).change(
+            RUN_FILE, lambda run: run | {"environment": run["environment"] | {name: value}}
+        )
 
     def set_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
         """Store a run's named results (JSON values), in place of earlier ones."""
-        with self.database.writing() as connection:
-            self._update(connection, run_id, "summary = ?", [json.dumps(dict(summary))])
+        self._update(run_id, {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
-        """Write an iteration's rows in one transaction; writing the same again changes nothing."""
-        # What only a resume needs is in the checkpoint.
-        line = journal_line("iteration", asdict(replace(record, next_plan=None, explorer_state=None)))
-        with self.database.writing() as connection:
-            self._require(connection, record.run_id)
-            write_iteration(connection, record)
-            self._journal(record.run_id).append(line)
+        """Write an iteration's rows by one rename; writing the same again changes nothing."""
+        rows = iteration_rows(record)
+        self._known(record.run_id).commit("iteration", record.iteration, rows)
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
-        """Write an evaluation's rows in one transaction; writing the same again changes nothing."""
-        line = journal_line("evaluation", asdict(record))
-        with self.database.writing() as connection:
-            self._require(connection, record.run_id)
-            write_evaluation(connection, record)
-            self._journal(record.run_id).append(line)
+        """Write an evaluation's rows by one rename; writing the same again changes nothing."""
+        rows = evaluation_rows(record)
+        self._known(record.run_id).commit("evaluation", record.iteration, rows)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Note something a person should see beside the figures (a resume, a preemption, a warning).
@@ -222,28 +224,26 @@ class RunStore:
             kind: of event, such as `staleness`.
             message: for people.
         """
-        with self.database.writing() as connection:
-            self._require(connection, run_id)
-            happened_at = now()
-            ((event_id,),) = connection.execute(
-                "INSERT INTO events SELECT ?, 1 + coalesce(max(event_id), 0), ?, ?, ? "
-                "FROM events WHERE run_id = ? RETURNING event_id",
-                [run_id, happened_at, kind, message, run_id],
-            ).fetchall()
-            self._note(
-                run_id, "event",
-                {"event_id": event_id, "happened_at": happened_at, "event": kind, "message": message},
-            )  # fmt: skip
+        self._known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
 
     def discard_after(self, run_id: str, iteration: int) -> None:
         """Drop iterations and evaluations above `iteration`; a resumed run does them again.
 
         Their device time stays on the bill, as state `lost`.
         """
-        with self.database.writing() as connection:
-            self._require(connection, run_id)
-            discard_iterations(connection, run_id, iteration)
-            self._note(run_id, "discard", {"after": iteration})
+        self._known(run_id).discard_after(iteration)
+
+    def compact(self, run_id: str, before: int | None = None) -> None:
+        """Write rows of many iterations into one file a table, where there are enough of them.
+
+        Args:
+            run_id: the run.
+            before: the oldest iteration to which it may go back; None: all, as it has ended.
+        """
+        try:
+            self._known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
+        except StorageError as error:  # the rows are there all the same
+            _logger.warning("the rows of run %s stay in many files: %s", run_id, error)
 
     def reconcile(self, reason: str = "") -> list[str]:
         """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
@@ -255,14 +255,11 @@ class RunStore:
             Identifiers of the runs so marked.
         """
         gone = [row for row in self.runs() if row.status == "running" and not run_is_alive(row)]
-        if not gone:
-            return []
         marked: list[str] = []
-        with self.database.writing() as connection:
-            for row in gone:
-                ended = f"its process {row.pid} ended without a word"
-                if self._interrupt(connection, row, f"{ended}: {reason}" if reason else ended):
-                    marked.append(row.run_id)
+        for row in gone:
+            ended = f"its process {row.pid} ended without a word"
+            if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
+                marked.append(row.run_id)
         return marked
 
     def run(self, run_id: str) -> RunRow:
@@ -271,60 +268,59 @@ class RunStore:
         Raises:
             RunNotFoundError: there is none of that identifier; the message names near ones.
         """
-        with self.database.reading() as connection:
-            rows = run_rows(connection, "WHERE run_id = ?", [run_id])
-            if not rows:
-                raise _not_found(connection, self.home, run_id)
-        return rows[0]
+        folder = self._known(run_id)
+        return _row(folder, folder.identity())
 
     def runs(self) -> list[RunRow]:
         """All runs, newest first."""
-        with self.database.reading() as connection:
-            return run_rows(connection, "ORDER BY created_at DESC, run_id DESC", [])
+        self.home.refuse_earlier_layout()
+        folders = [self.folder(run_id) for run_id in self.home.run_ids()]
+        rows = [_row(folder, folder.identity()) for folder in folders if folder.exists]
+        return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
-    def back_up(self) -> None:
-        """Keep a copy of the database, for `spotlight rebuild`; the oldest copies go.
+    def _known(self, run_id: str) -> RunFolder:
+        """The folder of a run that must be there."""
+        folder = self.folder(run_id)
+        if not folder.exists:
+            raise self._not_found(run_id)
+        return folder
 
-        Raises:
-            DatabaseDamagedError: the database is damaged.
-        """
-        back_up(self.home, self.database.wait_s)
+    def _not_found(self, run_id: str) -> RunNotFoundError:
+        known = [row.run_id for row in self.runs()]
+        if not known:
+            return RunNotFoundError(
+                f"no run {quoted(run_id)}: there are none yet; start one with `spotlight train`"
+            )
+        near = difflib.get_close_matches(run_id, known, n=3)
+        if near:
+            return RunNotFoundError(f"no run {quoted(run_id)}; did you mean {', '.join(near)}?")
+        return RunNotFoundError(f"no run {quoted(run_id)}; the latest are {', '.join(known[:5])}")
 
-    def _journal(self, run_id: str) -> Journal:
-        return Journal(self.home.journal(run_id))
-
-    def _note(self, run_id: str, kind: EntryKind, values: Mapping[str, Any]) -> None:
-        """Write a line of the run's journal; inside the transaction, whose lock it needs."""
-        self._journal(run_id).append(journal_line(kind, values))
-
-    def _note_run(self, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
-        cursor = connection.execute("SELECT * FROM runs WHERE run_id = ?", [run_id])
-        names = [column[0] for column in cursor.description or []]
-        (cells,) = cursor.fetchall()
-        self._note(run_id, "run", dict(zip(names, cells, strict=True)))
-
-    def _interrupt(self, connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:
+    def _interrupt(self, row: RunRow, error: str) -> bool:
         """Mark a running run as interrupted, unless another process works on it than when it was read."""
-        changed = connection.execute(
-            "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
-            "WHERE run_id = ? AND status = 'running' AND host = ? AND pid = ? "
-            "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
-            [now(), error, row.run_id, row.host, row.pid, row.process_started_at],
-        ).fetchall()
-        if changed:
-            self._note_run(connection, row.run_id)
-        return bool(changed)
+        read = {"status": "running", "host": row.host, "pid": row.pid}
+        read["process_started_at"] = row.process_started_at
 
-    def _require(self, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
-        if not connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
-            raise _not_found(connection, self.home, run_id)
+        def interrupted(identity: dict[str, Any]) -> dict[str, Any] | None:
+            if any(identity[name] != value for name, value in read.items()):
+                return None
+            return identity | {"status": "interrupted", "ended_at": now(), "error": error}
 
-    def _update(
-        self, connection: duckdb.DuckDBPyConnection, run_id: str, assignments: str, values: list[Any]
-    ) -> None:
-        self._require(connection, run_id)
-        connection.execute(f"UPDATE runs SET {assignments} WHERE run_id = ?", [*values, run_id])
-        self._note_run(connection, run_id)
+        return self.folder(row.run_id).change(RUN_FILE, interrupted)
+
+    def _update(self, run_id: str, values: Mapping[str, Any]) -> None:
+        self._known(run_id).change(RUN_FILE, lambda identity: {**identity, **values})
+
+
+def bare_folders(home: Home) -> str:
+    """Return what is wrong with folders of runs that do not say what the run was; empty where none is so."""
+    bare = [run_id for run_id in home.run_ids() if not RunFolder(home.run(run_id)).exists]
+    if not bare:
+        return ""
+    return (
+        f"{home.run(bare[0])} has no {RUN_FILE} ({len(bare)} such folders in {home.runs}); copy it again "
+        "from where it is whole, or move the folder out of the home"
+    )
 
 
 def check_resumable(row: RunRow, pid: int | None = None) -> None:
@@ -371,41 +367,21 @@ def refuse_simulated(row: RunRow) -> None:
         )
 
 
-def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:
-    """The rows of `runs` (called `r`) that a clause of SQL with its values selects.
-
-    Args:
-        connection: open connection to the database.
-        clause: SQL that follows `FROM runs r`.
-        values: of its parameters.
-    """
-    cursor = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs r {clause}", values)
-    names = [column[0] for column in cursor.description or []]
-    rows: list[RunRow] = []
-    for cells in cursor.fetchall():
-        row: dict[str, Any] = dict(zip(names, cells, strict=True))
-        row["environment"] = json.loads(row["environment"])
-        row["summary"] = json.loads(row["summary"])
-        rows.append(RunRow(**row))
-    return rows
+def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
+    try:
+        values = {name: identity[name] for name in _IDENTITY}
+        config = json.dumps(identity["config"])
+    except KeyError as error:
+        raise StorageError(
+            f"{folder.path / RUN_FILE} lacks {error}; restore the file, or move the run's folder out of the "
+            "home"
+        ) from error
+    return RunRow(**values, config_json=config, last_iteration=folder.listing().last_iteration)
 
 
-def _not_found(connection: duckdb.DuckDBPyConnection, home: Home, run_id: str) -> RunNotFoundError:
-    if run_id in home.run_folders():
-        return RunNotFoundError(
-            f"the database {home.database} does not know run {run_id!r}, whose checkpoints are there; "
-            f"`spotlight rebuild` makes its rows again, `spotlight resume {run_id}` does so and goes on"
-        )
-    rows = connection.execute("SELECT run_id FROM runs ORDER BY created_at DESC").fetchall()
-    known = [known_id for (known_id,) in rows]
-    if not known:
-        return RunNotFoundError(
-            f"no run {quoted(run_id)}: there are none yet; start one with `spotlight train`"
-        )
-    near = difflib.get_close_matches(run_id, known, n=3)
-    if near:
-        return RunNotFoundError(f"no run {quoted(run_id)}; did you mean {', '.join(near)}?")
-    return RunNotFoundError(f"no run {quoted(run_id)}; the latest are {', '.join(known[:5])}")
+def _new_life() -> str:
+    """Return an identifier for the time from a start or resumption of a run to its end."""
+    return uuid.uuid4().hex
 
 
 def _process_start(pid: int) -> float | None:

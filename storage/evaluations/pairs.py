@@ -35,7 +35,7 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
     """The identifier of the earlier evaluation that `name` means, if one with `config` compares with it.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         config: of the later evaluation.
         name: an evaluation's identifier, or that of a run.
 
@@ -56,7 +56,7 @@ def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
     """By how much the second evaluation is better than the first.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         before: an evaluation's identifier, or that of a run: its newest evaluation is meant.
         after: likewise.
 

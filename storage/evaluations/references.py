@@ -1,4 +1,4 @@
-"""What a run came to, to the bit, so that it can be done again and compared: from the database, or a file."""
+"""What a run came to, to the bit, so that it can be done again and compared: from the record, or a file."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
             f"run {run_id!r} is {row.status}, and only a finished run can be done again; go on with "
             f"`spotlight resume {run_id}`"
         )
-    with store.database.reading() as connection:
+    with store.records.reading(run_id) as connection:
         rewards = connection.execute(
             "SELECT iteration, value FROM iteration_metrics WHERE run_id = ? AND name = 'reward_mean'",
             [run_id],

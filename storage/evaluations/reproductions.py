@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
-import duckdb
-
-from storage.database.database import Database
+from storage.database.reading import RecordConnection, Records
+from storage.database.run_folder import refusals, write_json
 from storage.errors import RunNotFoundError
+from storage.home import Home
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,31 +70,24 @@ class Reproduction:
         }
 
 
-def write_reproduction(database: Database, done: Reproduction) -> None:
+def write_reproduction(home: Home, done: Reproduction) -> None:
     """Write one; writing the same again changes nothing.
 
     Raises:
-        StorageError: the database stayed locked.
+        StorageError: the disk refuses, or a file is damaged.
     """
-    with database.writing() as connection:
-        connection.execute("DELETE FROM reproductions WHERE reproduction_id = ?", [done.reproduction_id])
-        connection.execute(
-            "INSERT INTO reproductions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                done.reproduction_id, done.series, done.how, done.reference, done.run_id, done.started_at,
-                done.ended_at, done.verdict, done.message, done.score_was, done.score_is, done.difference,
-                done.low, done.high, json.dumps(done.differences),
-            ],
-        )  # fmt: skip
+    with refusals(f"reproduction {done.reproduction_id} into {home.reproductions}"):
+        home.reproductions.mkdir(mode=0o700, exist_ok=True)
+        write_json(home.reproductions / f"{quote(done.reproduction_id, safe='')}.json", asdict(done))
 
 
-def reference_run_of(database: Database, series: str) -> str | None:
+def reference_run_of(home: Home, series: str) -> str | None:
     """The run that a series is compared with: the latest that was recorded for it; None where none was.
 
     Raises:
-        StorageError: the database stayed locked.
+        StorageError: the disk refuses, or a file is damaged.
     """
-    with database.reading() as connection:
+    with Records(home).reading() as connection:
         row = connection.execute(
             "SELECT run_id FROM reproductions WHERE series = ? AND verdict = 'recorded' "
             "ORDER BY started_at DESC LIMIT 1",
@@ -102,21 +96,21 @@ def reference_run_of(database: Database, series: str) -> str | None:
     return row[0] if row else None
 
 
-def reproductions(connection: duckdb.DuckDBPyConnection, limit: int = 500) -> pd.DataFrame:
+def reproductions(connection: RecordConnection, limit: int = 500) -> pd.DataFrame:
     """The latest reproductions, newest first; all columns of the table, `differences` as JSON text."""
     return connection.execute(
         "SELECT * FROM reproductions ORDER BY started_at DESC, reproduction_id LIMIT ?", [limit]
     ).df()
 
 
-def reproduction_of(database: Database, reproduction_id: str) -> Reproduction:
+def reproduction_of(home: Home, reproduction_id: str) -> Reproduction:
     """One reproduction.
 
     Raises:
         RunNotFoundError: there is none of that identifier.
-        StorageError: the database stayed locked.
+        StorageError: the disk refuses, or a file is damaged.
     """
-    with database.reading() as connection:
+    with Records(home).reading() as connection:
         cursor = connection.execute(
             "SELECT * FROM reproductions WHERE reproduction_id = ?", [reproduction_id]
         )

@@ -6,14 +6,14 @@ import difflib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import duckdb
 
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.database import LOCK_WAIT_S, Database
+from storage.database.reading import EVALUATION_FILE, Records, separate_evaluations
+from storage.database.run_folder import RunFolder, put_folder, refusals
+from storage.database.tables import columns_of, figure_columns, tables_of
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
@@ -87,42 +87,40 @@ class EvaluationStore:
     """The separate evaluations of a home. Cheap to make; keeps no connection open.
 
     Args:
-        home: where the database lies.
-        wait_s: how long to wait for the database's lock, in seconds.
+        home: where they are.
 
-    Every method may raise StorageError: the database stayed locked, or is of another version.
+    Every method may raise StorageError: a file is damaged, or the disk refuses.
     """
 
-    def __init__(self, home: Home, wait_s: float = LOCK_WAIT_S) -> None:
-        self.database = Database(home.database, wait_s)
+    def __init__(self, home: Home) -> None:
+        self.home = home
 
     def commit(self, evaluation: SeparateEvaluation, images: Sequence[JudgedImage]) -> None:
-        """Write an evaluation in one transaction.
+        """Write an evaluation by one rename.
 
         Raises:
             StorageError: there is one of that identifier already.
         """
         key = evaluation.evaluation_id
-        with self.database.writing() as connection:
-            if connection.execute(
-                "SELECT 1 FROM separate_evaluations WHERE evaluation_id = ?", [key]
-            ).fetchone():
-                raise StorageError(f"evaluation {key} exists already; take another identifier")
-            connection.execute(
-                f"INSERT INTO separate_evaluations VALUES ({', '.join('?' * 12)})",
-                [
-                    key, evaluation.run_id, evaluation.iteration, evaluation.policy_version,
-                    evaluation.started_at, evaluation.ended_at, evaluation.score, evaluation.exact,
-                    evaluation.images, evaluation.folder, evaluation.config_json,
-                    json.dumps(dict(evaluation.environment)),
-                ],
-            )  # fmt: skip
-            _insert_images(connection, key, images)
+        if (self.home.evaluations / key).exists():
+            raise StorageError(f"evaluation {key} exists already; take another identifier")
+        tables = {
+            "separate_evaluation_images": columns_of(
+                "separate_evaluation_images", images, ("evaluation_id",)
+            ),
+            "separate_evaluation_image_figures": figure_columns(images),
+        }
+        facts = {**asdict(evaluation), "config": json.loads(evaluation.config_json)}
+        del facts["config_json"]
+        with refusals(f"evaluation {key} into {self.home.evaluations}"):
+            rows = tables_of(tables, evaluation_id=key)
+            put_folder(self.home.evaluations, key, rows, {EVALUATION_FILE: facts})
 
     def all(self) -> list[SeparateEvaluation]:
         """All of them, newest first."""
-        with self.database.reading() as connection:
-            return _rows(connection, "", [])
+        self.home.refuse_earlier_layout()
+        found = [_separate_evaluation(facts) for facts in separate_evaluations(self.home)]
+        return sorted(found, key=lambda row: (row.started_at, row.evaluation_id), reverse=True)
 
     def find(self, name: str) -> SeparateEvaluation:
         """The evaluation of this identifier, or the newest one of the run of this identifier.
@@ -130,13 +128,12 @@ class EvaluationStore:
         Raises:
             RunNotFoundError: there is neither; the message says what there is.
         """
-        with self.database.reading() as connection:
-            found = _rows(connection, "WHERE evaluation_id = ? OR run_id = ?", [name, name])
-            if found:
-                return next((row for row in found if row.evaluation_id == name), found[0])
-            is_run = connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [name]).fetchone()
-            known = [row.evaluation_id for row in _rows(connection, "", [])]
-        if is_run:
+        rows = self.all()
+        found = [row for row in rows if name in (row.evaluation_id, row.run_id)]
+        if found:
+            return next((row for row in found if row.evaluation_id == name), found[0])
+        known = [row.evaluation_id for row in rows]
+        if RunFolder(self.home.run(name)).exists:
             raise RunNotFoundError(
                 f"run {name!r} has not been evaluated by itself yet; do it with `spotlight evaluate {name}`"
             )
@@ -151,7 +148,7 @@ class EvaluationStore:
 
     def images(self, evaluation_id: str) -> list[JudgedImage]:
         """The images of an evaluation, by prompt and seed."""
-        with self.database.reading() as connection:
+        with Records(self.home).reading() as connection:
             rows = connection.execute(
                 "SELECT prompt_id, seed_index, prompt, tag, score, exact, detail, error "
                 "FROM separate_evaluation_images WHERE evaluation_id = ? ORDER BY prompt_id, seed_index",
@@ -167,36 +164,6 @@ class EvaluationStore:
         return [JudgedImage(*row, figures=figures.get((row[0], row[1]), {})) for row in rows]
 
 
-def _insert_images(connection: duckdb.DuckDBPyConnection, key: str, images: Sequence[JudgedImage]) -> None:
-    columns: list[tuple[str, list[Any]]] = [
-        ("BIGINT", [image.prompt_id for image in images]),
-        ("BIGINT", [image.seed_index for image in images]),
-        ("VARCHAR", [image.prompt for image in images]),
-        ("VARCHAR", [image.tag for image in images]),
-        ("DOUBLE", [image.score for image in images]),
-        ("BOOLEAN", [image.exact for image in images]),
-        ("VARCHAR", [image.detail for image in images]),
-        ("VARCHAR", [image.error for image in images]),
-    ]
-    # Whole columns: a row at a time is a hundred times slower.
-    cells = ", ".join(f"unnest(?::{kind}[])" for kind, _ in columns)
-    connection.execute(
-        f"INSERT INTO separate_evaluation_images SELECT ?, {cells}", [key, *(values for _, values in columns)]
-    )
-    rows = [(i.prompt_id, i.seed_index, name, value) for i in images for name, value in i.figures.items()]
-    if rows:
-        connection.execute(
-            "INSERT INTO separate_evaluation_image_figures SELECT ?, unnest(?::BIGINT[]), "
-            "unnest(?::BIGINT[]), unnest(?::VARCHAR[]), unnest(?::DOUBLE[])",
-            [key, *(list(column) for column in zip(*rows, strict=True))],
-        )
-
-
-def _rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[SeparateEvaluation]:
-    rows = connection.execute(
-        "SELECT evaluation_id, run_id, iteration, policy_version, started_at, ended_at, score, exact, "
-        f"images, folder, config, environment FROM separate_evaluations {clause} "
-        "ORDER BY started_at DESC, evaluation_id DESC",
-        values,
-    ).fetchall()
-    return [SeparateEvaluation(*row[:-1], environment=json.loads(row[-1])) for row in rows]
+def _separate_evaluation(facts: Mapping[str, Any]) -> SeparateEvaluation:
+    values = {name: value for name, value in facts.items() if name != "config"}
+    return SeparateEvaluation(**values, config_json=json.dumps(facts["config"]))

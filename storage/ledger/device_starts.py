@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import duckdb
-
 from storage.config.runtime import AUTO, FIXED_CAPACITY
+from storage.database.reading import RecordConnection
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class UnjoinedDevice:
     reason: str
 
 
-def failed_starts(connection: duckdb.DuckDBPyConnection, run_id: str) -> int:
+def failed_starts(connection: RecordConnection, run_id: str) -> int:
     """How many workers of a run ended while they loaded."""
     row = connection.execute(
         "SELECT count(*) FROM device_events WHERE run_id = ? AND kind = 'failed'", [run_id]
@@ -33,7 +32,7 @@ def failed_starts(connection: duckdb.DuckDBPyConnection, run_id: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def unjoined_devices(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
+def unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
     """The devices that never joined a run in which others did, in the order of the settings."""
     config = connection.execute("SELECT config FROM runs WHERE run_id = ?", [run_id]).fetchone()
     events = connection.execute(

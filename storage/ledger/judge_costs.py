@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the runtime imports the name of the figure, and opens no database
-    import duckdb
+    from storage.database.reading import RecordConnection
 
 JUDGE_USD = "cost_judge_usd"
 """Name of the figure, of an iteration and of a held-out image."""
 
 
-def judge_usd(connection: duckdb.DuckDBPyConnection, run_id: str) -> float:
+def judge_usd(connection: RecordConnection, run_id: str) -> float:
     """Dollars that judging has cost a run; 0 where its judge has no price.
 
     Args:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import duckdb
-
+from storage.database.reading import RecordConnection
 from storage.ledger.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
 from storage.ledger.judge_costs import judge_usd
 from storage.ledger.standby_accounts import StandbyAccount, standby_accounts
@@ -193,7 +192,7 @@ class Ledger:
         return sum(self.spent(market="spot", state=s).device_s for s in states) / whole_s if whole_s else None
 
 
-def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
+def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
     """The account of a run; empty where nothing was recorded.
 
     Args:
@@ -237,7 +236,7 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
     )
 
 
-def _overlaps(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Overlap, ...]:
+def _overlaps(connection: RecordConnection, run_id: str) -> tuple[Overlap, ...]:
     rows = connection.execute(
         """
         WITH stepped AS (
@@ -253,7 +252,7 @@ def _overlaps(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Overl
     return tuple(Overlap(*row) for row in rows)
 
 
-def _losses(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Loss, ...]:
+def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
     rows = connection.execute(
         """
         WITH lost AS (SELECT * FROM device_events WHERE run_id = $run AND kind = 'lost'),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import duckdb
+from storage.database.reading import RecordConnection
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class StandbyAccount:
     lost: int
 
 
-def standby_accounts(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[StandbyAccount, ...]:
-    """The accounts of a run's standbys, by name; none of runs from before schema version 6."""
+def standby_accounts(connection: RecordConnection, run_id: str) -> tuple[StandbyAccount, ...]:
+    """The accounts of a run's standbys, by name; empty where none was recorded."""
     rows = connection.execute(
         "SELECT standby, sum(waited_s), sum(cpu_s), max(memory_bytes), sum(taken)::BIGINT, sum(lost)::BIGINT "
         "FROM standby_time WHERE run_id = ? GROUP BY standby "

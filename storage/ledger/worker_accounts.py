@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
+
+from storage.database.reading import RecordConnection
 
 _MEASURED = "(SELECT DISTINCT phase, iteration FROM paid_time WHERE run_id = $run)"
 
@@ -42,7 +43,7 @@ class WorkerAccount:
         return self.paid_s - (self.booked_s - self.double_s)
 
 
-def worker_accounts(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[WorkerAccount, ...]:
+def worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerAccount, ...]:
     """The accounts of a run's workers, by name; of the records whose paid time was measured.
 
     Args:
@@ -72,7 +73,7 @@ def worker_accounts(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple
     )
 
 
-def _double_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, float]:
+def _double_s(connection: RecordConnection, run_id: str) -> dict[str, float]:
     """How long each worker was in two states at once; those that were."""
     found = connection.execute(
         f"""

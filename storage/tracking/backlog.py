@@ -1,4 +1,4 @@
-"""What MLflow lacks of a home's earlier runs, sent from the database while a later run is at work.
+"""What MLflow lacks of a home's earlier runs, sent from the record while a later run is at work.
 
 A run that is cancelled or killed in its first iterations ends before MLflow, whose import takes seconds, has
 its figures; others end while a server is away. Each run that has ended is looked at once: a row of
@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from storage.clock import now
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.run_notes import NoteStore
 from storage.database.run_status import activity_of, run_is_alive, shown_status
-from storage.database.run_store import RunRow, run_rows
+from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
 from storage.tracking.figures import recorded_figures
 from storage.tracking.mlflow_run import MlflowRun, flat_settings, tags_of
@@ -33,12 +33,6 @@ SETTLED_S = 3600.0
 
 _PLACE = "mlflow_complete"
 """In `run_links`: noted after the run's end, MLflow has the whole run."""
-
-_UNSENT = """
-    WHERE r.status NOT IN ('running', 'simulated') AND NOT EXISTS (
-        SELECT 1 FROM run_links l WHERE l.run_id = r.run_id AND l.place = ? AND l.noted_at >= r.ended_at
-    ) ORDER BY created_at DESC, run_id DESC
-"""
 
 
 class Backlog:
@@ -75,7 +69,7 @@ class Backlog:
             own: the run at work, opened.
 
         Raises:
-            StorageError: the database stayed locked, or is damaged.
+            StorageError: a file of the record is damaged.
         """
         if not self._own_tried:
             self._own_tried = True
@@ -91,10 +85,15 @@ class Backlog:
 
     def _next(self) -> RunRow | None:
         """The newest run that has ended and is not known to be complete in MLflow."""
-        with Database(self._home.database).reading() as connection:
-            rows = run_rows(connection, _UNSENT, [_PLACE])
+        rows = (row for row in RunStore(self._home).runs() if row.status not in ("running", "simulated"))
         wanted = (row for row in rows if row.run_id not in self._tried and _server(row) == self._server)
+        wanted = (row for row in wanted if not self._is_sent(row))
         return next((row for row in wanted if self._is_over(row)), None)
+
+    def _is_sent(self, row: RunRow) -> bool:
+        """Whether MLflow is known to have all of a run, since after its end."""
+        sent_at = NoteStore(self._home).noted_at(row.run_id, _PLACE)
+        return sent_at is not None and sent_at >= (row.ended_at or 0.0)
 
     def _is_over(self, row: RunRow) -> bool:
         """Whether no process sends anything of a run that has ended: not the one that did it, no new one."""
@@ -115,7 +114,7 @@ class Backlog:
 
     def _send(self, run: MlflowRun, until: float) -> None:
         """Send the iterations and evaluations that MLflow has nothing of."""
-        with Database(self._home.database).reading() as connection:
+        with Records(self._home).reading(run.run_id) as connection:
             records = recorded_figures(connection, run.run_id, until)
         logged = {figure: run.logged_steps(figure) for figure in {record.figure for record in records}}
         for record in records:

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import duckdb
-
 from storage.database.every_time import EVERY_TIME
+from storage.database.reading import RecordConnection
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 
@@ -43,7 +42,7 @@ _MOMENTS = """
 
 @dataclass(frozen=True)
 class RecordedFigures:
-    """What MLflow gets of an iteration or an evaluation that the database has.
+    """What MLflow gets of an iteration or an evaluation that the record has.
 
     Attributes:
         iteration: MLflow's step.
@@ -93,13 +92,11 @@ def evaluation_figures(
     }
 
 
-def recorded_figures(
-    connection: duckdb.DuckDBPyConnection, run_id: str, until: float
-) -> list[RecordedFigures]:
+def recorded_figures(connection: RecordConnection, run_id: str, until: float) -> list[RecordedFigures]:
     """The figures of a run's iterations and evaluations, in order.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         until: only of those that had ended then, in Unix seconds.
     """
@@ -132,9 +129,7 @@ def _parts_and_looks(means: Mapping[str, float]) -> tuple[dict[str, float], dict
     return parts, {name: means[name] for name in sorted(others)}
 
 
-def _by_iteration(
-    connection: duckdb.DuckDBPyConnection, query: str, run_id: str
-) -> dict[int, dict[str, float]]:
+def _by_iteration(connection: RecordConnection, query: str, run_id: str) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for iteration, name, value in connection.execute(query, {"run": run_id}).fetchall():
         found[iteration][name] = value

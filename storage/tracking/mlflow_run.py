@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.database.records import RunStatus
 from storage.environment import PRESET
-from storage.tracking.addresses import run_page
+from storage.tracking.addresses import RUN_TAG, run_page
 from storage.tracking.mlflow_tables import provide_tables
 from storage.tracking.names import mlflow_name, plain
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 EXPERIMENT = "spotlight"
-RUN_TAG = "spotlight.run_id"
-"""Tag that ties an MLflow run to ours, so that a resumed run goes on in the same one."""
 
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
@@ -101,7 +99,7 @@ class MlflowRun:
 
         Args:
             iteration: their step.
-            figures: by the names that the database has them under.
+            figures: by the names that the record has them under.
             at_ms: when they were taken, in Unix milliseconds.
         """
         from mlflow.entities import Metric

@@ -30,7 +30,6 @@ _REFUSED = re.compile(
     r"|/(?=/|$)|(?<![^/])\.(?=\.?(?:/|$))"  # MLflow takes names for paths: none may be another's long form
     r"|-(?=u[0-9a-f]{4,6}-)"  # would be read as an escape
 )
-_ESCAPED = re.compile(r"-u([0-9a-f]{4,6})-")
 _MOST_CHARACTERS = 250
 
 
@@ -51,23 +50,6 @@ def mlflow_name(figure: str) -> str:
     else:
         name = f"exploration/{figure}"
     return plain(name)
-
-
-def recorded_name(name: str) -> str | None:
-    """The figure that has this name in MLflow; None for one that the database does not have.
-
-    Earlier versions logged figures under their own names, without a section.
-    """
-    section, slash, rest = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), name).partition("/")
-    if not slash:
-        return name
-    cut = {
-        "phase_s": f"{rest}{_SECONDS}",
-        "cost": f"{_DOLLARS}{rest}",
-        "quality": f"{QUALITY_FIGURE}{rest}",
-    }
-    figure = cut.get(section, rest)
-    return None if figure in (TOTAL_USD, EVALUATION_USD) else figure
 
 
 def plain(name: str) -> str:

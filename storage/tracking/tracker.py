@@ -309,7 +309,7 @@ class Tracker:
     def _say_missing(self, why: str, level: int = logging.WARNING) -> None:
         lacking = _in_words([*self._missing, *self._waiting])
         place = f"MLflow at {self._server}" if self._server else "MLflow"
-        self._say(f"{place} {why} and lacks {lacking}; all figures are in the home's database", level)
+        self._say(f"{place} {why} and lacks {lacking}; all figures are in the run's record", level)
 
     def _trouble(self, message: str) -> None:
         if self._reported:

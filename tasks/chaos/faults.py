@@ -23,7 +23,7 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -218,7 +218,7 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
     """
     report = check_history(read_history(home.history(run_id)))
     row = RunStore(home).run(run_id)
-    with Database(home.database).reading() as connection:
+    with Records(home).reading(run_id) as connection:
         ledger = read_ledger(connection, run_id)
     identical = bool(undisturbed) and digests(home, run_id).get(row.config.iterations) == undisturbed
     broken = report.broken()

@@ -30,7 +30,7 @@ class Answer:
 
 def take_up(session: Session) -> None:
     """Let a resumed run know what its evaluations had come to before the last iteration that it has done."""
-    recorded = evaluated_iterations(session.store.database, session.run_id)
+    recorded = evaluated_iterations(session.store.records, session.run_id)
     before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
     for iteration in before if session.config.evaluation.on_alarm in ("kl", "rollback") else before[-1:]:
         verdict = _verdict(session, iteration)
@@ -118,13 +118,13 @@ def _pin(session: Session, iteration: int) -> None:
 
 
 def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
-    with session.store.database.reading() as connection:
+    with session.store.records.reading(session.run_id) as connection:
         return quality_verdict(paired_figures(connection, session.run_id, iteration))
 
 
 def _note(session: Session, kind: str, message: str) -> str:
     """An event, once: a resumed run may come to it again; and a line of the run's log."""
-    with session.store.database.reading() as connection:
+    with session.store.records.reading(session.run_id) as connection:
         known = connection.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = ? AND message = ?",
             [session.run_id, kind, message],

@@ -1,4 +1,4 @@
-"""What a phase left behind goes into checkpoint, database and MLflow."""
+"""What a phase left behind goes into checkpoint, record and MLflow."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
             config.model_dump(mode="json"),
         )
     session.store.commit_iteration(record)
+    session.store.compact(record.run_id, before=session.checkpoints.oldest)
     if session.mirror is not None:
         session.mirror.copy_newest()
     session.spent_usd += record.metrics["cost_usd"]
@@ -78,7 +79,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
     persist_result=False,
 )
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
-    """Write a held-out evaluation to the database and to MLflow.
+    """Write a held-out evaluation to the record and to MLflow.
 
     What its images say is answered by `tasks.iteration.alarm`.
     """

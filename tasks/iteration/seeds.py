@@ -39,7 +39,7 @@ def review_seeds(
     """
     evidence = None
     if session.runtime.trains_on_drafts:
-        held_out = held_out_scores(session.store.database, session.run_id)
+        held_out = held_out_scores(session.store.records, session.run_id)
         evidence = TrainingEvidence(trained.report.off_policy, held_out)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
     notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)

@@ -116,12 +116,17 @@ class Session:
         status = status_after(kind)
         self._cancelled = status == "cancelled"
         self._opened.close()
+        if kind is None:
+            return  # `finish_mirror` and `finish_tracking` follow once the run is marked as finished
         if self.mirror is not None:  # last, as the devices are paid for until they are given back
             self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
-        if kind is None:
-            return  # `finish_tracking` follows once the run is marked as finished
         # Who cancels waits for the end: MLflow's import alone may take longer than all else.
         self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
+
+    def finish_mirror(self) -> None:
+        """Copy a finished run to the mirror as it will stay: result, status and all rows."""
+        if self.mirror is not None:
+            self.mirror.close(_MIRROR_WAIT_S)
 
     def finish_tracking(self) -> None:
         """Copy the weights of a finished run to MLflow, mark its end there, and add its report."""
@@ -179,7 +184,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         cluster = opened.enter_context(open_cluster(config))
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
-        notes = NoteStore(home, store.database.wait_s)
+        notes = NoteStore(home)
         tracker = Tracker(
             home,
             on_trouble=lambda message: store.add_event(run_id, "mlflow", message),
@@ -200,7 +205,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         else:
             # Killed before its first checkpoint: whatever was recorded is done again.
             store.discard_after(run_id, -1)
-        session.spent_usd = paid_usd(store.database, run_id)
+        session.spent_usd = paid_usd(store.records, run_id)
     except BaseException as error:
         session.__exit__(type(error))
         raise
@@ -251,7 +256,7 @@ def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
 
     The wall clock may have been set back meanwhile.
     """
-    last_at = last_recorded_at(store.database, run_id)
+    last_at = last_recorded_at(store.records, run_id)
     ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
     if ahead_s >= LEAST_JUMP_S:
         store.add_event(
@@ -268,7 +273,7 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     if not made_with.computes_like(session.config):
         raise CheckpointError(
             f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
-            "resume with the run's own, which the database holds"
+            "resume with the run's own, which the record holds"
         )
     for rejected in checkpoint.rejected:
         session.store.add_event(session.run_id, "checkpoint_rejected", rejected)
@@ -277,7 +282,7 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     if record.next_plan is not None:
         session.next_plan = plan_from_json(record.next_plan)
     session.store.discard_after(session.run_id, checkpoint.iteration)
-    # The database may have been cut off between the checkpoint and the rows.
+    # The run may have been killed between the checkpoint and the rows.
     session.store.commit_iteration(record)
     session.first_iteration = checkpoint.iteration + 1
     session.store.add_event(

@@ -51,7 +51,7 @@ def test_without_any_it_says_how_to_make_one(store: RunStore):
     page = opened()
     assert "No evaluations yet" in sentences(page)
     assert "spotlight evaluate RUN" in page.code[0].value
-    assert not store.home.database.exists()
+    assert not any(store.home.path.iterdir())
 
 
 def test_an_evaluation_is_shown_by_tag_and_image_by_image(store: RunStore):

@@ -13,15 +13,18 @@ from streamlit.testing.v1 import AppTest
 from flows.progress import Reporter
 from storage.config.run_config import RunConfig
 from storage.database.results import run_result
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_store import RunStore
 from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
+from tests.tampering import damage, make_earlier_home, row_files, set_run
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
+TABLES = ("iterations", "samples", "candidates", "worker_states", "evaluation_images")
 
 
 def opened(name: str, **query: str) -> AppTest:
@@ -41,7 +44,7 @@ def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
     page = opened(name)
     assert page.title[0].value == "No runs yet"
     assert page.code[0].value == "spotlight train --preset glyphs"
-    assert not store.home.database.exists(), "looking must not make anything"
+    assert not any(store.home.path.iterdir()), "looking must not make anything"
 
 
 @pytest.mark.parametrize(
@@ -61,26 +64,38 @@ def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, word
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_database_of_another_version_is_explained(store: RunStore, name: str):
-    write_sample_run(store, iterations=1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE schema_version SET version = 99")
-    assert "move the file away" in opened(name).error[0].value
+def test_a_home_of_an_earlier_version_is_explained(store: RunStore, name: str):
+    make_earlier_home(store.home)
+    assert "was made by an earlier version" in opened(name).error[0].value
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_damaged_database_is_explained(store: RunStore, name: str):
+def test_a_damaged_description_of_a_run_is_named(store: RunStore, name: str):
     store.create_run("r", RunConfig(), {}, os.getpid())
-    store.database.path.write_bytes(os.urandom(20_000))
+    file = store.home.run("r") / RUN_FILE
+    file.write_bytes(os.urandom(2000))
+    assert f"{file.name} is damaged" in opened(name).error[0].value.replace("\\", "")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_of_damaged_rows_the_rest_is_shown(store: RunStore, name: str):
+    write_sample_run(store, "r", iterations=3, status="running", exploring=True)
+    for table in TABLES:
+        damage(row_files(store, "r", table)[-1])
     page = opened(name)
-    assert not page.exception
-    assert "spotlight rebuild" in page.error[0].value
+    assert not [box for box in page.error if "DuckDB" in box.value]
+    if name == "runs":
+        assert page.dataframe[0].value["run"].tolist() == ["r"]
+    else:
+        assert "Rows are missing here" in sentences(page)
+    if name == "convergence":
+        assert figures(page)["Iterations"] == "2 of 40"
 
 
-def test_a_lost_database_is_explained(store: RunStore):
+def test_folders_without_a_description_are_named(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
-    store.database.path.unlink()
-    assert "checkpoints are here: r" in opened("runs").warning[0].value
+    (store.home.run("r") / RUN_FILE).unlink()
+    assert "has no run.json" in opened("runs").warning[0].value.replace("\\", "")
 
 
 def test_runs_are_compared(store: RunStore):
@@ -186,8 +201,7 @@ def test_images_in_order_of_what_they_gained(recorded: None):
 
 def test_a_run_that_keeps_no_images_says_so(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
-    with store.database.writing() as connection:  # as an earlier version stored it
-        connection.execute("""UPDATE runs SET config = '{"evaluation": {"gallery": 0}}'""")
+    set_run(store, "r", config={"evaluation": {"gallery": 0}})  # as an earlier version stored it
     assert "was told to keep no images" in sentences(opened("images"))
 
 
@@ -210,8 +224,7 @@ def test_the_health_of_a_run(store: RunStore):
 def on_cpu(store: RunStore, run_id: str) -> None:
     """A run of a machine without accelerators."""
     write_sample_run(store, run_id, iterations=10)
-    with store.database.writing() as connection:
-        connection.execute("""UPDATE runs SET environment = '{"accelerators": "none"}'""")
+    set_run(store, run_id, environment={"accelerators": "none"})
 
 
 @pytest.mark.parametrize(
@@ -248,7 +261,7 @@ def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store:
         assert text.count("US dollars") == text.count("US dollars (modelled)")
     assert "<th>usd (modelled)</th>" in report
     assert "<th>usd</th>" not in report
-    assert run_result(store.database, "cpu")["prices"] == "modelled"
+    assert run_result(store.records, "cpu")["prices"] == "modelled"
 
 
 @pytest.mark.parametrize(("prices", "mark"), [("modelled", " (modelled)"), ("as set", "")])
@@ -263,7 +276,7 @@ def test_a_run_too_short_to_judge_says_so_on_the_command_line(store: RunStore):
     reporter = Reporter(Console(file=(said := io.StringIO()), width=200))
     for iterations in (10, 1):
         write_sample_run(store, "r", iterations=10) if iterations == 10 else None
-        reporter.result(run_result(store.database, "r") | {"iterations": iterations})
+        reporter.result(run_result(store.records, "r") | {"iterations": iterations})
     long, short = said.getvalue().split("held-out score")[1:]
     assert "too short to judge" not in long
     assert "too short to judge: 1 iteration of at least 5; the difference" in short

@@ -80,7 +80,7 @@ def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path:
     store = RunStore(Home(tmp_path / "home").ensure())
     evaluate(store, "before", None, [0.0, 0.5, 0.5])
     evaluate(store, "after", "a-run-with-a-rather-long-name-20261121-101500", [1.0, 0.5, 0.5])
-    write_reproduction(store.database, done("a", 1e9, verdict="drifted", message="seed was 0, is 1"))
+    write_reproduction(store.home, done("a", 1e9, verdict="drifted", message="seed was 0, is 1"))
     with dashboard(store.home.path, tmp_path / "log") as served, new_page(width=WIDTH, height=844) as page:
         for address, name, last in (
             ("evaluations", "Evaluations", "Download the figures"),

@@ -33,7 +33,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
         done("c", 1e9 + 2 * 86400, verdict="drifted", message="seed was 0, is 1", differences=[seed]),
         done("d", 1e9, series="shapes"),
     ):
-        write_reproduction(store.database, row)
+        write_reproduction(store.home, row)
     page = opened_page(PAGE, {})
     (red,) = page.error
     assert red.value.startswith("**glyphs**")
@@ -49,7 +49,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
 
 def test_markup_in_a_name_is_shown_and_not_run(store: RunStore):
     name = "<script>alert(1)</script>"
-    write_reproduction(store.database, done("x", 1e9, series=name, verdict="failed", message="a $ b $ c"))
+    write_reproduction(store.home, done("x", 1e9, series=name, verdict="failed", message="a $ b $ c"))
     page = opened_page(PAGE, {})
     (red,) = page.error
     assert name in red.value

@@ -6,9 +6,7 @@ import dataclasses
 import io
 import os
 import time
-from pathlib import Path
 
-import duckdb
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -16,20 +14,20 @@ from streamlit.testing.v1 import AppTest
 
 from flows.progress import Reporter
 from storage.config.run_config import RunConfig
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.results import run_result
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
+from tests.tampering import set_run
 from ui.pages.seeds.charts import draft_map
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("seeds")
-VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
 
 
 def opened(**query: str) -> AppTest:
@@ -54,7 +52,7 @@ def live_run(store: RunStore, run_id: str = "live") -> None:
 def test_an_empty_home_says_how_to_start(store: RunStore):
     page = opened()
     assert page.title[0].value == "No runs yet"
-    assert not store.home.database.exists()
+    assert not any(store.home.path.iterdir())
 
 
 def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
@@ -70,7 +68,7 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
 def test_a_finished_run(recorded: None, recorded_home: Home):
     page = opened()
     said = io.StringIO()
-    Reporter(Console(file=said, width=200)).result(run_result(Database(recorded_home.database), "explored"))
+    Reporter(Console(file=said, width=200)).result(run_result(Records(recorded_home), "explored"))
     assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
     assert "explored :green-badge[finished]" in page.header[0].value
     assert "Stale ranks hold: Spearman 0.9" in page.success[0].value
@@ -232,8 +230,7 @@ def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
 
 def test_drafts_are_shown_whatever_the_settings_say(store: RunStore):
     write_sample_run(store, iterations=2, exploring=True)
-    with store.database.writing() as connection:
-        connection.execute("""UPDATE runs SET config = '{"gone": 1}'""")
+    set_run(store, "glyphs-sample", config={"gone": 1})
     page = opened()
     assert len(page.get("plotly_chart")) == 5
     assert page.slider[0].value == (1, 2)
@@ -246,26 +243,6 @@ def test_hostile_text(store: RunStore):
     candidates = [dataclasses.replace(c, prompt="<script>alert(1)</script>") for c in record.candidates]
     store.commit_iteration(dataclasses.replace(record, samples=bad, candidates=candidates))
     assert "<script>" not in pictures(opened())
-
-
-def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStore):
-    with duckdb.connect(str(store.home.database)) as file:
-        file.execute(VERSION_1.read_text(encoding="utf-8"))
-        config = RunConfig().model_dump_json()
-        file.execute(
-            "INSERT INTO runs VALUES ('old', 'old', 'finished', 0, 1, 'h', 1, 0, ?, '{}', '{}', NULL)",
-            [config],
-        )
-    assert "does not explore" in opened().info[0].value
-    with duckdb.connect(str(store.home.database), read_only=True) as file:
-        assert file.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
-
-
-def test_a_database_of_a_later_version_is_explained(store: RunStore):
-    write_sample_run(store, iterations=1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE schema_version SET version = 99")
-    assert "move the file away" in opened().error[0].value
 
 
 @pytest.mark.parametrize(("prompts_an_iteration", "drawn"), [(2, False), (20, True)])

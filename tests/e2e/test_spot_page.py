@@ -6,7 +6,6 @@ import dataclasses
 import os
 from pathlib import Path
 
-import duckdb
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
@@ -22,7 +21,6 @@ from ui.pages.spot import data as spot_data
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("spot")
-TABLES = Path(__file__).resolve().parents[1] / "integration"
 START = 1.7e9
 
 
@@ -75,7 +73,7 @@ def gantt(page: AppTest) -> str:
 def test_an_empty_home_says_how_to_start(store: RunStore):
     page = opened()
     assert page.title[0].value == "No runs yet"
-    assert not store.home.database.exists()
+    assert not any(store.home.path.iterdir())
 
 
 def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore):
@@ -296,30 +294,3 @@ def test_hostile_text(store: RunStore):
     begun(store)
     store.commit_iteration(with_loss(iteration_record("r", 1, START), 6.0, "<script>alert(1)</script>"))
     assert "<script>" not in gantt(opened())
-
-
-def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStore):
-    with duckdb.connect(str(store.home.database)) as file:
-        file.execute((TABLES / "schema_version_2.sql").read_text(encoding="utf-8"))
-        file.execute(
-            "INSERT INTO runs VALUES ('old', 'old', 'finished', 0, 1, 'h', 1, 0, ?, '{}', '{}', NULL)",
-            [RunConfig().model_dump_json()],
-        )
-        file.execute("INSERT INTO iterations VALUES ('old', 1, 1, 0, 10)")
-        file.execute(
-            "INSERT INTO worker_states VALUES "
-            "('old', 'iteration', 1, 0, 'spot-0', 0, 'spot', 'idle', 10, 3.6)"
-        )
-        file.execute("INSERT INTO costs VALUES ('old', 'iteration', 1, 'idle', 'spot', 10, 0.01)")
-    page = opened()
-    assert "Spot devices idle 100 %" in sentences(page)
-    assert "did not record losses here" in captions(page)
-    with duckdb.connect(str(store.home.database), read_only=True) as file:
-        assert file.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
-
-
-def test_a_database_of_a_later_version_is_explained(store: RunStore):
-    write_sample_run(store, iterations=1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE schema_version SET version = 99")
-    assert "move the file away" in opened().error[0].value

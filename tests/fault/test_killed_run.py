@@ -24,9 +24,9 @@ from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.damaged_database import overwrite_a_page
 from tests.killed_run import WITHOUT_RAY, flow_states, lines_until
 from tests.own_servers import running_s3
+from tests.tampering import damage, row_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
 
@@ -91,7 +91,7 @@ def first_port_taken() -> Iterator[None]:
         yield
 
 
-def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damaged(home, undisturbed):
+def test_a_run_that_ray_ended_says_so_and_resumes_although_rows_are_damaged(home, undisturbed):
     child = start(home, "ended", "train", errors=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None
@@ -111,12 +111,12 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     assert "Ray's dashboard agent" in (store.run("ended").error or "")
     assert flow_states(home, "ended") == ["CRASHED"]
     summary = store.run("undisturbed").summary
-    overwrite_a_page(Home(home).database)
+    [damaged, *_] = row_files(store, "ended", "samples")
+    damage(damaged)
     again = start(home, "ended", "resume", options=("--cluster", "local"))
     output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
-    assert "the damaged database is kept as" in output
-    assert "made again: run ended (" in output
+    assert f"{damaged} is damaged and was moved aside" in output
     assert state_of(home, "ended") == undisturbed
     assert store.run("ended").status == "finished"
     assert store.run("ended").summary["score_after"] == summary["score_after"]

@@ -14,6 +14,7 @@ from storage.database.queries import comparisons as comparison_queries
 from storage.database.queries import images as image_queries
 from storage.database.queries import seeds as seed_queries
 from storage.database.records import IterationRecord, StateInterval
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -35,7 +36,7 @@ def test_the_table_of_runs(store: RunStore):
     store.commit_iteration(iteration_record("old", 1, 109.0))  # 18 s
     store.commit_iteration(iteration_record("old", 2, 120.0))  # 7 s of it beside the first
     store.commit_evaluation(evaluation_record("old", 20, 1000.0))  # a break before
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         table = comparison_queries.run_table(connection, 10)
         one = comparison_queries.run_table(connection, 1)
     assert table["run_id"].tolist() == ["new", "old"]
@@ -53,7 +54,7 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     evaluation = evaluation_record("a", 0, 100.0)
     loading = StateInterval("reserved-0", "reserved", "load", 70.0, 100.0, 10.98)
     store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         table = comparison_queries.run_table(connection, 10)
         course = comparison_queries.score_courses(connection, ["a"])
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
@@ -65,7 +66,7 @@ def test_the_courses_of_several_runs_with_what_was_paid_until_then(store: RunSto
     store.commit_evaluation(evaluation_record("a", 0, 0.0))
     store.commit_iteration(iteration_record("a", 1, 9.0))
     store.commit_evaluation(evaluation_record("a", 1, 27.0))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         frame = comparison_queries.score_courses(connection, ["silent", "a"])
         assert comparison_queries.score_courses(connection, ["silent"]).empty
     assert frame["run_id"].tolist() == ["a", "a"]
@@ -82,10 +83,9 @@ def test_runs_that_differ_in_the_seed_alone(store: RunStore):
         begun(store, run_id, **settings)
         if run_id != "unscored":
             store.commit_evaluation(evaluation_record(run_id, 0, 0.0))
-    with store.database.writing() as connection:
-        connection.execute("""INSERT INTO runs SELECT 'broken', name, status, 0, NULL, host, pid, NULL,
-            '[1]', environment, summary, NULL FROM runs WHERE run_id = 'one'""")
-    with store.database.reading() as connection:
+    begun(store, "broken")
+    store.folder("broken").change(RUN_FILE, lambda run: run | {"config": [1]})
+    with store.records.reading() as connection:
         assert comparison_queries.runs_of_other_seeds(connection, "one") == {1: "one", 2: "two"}
         assert comparison_queries.runs_of_other_seeds(connection, "two-old") == {1: "one", 2: "two-old"}
         assert comparison_queries.runs_of_other_seeds(connection, "longer") == {3: "longer"}
@@ -95,7 +95,7 @@ def test_runs_that_differ_in_the_seed_alone(store: RunStore):
 
 def test_pictures_of_some_images_at_some_evaluations(store: RunStore):
     write_sample_run(store, "r", iterations=20)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         images = image_queries.pictured_images(connection, "r")
         assert image_queries.pictured_evaluations(connection, "r") == [0, 10, 20]
         found = image_queries.pictures(connection, "r", [(3, 0), (1, 0)], [0, 20])
@@ -111,7 +111,7 @@ def test_evenly_spread_iterations(store: RunStore):
     begun(store, "r")
     for iteration in range(1, 11):
         store.commit_iteration(IterationRecord("r", iteration, 1, 0.0, 1.0, {}))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         spread = seed_queries.spread_iterations
         assert spread(connection, "r", 10) == list(range(1, 11))
         assert spread(connection, "r", 4) == [1, 4, 7, 10]
@@ -122,7 +122,7 @@ def test_evenly_spread_iterations(store: RunStore):
 
 def test_counted_pairs_are_the_pairs(store: RunStore):
     write_sample_run(store, "r", iterations=4, exploring=True)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         pairs = seed_queries.stale_and_fresh(connection, "r")
         counts = seed_queries.pair_counts(connection, "r")
         some = seed_queries.stale_and_fresh(connection, "r", [2, 4])

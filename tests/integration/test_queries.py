@@ -27,7 +27,7 @@ def test_odd_values_survive(store: RunStore):
     record = IterationRecord("r", 1, 1, 0.0, 1.0, {"loss": float("nan"), "new name": float("inf")}, [sample])
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.commit_iteration(record)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         row = connection.execute(
             "SELECT prompt, seed_index, error, explored_score, advantage FROM samples "
             "JOIN prompts USING (run_id, prompt_id)"
@@ -40,12 +40,12 @@ def test_odd_values_survive(store: RunStore):
 
 def test_going_back_keeps_the_bill(store: RunStore):
     write_sample_run(store, iterations=12)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         paid = queries.cost_by_state(connection, "glyphs-sample")[["device_s", "usd"]].sum()
         elapsed = queries.metric_curves(connection, "glyphs-sample")["elapsed_s"].max()
     for _ in range(2):  # a resume may itself be killed and come again
         store.discard_after("glyphs-sample", 8)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         states = queries.cost_by_state(connection, "glyphs-sample")
         after = states[["device_s", "usd"]].sum()
         assert queries.metric_curves(connection, "glyphs-sample")["iteration"].tolist() == list(range(1, 9))
@@ -59,7 +59,7 @@ def test_going_back_keeps_the_bill(store: RunStore):
     assert sum(lost["device_s"].tolist()) == pytest.approx(3 * (4 * 18 + 9))
     # Done again, at a later time: paid twice, and the time at work goes on from where it was.
     store.commit_iteration(iteration_record("glyphs-sample", 9, time.time() + 3600))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         again = queries.metric_curves(connection, "glyphs-sample")
     assert float(again["elapsed_s"].iloc[-1]) == pytest.approx(elapsed + 18)
 
@@ -78,7 +78,7 @@ def test_queries_on_hand_worked_figures(store: RunStore):
     # A night passes between a kill and a resume.
     store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], [at(9000, "spot", 10)]))
     store.commit_evaluation(EvaluationRecord("r", 3, 3, 9010, 9020, 0.75, 0.5))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         curves = queries.metric_curves(connection, "r")
         scores = queries.score_curve(connection, "r")
         cost = queries.cost_by_iteration(connection, "r")
@@ -96,7 +96,7 @@ def test_queries_on_hand_worked_figures(store: RunStore):
 
 def test_images_of_the_same_prompt_and_seed(store: RunStore):
     write_sample_run(store, iterations=10)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         images = queries.images_before_after(connection, "glyphs-sample")
         pairs = queries.paired_scores(connection, "glyphs-sample")
     assert len(images) == 12
@@ -111,6 +111,6 @@ def test_events_newest_first(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
     for message in ("first", "second"):
         store.add_event("r", "note", message)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         assert queries.events(connection, "r")["message"].tolist() == ["second", "first"]
         assert queries.events(connection, "r", limit=1)["message"].tolist() == ["second"]

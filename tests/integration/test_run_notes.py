@@ -1,4 +1,4 @@
-"""Tags, notes, archive and links of runs: kept while the run writes, and after a rebuild."""
+"""Tags, notes, archive and links of runs: kept while the run writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.database import Database
-from storage.database.rebuilding import rebuild
-from storage.database.run_notes import NoteStore, RunNotes, read_links
+from storage.database.run_notes import NoteStore, RunNotes
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
@@ -44,23 +42,13 @@ def test_a_run_that_writes_loses_nothing(store: RunStore):
     assert store.run("r").last_iteration == 1
 
 
-def test_they_are_there_again_after_a_rebuild(store: RunStore):
+def test_the_newest_link_to_a_place_counts(store: RunStore):
     notes = NoteStore(store.home)
     notes.change("r", tags=["kept"], note="so $1 <b>", archived=True)
     notes.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/1")
     notes.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/2")
-    store.set_status("r", "finished")
-    store.home.database.write_bytes(os.urandom(20_000))
-    rebuild(store.home)
     assert notes.notes() == {"r": RunNotes(("kept",), "so $1 <b>", True)}
-    with Database(store.home.database).reading() as connection:
-        assert read_links(connection, "r") == {"prefect": "http://127.0.0.1:4200/v2/runs/flow-run/2"}
-
-
-def test_a_run_without_a_journal_gets_none_by_a_note(store: RunStore):
-    store.home.journal("r").unlink()
-    NoteStore(store.home).change("r", note="old")
-    assert not store.home.journal("r").exists(), "a resume would take it for the whole of the run"
+    assert notes.links("r") == {"prefect": "http://127.0.0.1:4200/v2/runs/flow-run/2"}
 
 
 @pytest.mark.parametrize(

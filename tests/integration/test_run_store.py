@@ -1,22 +1,22 @@
-"""Runs in a real DuckDB file: recorded, found, reconciled."""
+"""Runs of a home: recorded, found, reconciled."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import errno
 import os
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from storage.config.run_config import RunConfig
 from storage.database.records import IterationRecord
-from storage.database.run_store import RunStore
+from storage.database.run_folder import RUN_FILE
+from storage.database.run_store import RunStore, bare_folders
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -29,12 +29,12 @@ TABLES = (
 
 @pytest.fixture
 def store(tmp_path: Path) -> RunStore:
-    return RunStore(Home(tmp_path), wait_s=2.0)
+    return RunStore(Home(tmp_path))
 
 
 def contents(store: RunStore) -> dict[str, list[tuple]]:
     """Every row of every table."""
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         return {
             table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in TABLES
         }
@@ -90,8 +90,7 @@ def test_identifiers(store: RunStore):
 
 def test_a_configuration_of_another_version_does_not_hide_the_run(store: RunStore):
     store.create_run("old", RunConfig(), {}, os.getpid())
-    with store.database.writing() as connection:
-        connection.execute("UPDATE runs SET config = ?", [json.dumps({"gone": 1})])
+    store.folder("old").change(RUN_FILE, lambda run: run | {"config": {"gone": 1}})
     [row] = store.runs()
     with pytest.raises(ConfigurationError, match="gone"):
         _ = row.config
@@ -126,7 +125,7 @@ def test_a_failing_record_leaves_no_part_of_itself(store: RunStore):
     before = contents(store)
     record = iteration_record("glyphs-sample", 2, 0.0)
     twice = [*record.samples, record.samples[0]]
-    with pytest.raises(StorageError, match="duplicate key"):
+    with pytest.raises(StorageError, match="samples have the same prompt_id, seed_index"):
         store.commit_iteration(dataclasses.replace(record, samples=twice))
     assert contents(store) == before
 
@@ -151,14 +150,14 @@ class TestReconcile:
 
     def test_a_pid_that_was_given_to_another_process(self, store: RunStore):
         store.create_run("old", RunConfig(), {}, os.getpid())
-        with store.database.writing() as connection:
-            connection.execute("UPDATE runs SET process_started_at = process_started_at - 100")
+        store.folder("old").change(
+            RUN_FILE, lambda run: run | {"process_started_at": run["process_started_at"] - 100}
+        )
         assert store.reconcile() == ["old"]
 
     def test_a_run_of_another_machine_is_left_alone(self, store: RunStore):
         store.create_run("far", RunConfig(), {}, 2**22 + 1)
-        with store.database.writing() as connection:
-            connection.execute("UPDATE runs SET host = 'elsewhere'")
+        store.folder("far").change(RUN_FILE, lambda run: run | {"host": "elsewhere"})
         assert store.reconcile() == []
 
 
@@ -223,8 +222,7 @@ class TestResuming:
 
     def test_taking_over_from_a_machine_of_another_name(self, store: RunStore):
         store.create_run("far", RunConfig(), {}, 2**22 + 1)
-        with store.database.writing() as connection:
-            connection.execute("UPDATE runs SET host = 'elsewhere'")
+        store.folder("far").change(RUN_FILE, lambda run: run | {"host": "elsewhere"})
         with pytest.raises(ConfigurationError, match=r"of elsewhere; .*`spotlight resume far --take-over`"):
             store.resume_run("far", os.getpid())
         seen = store.run("far")
@@ -242,66 +240,86 @@ class TestResuming:
         assert store.run("far").status == "running"
 
 
-class TestTheFile:
-    """What the database says when it cannot be used."""
+class TestTheFolder:
+    """What is said when a run's files cannot be used, and what is still shown."""
 
-    def test_another_schema(self, store: RunStore):
+    def test_a_damaged_file_of_rows(self, store: RunStore):
+        write_sample_run(store, iterations=3)
+        folder = store.folder("glyphs-sample")
+        whole = contents(store)
+        [path] = [p for p in folder.listing().files("samples") if "000002" in str(p) or "part" in str(p)]
+        path.write_bytes(path.read_bytes()[:100])
+        with store.records.reading() as connection:
+            rows = connection.execute("SELECT count(*) FROM samples").fetchall()
+            assert connection.damaged == [path], "the page names it"
+        assert rows[0][0] < len(whole["samples"])
+        assert contents(store) | {"samples": 0} == whole | {"samples": 0}, "all else is shown"
+        assert folder.set_aside_damaged() == [path]
+        assert folder.damaged() == []
+        with store.records.reading() as connection:
+            assert connection.execute("SELECT count(*) FROM samples").fetchall() == rows
+
+    def test_a_damaged_identity(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())
-        with store.database.writing() as connection:
-            connection.execute("UPDATE schema_version SET version = 99")
-        for attempt in (store.runs, lambda: store.add_event("r", "a", "b")):
-            with pytest.raises(StorageError, match=r"version 99.*move the file away"):
+        (store.folder("r").path / RUN_FILE).write_text("{")
+        for attempt in (store.runs, lambda: store.run("r")):
+            with pytest.raises(StorageError, match=r"run\.json is damaged.*restore the file"):
                 attempt()
 
-    def test_no_database(self, store: RunStore):
-        store.home.database.write_bytes(b"not a database" * 1000)
-        with pytest.raises(StorageError, match="not a valid DuckDB"):
-            store.runs()
+    def test_a_foreign_file_is_left_alone(self, store: RunStore):
+        write_sample_run(store, iterations=2)
+        whole = contents(store)
+        run = store.folder("glyphs-sample").path
+        (run / "notes of mine.txt").write_text("x")
+        (run / "iteration-0000xx").mkdir()
+        (store.home.runs / "stray.txt").write_text("x")
+        (store.home.runs / "stray").mkdir()
+        assert contents(store) == whole
+        assert "stray has no run.json" in bare_folders(store.home)
+        store.folder("glyphs-sample").sweep(-1)
+        assert (run / "notes of mine.txt").exists()
 
-    def test_a_file_without_tables_yet_is_empty(self, store: RunStore):
-        duckdb.connect(str(store.home.database)).close()  # a first writer killed before its commit
-        assert store.runs() == []
-        store.create_run("r", RunConfig(), {}, os.getpid())
-
-    def test_a_lock_that_stays_names_its_holder(self, store: RunStore):
-        store.create_run("r", RunConfig(), {}, os.getpid())
-        path = str(store.home.database)
-        program = f"import duckdb; c = duckdb.connect({path!r}); print('ready', flush=True); input()"
-        child = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        try:
-            assert child.stdout is not None
-            child.stdout.readline()
-            impatient = RunStore(store.home, wait_s=0.3)
-            for attempt in (impatient.runs, lambda: impatient.add_event("r", "a", "b")):
-                with pytest.raises(
-                    StorageError, match=rf"stayed locked for 0.3 s by process {child.pid} \(.*duckdb"
-                ):
-                    attempt()
-            threading.Timer(0.3, child.kill).start()
-            assert len(store.runs()) == 1  # waits, and gets it
-        finally:
-            child.kill()
-            child.communicate()
+    def test_a_home_of_an_earlier_version_is_refused(self, store: RunStore):
+        store.home.database.write_bytes(b"rows of an earlier version")
+        for attempt in (store.runs, store.home.ensure, lambda: store.create_run("r", RunConfig(), {}, 1)):
+            with pytest.raises(StorageError, match=r"made by an earlier version.*SPOTLIGHT_HOME"):
+                attempt()
 
     def test_threads_take_turns(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())
-        patient = RunStore(store.home, wait_s=120.0)  # each of 64 calls may have to wait for the three others
-        failures: list[StorageError] = []
 
         def work(number: int) -> None:
-            try:
-                for k in range(8):
-                    patient.add_event("r", "note", f"{number}/{k}")
-                    patient.runs()
-            except StorageError as error:
-                failures.append(error)
+            for k in range(8):
+                store.add_event("r", "note", f"{number}/{k}")
+                store.set_fact("r", f"{number}/{k}", "x")
 
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, range(4)))
         assert len(contents(store)["events"]) == 32
+        assert len(store.run("r").environment) == 32
+
+    def test_a_torn_last_event_is_left_out_and_the_next_begins_a_new_line(self, store: RunStore):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        store.add_event("r", "first", "a")
+        with (store.folder("r").path / "events.jsonl").open("ab") as file:
+            file.write(b'{"happened_at": 1.0, "ki')
+        store.add_event("r", "second", "b")
+        assert [(row[1], row[3]) for row in contents(store)["events"]] == [(1, "first"), (2, "second")]
+
+    def test_a_full_disk_leaves_what_was_there(self, store: RunStore, monkeypatch: pytest.MonkeyPatch):
+        write_sample_run(store, iterations=2)
+        whole = contents(store)
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", refuse)
+        for attempt in (
+            lambda: store.commit_iteration(iteration_record("glyphs-sample", 3, 0.0)),
+            lambda: store.add_event("glyphs-sample", "a", "b"),
+            lambda: store.set_status("glyphs-sample", "failed"),
+        ):
+            with pytest.raises(StorageError, match="No space left on device; free disk space"):
+                attempt()
+        monkeypatch.undo()
+        assert contents(store) | {"events": 0} == whole | {"events": 0}

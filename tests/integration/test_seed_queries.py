@@ -89,7 +89,7 @@ class TestStaleAndFresh:
     """Pairs of one seed's scores by older and by newer weights."""
 
     def pairs(self, store: RunStore) -> pd.DataFrame:
-        with store.database.reading() as connection:
+        with store.records.reading() as connection:
             return seed_queries.stale_and_fresh(connection, "r")
 
     def test_a_draft_that_was_trained_on_is_no_fresh_score_of_itself(self, store: RunStore):
@@ -171,7 +171,7 @@ def test_drafts_by_prompt(store: RunStore):
             draft(1, 0.5, prompt=9, kept=False),
         ],
     )  # fmt: skip
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         frame = seed_queries.drafts_by_prompt(connection, "r")
     assert rows(frame, "iteration", "prompt_id", "prompt", "drafts", "seeds", "in_plan") == [
         (5, 0, "prompt 0", 5, 4, True),
@@ -190,7 +190,7 @@ def test_best_and_worst(store: RunStore):
             sample_images=[SampleImage(0, 1, PNG), SampleImage(0, 2, PNG), SampleImage(0, 3, PNG)]
             + ([SampleImage(4, 9, PNG)] if iteration == 6 else []),
         )  # fmt: skip
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         everything = seed_queries.best_and_worst(connection, "r")
         latest = seed_queries.best_and_worst(connection, "r", latest=1)
         one = seed_queries.best_and_worst(connection, "r", prompt_id=0, latest=2)
@@ -209,7 +209,7 @@ def test_best_and_worst(store: RunStore):
 def test_events_of_some_kinds(store: RunStore):
     for kind in ("staleness", "mlflow", "exploration"):
         store.add_event("r", kind, f"about {kind}")
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         alerts = queries.events(connection, "r", kinds=("staleness", "exploration"))
         assert alerts["kind"].tolist() == ["exploration", "staleness"]
         assert queries.events(connection, "r", kinds=()).empty
@@ -220,7 +220,7 @@ class TestRows:
     """Candidates and thumbnails in the database and in a checkpoint's record."""
 
     def count(self, store: RunStore) -> tuple[int, int]:
-        with store.database.reading() as connection:
+        with store.records.reading() as connection:
             [counts] = connection.execute(
                 "SELECT (SELECT count(*) FROM candidates), (SELECT count(*) FROM sample_images)"
             ).fetchall()
@@ -240,7 +240,7 @@ class TestRows:
     def test_going_back_drops_them(self, store: RunStore):
         write_sample_run(store, "back", iterations=3, exploring=True)
         store.discard_after("back", 2)
-        with store.database.reading() as connection:
+        with store.records.reading() as connection:
             for table in ("candidates", "sample_images"):
                 [(newest,)] = connection.execute(f"SELECT max(iteration) FROM {table}").fetchall()
                 assert newest == 2
@@ -248,7 +248,7 @@ class TestRows:
         assert self.count(store) == (0, 0)
 
     def test_the_same_draft_twice_is_refused(self, store: RunStore):
-        with pytest.raises(StorageError, match="duplicate key"):
+        with pytest.raises(StorageError, match="rows of candidates have the same"):
             committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])
 
     def test_they_travel_in_a_checkpoint(self, store: RunStore):

@@ -15,7 +15,8 @@ from mlflow.exceptions import MlflowException
 
 from storage.config.run_config import RunConfig
 from storage.database.records import RunStatus
-from storage.database.run_notes import read_links
+from storage.database.run_folder import NOTES_FILE, RUN_FILE
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.home import Home
 from storage.tracking.mlflow_run import EXPERIMENT, RUN_TAG, MlflowRun
@@ -100,8 +101,7 @@ def test_a_run_cancelled_early_is_sent_once_by_a_later_one(store: RunStore, gone
         int((BEGAN_AT + seconds) * 1000) for seconds in (9, 2 * ITERATION_S, 3 * ITERATION_S)
     ]
     # Also where nothing says any more that it was sent.
-    with store.database.writing() as connection:
-        connection.execute("DELETE FROM run_links")
+    store.folder("early").change(NOTES_FILE, lambda notes: notes | {"links": {}})
     assert later_run(store, "latest") == []
     assert (steps(store, "early"), steps(store, "early", SCORE)) == ([1, 2], [0])
 
@@ -167,8 +167,7 @@ def test_a_run_is_sent_while_a_later_one_goes_on_and_trouble_with_it_stops_nothi
 ):
     for run_id in ("sound", "refused"):
         record(store, run_id, gone, 1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE runs SET config = '[1]' WHERE run_id = 'sound'")
+    store.folder("sound").change(RUN_FILE, lambda run: run | {"config": [1]})
     logged = MlflowRun.log_metrics
 
     def refuse(run: MlflowRun, *rest: Any) -> None:
@@ -192,5 +191,4 @@ def test_a_run_is_sent_while_a_later_one_goes_on_and_trouble_with_it_stops_nothi
 
 
 def links_of(store: RunStore, run_id: str) -> dict[str, str]:
-    with store.database.reading() as connection:
-        return read_links(connection, run_id)
+    return NoteStore(store.home).links(run_id)

@@ -41,10 +41,10 @@ class Run:
     """A run whose evaluations are written here."""
 
     def __init__(self, folder: Path, on_alarm: str) -> None:
-        self.store = RunStore(Home(folder), wait_s=2.0)
+        self.store = RunStore(Home(folder))
         self.config = RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}})
         self.store.create_run("r", self.config, {}, os.getpid())
-        self.checkpoints = CheckpointStore(folder / "checkpoints")
+        self.checkpoints = CheckpointStore(self.store.home.checkpoints("r"))
         self._evaluated(0, SOUND)
         self.session = self.opened(1)
 
@@ -64,7 +64,7 @@ class Run:
         return answer(self.session, iteration)
 
     def events(self) -> list[tuple[str, str]]:
-        with self.store.database.reading() as connection:
+        with self.store.records.reading() as connection:
             return connection.execute("SELECT kind, message FROM events ORDER BY event_id").fetchall()
 
     def _evaluated(self, iteration: int, distance: float) -> None:

@@ -42,7 +42,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
             command_line.main()
         answer = capsys.readouterr()
         assert ended.value.code == 2 and answer.out == ""
-        assert not home.database.exists()
+        assert home.run_ids() == [] and not home.database.exists()
         return " ".join(answer.err.split())
 
     return call

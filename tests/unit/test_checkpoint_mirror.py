@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -21,12 +24,14 @@ from storage.checkpoint_mirror import (
 )
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
+from storage.database.records import DeviceEvent
 from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
-from tasks.iteration.session import open_session
+from tasks.iteration.session import Session, open_session
 from tests.odd_names import ODD_NAMES
 from tests.own_servers import running_s3
+from tests.sample_run import iteration_record
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +62,22 @@ def elsewhere(tmp_path: Path) -> Home:
 
 
 def save(home: Home, iteration: int, weights: bytes = b"weights") -> None:
+    """Commit an iteration of the run, and its checkpoint."""
+    store = RunStore(home)
+    if not store.folder("run").exists:
+        store.create_run("run", RunConfig(), {}, os.getpid())
+    store.commit_iteration(iteration_record("run", iteration, 18.0 * iteration, samples=16))
     CheckpointStore(home.checkpoints("run")).save(
         iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, {"seed": 1}
     )
-    home.journal("run").write_text(f"up to {iteration}\n")
+
+
+def committed(home: Home) -> list[int]:
+    """Iterations whose rows a home has."""
+    with RunStore(home).records.reading("run") as connection:
+        return [
+            row[0] for row in connection.execute("FROM iterations SELECT iteration ORDER BY 1").fetchall()
+        ]
 
 
 def newest(home: Home) -> tuple[int, dict[str, bytes]]:
@@ -69,26 +86,161 @@ def newest(home: Home) -> tuple[int, dict[str, bytes]]:
     return loaded.iteration, loaded.blobs
 
 
-def test_the_newest_checkpoint_and_the_journal_come_back(address: str, home: Home, elsewhere: Home):
+def test_the_newest_checkpoint_and_all_rows_come_back(address: str, home: Home, elsewhere: Home):
     for iteration in (1, 2, 3):
         save(home, iteration, b"weights %d" % iteration)
         copy_to_mirror(address, home, "run")
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 3
     assert newest(elsewhere) == (3, {"weights": b"weights 3", "empty": b""})
-    assert elsewhere.journal("run").read_text() == "up to 3\n"
-    assert elsewhere.run_folders() == ["run"]
-    files, root = fsspec.core.url_to_fs(f"{address}/run")
+    assert committed(elsewhere) == [1, 2, 3]
+    assert RunStore(elsewhere).run("run") == RunStore(home).run("run")
+    files, root = fsspec.core.url_to_fs(f"{address}/runs/run/checkpoints")
     kept = sorted(Path(path).name for path in files.ls(root, detail=False))
-    assert kept == ["iteration-000002", "iteration-000003", "journal"], "two stay, as at home"
+    assert kept == ["iteration-000002", "iteration-000003"], "two stay, as at home"
+
+
+def test_a_folder_that_serves_as_a_mirror_is_a_home(tmp_path: Path, home: Home):
+    save(home, 1)
+    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
+    mirror = Home(tmp_path / "mirror")
+    assert RunStore(mirror).run("run") == RunStore(home).run("run")
+    assert committed(mirror) == [1] and newest(mirror)[0] == 1
+
+
+def test_rows_that_the_run_has_no_more_go(address: str, home: Home, elsewhere: Home):
+    store = RunStore(home)
+    for iteration in (1, 2):
+        save(home, iteration)
+    record = iteration_record("run", 2, 36.0, samples=16)
+    lost = DeviceEvent("spot-0", "spot", "lost", 40.0)
+    store.commit_iteration(dataclasses.replace(record, device_events=[lost]))
+    copy_to_mirror(address, home, "run")
+    store.discard_after("run", 1)
+    save(home, 2, b"again")
+    copy_to_mirror(address, home, "run")
+    store.add_event("run", "note", "between two checkpoints")
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    assert committed(elsewhere) == [1, 2]
+    there = RunStore(elsewhere)
+    assert there.folder("run").events() == store.folder("run").events()
+    with there.records.reading("run") as connection:
+        assert connection.execute("FROM device_events SELECT phase").fetchall() == [("discarded",)]
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_a_folder_may_have_any_name(tmp_path: Path, home: Home, elsewhere: Home, name: str):
     save(home, 1)
     copy_to_mirror(str(tmp_path / name), home, "run")
-    assert (tmp_path / name / "run" / "journal").is_file()
+    assert Home(tmp_path / name).run_ids() == ["run"]
     assert fetch_from_mirror(str(tmp_path / name), elsewhere, "run") == 1
+
+
+class Uploads:
+    """Names of the files that are copied to mirrors, as parent/name."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+        self.names: list[str] = []
+        self.breaks_at = "nothing"
+        files = fsspec.filesystem("file" if address.startswith("/") else "s3")
+        put = files.put_file
+
+        def watched(source: str, target: str) -> None:
+            name = "/".join(source.split("/")[-2:])
+            if name.endswith(self.breaks_at):
+                raise OSError("the connection broke")
+            self.names.append(name)
+            put(source, target)
+
+        monkeypatch.setattr(files, "put_file", watched)
+
+    def take(self) -> list[str]:
+        taken, self.names = self.names, []
+        return taken
+
+
+def test_a_new_life_copies_no_rows_again_but_those_of_iterations_that_were_done_again(
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration)
+    copy_to_mirror(address, home, "run")
+    uploads = Uploads(monkeypatch, address)
+    copy_to_mirror(address, home, "run")
+    assert [name for name in uploads.take() if name.endswith(".parquet")] == []
+    store = RunStore(home)
+    store.commit_iteration(iteration_record("run", 2, 37.0, samples=16))  # other times, the same sizes
+    copy_to_mirror(address, home, "run")
+    again = {Path(name).parent.name for name in uploads.take() if name.endswith(".parquet")}
+    assert again == {"iteration-000002"}
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    query = "FROM iterations SELECT started_at ORDER BY 1"
+    found = []
+    for each in (home, elsewhere):
+        with RunStore(each).records.reading("run") as connection:
+            found.append(connection.execute(query).fetchall())
+    assert found[0] == found[1] and len(found[0]) == 2
+
+
+def test_a_part_that_was_not_copied_to_its_end_counts_nowhere(
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration)
+    copy_to_mirror(address, home, "run")
+    RunStore(home).folder("run").compact(at_least=2)
+    uploads = Uploads(monkeypatch, address)
+    uploads.breaks_at = "/part.json"
+    with pytest.raises(OSError, match="the connection broke"):
+        copy_to_mirror(address, home, "run")
+    assert uploads.take()[-1].startswith("part-000001/"), "it is the last of its folder"
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    assert committed(elsewhere) == [1, 2]
+    if address.startswith("/"):
+        assert committed(Home(Path(address))) == [1, 2], "a mirror in a folder is a home at any moment"
+    uploads.breaks_at = "nothing"
+    copy_to_mirror(address, home, "run")
+    shutil.rmtree(elsewhere.run("run"))
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    assert committed(elsewhere) == [1, 2]
+    assert len(RunStore(elsewhere).folder("run").listing().parts) == 1
+
+
+def test_a_file_that_changes_is_replaced_at_once_in_a_folder(
+    tmp_path: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    save(home, 1)
+    address = str(tmp_path / "mirror")
+    copy_to_mirror(address, home, "run")
+    RunStore(home).set_status("run", "finished")
+
+    def torn(source: str, target: str) -> None:
+        Path(target).write_bytes(b"{")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(fsspec.filesystem("file"), "put_file", torn)
+    with pytest.raises(OSError, match="the disk is full"):
+        copy_to_mirror(address, home, "run")
+    assert RunStore(Home(tmp_path / "mirror")).run("run").status == "running"
+
+
+def test_a_finished_run_is_copied_as_it_stays(tmp_path: Path, home: Home):
+    nothing: Any = None
+    opened: Any = type("Opened", (), {"close": lambda self: None})()
+    store, troubles = RunStore(home), []
+    mirror = CheckpointMirror(str(tmp_path / "mirror"), home, "run", troubles.append)
+    session = Session("run", RunConfig(), nothing, store, nothing, nothing, opened, mirror)
+    with session:
+        for iteration in (1, 2):
+            save(home, iteration)
+            mirror.copy_newest()
+    store.set_summary("run", {"score": 1.0})
+    store.set_status("run", "finished")
+    session.finish_mirror()
+    there = RunStore(Home(tmp_path / "mirror"))
+    assert there.run("run") == store.run("run") and there.run("run").status == "finished"
+    assert troubles == []
 
 
 def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str, home: Home, elsewhere: Home):
@@ -120,8 +272,8 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     save(home, 3)
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 3
+    RunStore(elsewhere).resume_run("run", os.getpid())
     save(elsewhere, 9, b"newer")
-    elsewhere.journal("run").write_text("up to 3\nup to 9\n")
     copy_to_mirror(address, elsewhere, "run")
     troubles: list[str] = []
     mirror = CheckpointMirror(address, home, "run", troubles.append)
@@ -146,15 +298,13 @@ def test_a_new_run_is_refused_where_the_address_needs_a_package_that_is_not_ther
 
 def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):
     mirror = tmp_path / "mirror"
+    there = Home(mirror).checkpoints("run")
     for iteration in (1, 2, 3, 4):
         save(home, iteration)
         copy_to_mirror(str(mirror), home, "run")
         if iteration == 2:
-            (mirror / "run" / "iteration-000002" / "manifest.json").unlink()
-    assert sorted(path.name for path in (mirror / "run").glob("iter*")) == [
-        "iteration-000003",
-        "iteration-000004",
-    ]
+            (there / "iteration-000002" / "manifest.json").unlink()
+    assert sorted(path.name for path in there.glob("iter*")) == ["iteration-000003", "iteration-000004"]
 
 
 def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Home, elsewhere: Home):
@@ -171,49 +321,31 @@ def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Ho
     assert there.load(2).blobs["weights"] == b"weights 2"
 
 
-def test_a_fetch_that_was_cut_off_is_begun_anew(
-    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
-):
-    save(home, 1)
-    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
-    files = type(fsspec.filesystem("file"))
-    get_file = files.get_file
-
-    def without_journal(self: object, path: str, *rest: str) -> None:
-        if path.endswith("journal"):
-            raise OSError("the connection broke")
-        get_file(self, path, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "get_file", without_journal)
-        with pytest.raises(CheckpointError, match="the connection broke"):
-            fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
-    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 1
-    assert elsewhere.journal("run").read_text() == "up to 1\n"
-
-
-def test_a_fetch_that_was_cut_off_between_two_checkpoints_keeps_the_pin(
-    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", ["/checkpoints/iteration-000001/weights", "/samples.parquet", "/run.json"])
+def test_a_fetch_that_was_cut_off_leaves_nothing_and_is_begun_again(
+    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch, at: str
 ):
     for iteration in (1, 2):
         save(home, iteration)
         CheckpointStore(home.checkpoints("run")).pin(1)
         copy_to_mirror(str(tmp_path / "mirror"), home, "run")
-    rename, renamed = Path.rename, []
+    files = type(fsspec.filesystem("file"))
+    get_file = files.get_file
 
-    def once(self: Path, target: Path) -> Path:
-        renamed.append(target)
-        if len(renamed) > 1:
-            raise OSError("the machine is gone")
-        return rename(self, target)
+    def breaking(self: object, path: str, *rest: str) -> None:
+        if path.endswith(at):
+            raise OSError("the connection broke")
+        get_file(self, path, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "rename", once)
-        with pytest.raises(CheckpointError, match="the machine is gone"):
+        patch.setattr(files, "get_file", breaking)
+        with pytest.raises(CheckpointError, match="the connection broke"):
             fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
+    assert elsewhere.run_ids() == []
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 2
     there = CheckpointStore(elsewhere.checkpoints("run"))
     assert (there.pinned, there.iterations()) == (1, [1, 2])
+    assert committed(elsewhere) == [1, 2]
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") is None
 
 
@@ -222,13 +354,13 @@ def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, else
     for iteration in (1, 2):
         save(home, iteration)
         copy_to_mirror(str(mirror), home, "run")
-    torn = mirror / "run" / "iteration-000003"
-    shutil.copytree(mirror / "run" / "iteration-000002", torn)
-    (torn / "manifest.json").unlink()
-    (mirror / "run" / "iteration-000002" / "weights").write_bytes(b"wrong")
+    there = Home(mirror).checkpoints("run")
+    shutil.copytree(there / "iteration-000002", there / "iteration-000003")
+    (there / "iteration-000003" / "manifest.json").unlink()
+    (there / "iteration-000002" / "weights").write_bytes(b"wrong")
     assert fetch_from_mirror(str(mirror), elsewhere, "run") == 1
     assert newest(elsewhere)[0] == 1
-    (mirror / "run" / "iteration-000001" / "weights").write_bytes(b"wrong")
+    (there / "iteration-000001" / "weights").write_bytes(b"wrong")
     shutil.rmtree(elsewhere.checkpoints("run"))
     with pytest.raises(CheckpointError, match="damaged"):
         fetch_from_mirror(str(mirror), elsewhere, "run")
@@ -251,7 +383,7 @@ def test_resuming_reads_the_place_from_the_environment(
     copy_to_mirror(address, home, "run")
     monkeypatch.delenv(MIRROR_VARIABLE, raising=False)
     fetch_where_unknown(elsewhere, "run")
-    assert elsewhere.run_folders() == []
+    assert elsewhere.run_ids() == []
     monkeypatch.setenv(MIRROR_VARIABLE, address)
     fetch_where_unknown(elsewhere, "run")
     assert newest(elsewhere)[0] == 4

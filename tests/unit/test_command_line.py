@@ -20,16 +20,18 @@ from flows.configuration import given_configuration, look_at_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.results import paid_usd
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from tests.sample_run import write_sample_run
+from tests.tampering import damage, make_earlier_home, row_files, set_run
 
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
-    "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts", "settings", "what-if", "profile",
+    "chaos", "up", "down", "report", "reproduce", "prompts", "settings", "what-if", "profile",
     "metrics",
 )  # fmt: skip
 
@@ -140,7 +142,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert message.startswith("error: ")
     for part in says:
         assert part in message
-    assert not home.database.exists()
+    assert home.run_ids() == [] and not home.database.exists()
 
 
 def test_every_wrong_setting_is_told_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch):
@@ -164,7 +166,7 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
     monkeypatch.setattr(tasks.checks.early_check, "start_early", lambda config: None)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
-    assert not home.database.exists()
+    assert home.run_ids() == [] and not home.database.exists()
 
 
 def test_prompts_file_shorter_than_an_iteration(shell: Shell, home: Home, tmp_path: Path):
@@ -173,12 +175,12 @@ def test_prompts_file_shorter_than_an_iteration(shell: Shell, home: Home, tmp_pa
     message = shell.refusal("train", "--set", f"prompts.train={prompts}")
     assert "3 prompts" in message
     assert "algorithm.prompts_per_iteration = 16" in message
-    assert not home.database.exists()
+    assert home.run_ids() == [] and not home.database.exists()
 
 
 def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
     assert "there are none yet" in shell.refusal("resume", "glyphs-1")
-    assert not home.database.exists()
+    assert home.run_ids() == [] and not home.database.exists()
     store = RunStore(home)
     write_sample_run(store, "glyphs-finished", iterations=2)
     store.create_run("glyphs-going-on", RunConfig(), {}, os.getpid())
@@ -206,8 +208,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
 def test_a_run_of_a_machine_that_was_renamed(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
     store = RunStore(home)
     store.create_run("far", RunConfig(), {}, 2**22 + 1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE runs SET host = 'old-name'")
+    set_run(store, "far", host="old-name")
     message = shell.refusal("resume", "far")
     assert "of old-name" in message
     assert "`spotlight resume far --take-over`" in message
@@ -290,8 +291,7 @@ def test_runs_of_another_version_are_listed(shell: Shell, home: Home):
     store = RunStore(home)
     write_sample_run(store, "of-old", iterations=1)
     write_sample_run(store, "of-now", iterations=1)
-    with store.database.writing() as connection:
-        connection.execute("UPDATE runs SET config = '{\"gone\": 1}' WHERE run_id = 'of-old'")
+    set_run(store, "of-old", config={"gone": 1})
     code, table, _ = shell("runs")
     assert code == 0
     assert "1/40" in next(line for line in table.splitlines() if "of-now" in line)
@@ -311,7 +311,7 @@ def test_evaluations_that_cannot_be(shell: Shell, home: Home):
     message = shell.refusal("evaluate", "nothing", "--preset", "glyphs")
     assert "--preset is given with a run" in message
     assert "drop one" in message
-    assert not home.database.exists()
+    assert home.run_ids() == [] and not home.database.exists()
     write_sample_run(RunStore(home), "mine", iterations=1)
     assert "run 'mine' has no checkpoint yet" in shell.refusal("evaluate", "mine")
     CheckpointStore(home.checkpoints("mine"), 1).save(1, {}, {}, {})
@@ -367,7 +367,7 @@ def test_no_runs_yet(shell: Shell, home: Home):
     assert code == 0
     assert "no runs yet; start one with `spotlight train --preset glyphs`" in out
     assert shell("runs", "--json")[1] == ""
-    assert not home.path.exists(), "looking must not make anything"
+    assert home.run_ids() == [] and not home.database.exists(), "looking must not make anything"
 
 
 def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
@@ -380,7 +380,7 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert table.index("newer") < table.index("older")
     (line,) = [line for line in table.splitlines() if "older" in line]
     assert [cell.strip() for cell in line.strip("│┃ ").split("│")] == [
-        "older", "finished", "2/40", "0.250", "0.500", f"${paid_usd(store.database, 'older'):.2f}",
+        "older", "finished", "2/40", "0.250", "0.500", f"${paid_usd(store.records, 'older'):.2f}",
     ]  # fmt: skip
     newer, older = (json.loads(line) for line in shell("runs", "--json")[1].splitlines())
     assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
@@ -393,7 +393,7 @@ def test_a_cancelled_run_shows_what_it_cost_and_scored(shell: Shell, home: Home)
     write_sample_run(store, "r", iterations=10, status="running")
     store.set_status("r", "cancelled")
     [line] = [line for line in shell("runs")[1].splitlines() if " r " in line]
-    usd, scores = paid_usd(store.database, "r"), [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
+    usd, scores = paid_usd(store.records, "r"), [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
     assert "cancelled" in line and f"${usd:.2f}" in line and usd > 0
     [facts] = [json.loads(line) for line in shell("runs", "--json")[1].splitlines()]
     assert facts["cost_usd"] == pytest.approx(usd)
@@ -433,30 +433,44 @@ def test_without_a_command_it_is_help(shell: Shell):
     ],
     ids=lambda arguments: "-".join(arguments[:1]),
 )  # fmt: skip
-def test_a_damaged_database_is_one_line_with_what_to_do(shell: Shell, home: Home, arguments):
-    home.ensure().database.write_bytes(b"not a database" * 1000)
+def test_a_home_of_an_earlier_version_is_one_line_with_what_to_do(shell: Shell, home: Home, arguments):
+    make_earlier_home(home)
     message = shell.refusal(*arguments)
-    assert "is damaged" in message
-    assert "`spotlight rebuild`" in message
+    assert "was made by an earlier version" in message
+    assert "set SPOTLIGHT_HOME to a new folder" in message
 
 
-def test_a_damaged_database_is_rebuilt(shell: Shell, home: Home):
+@pytest.mark.parametrize(
+    "arguments", [("runs",), ("resume", "r"), ("export", "r", "--out", "weights"), ("report", "r")]
+)
+def test_a_damaged_description_of_a_run_is_named(shell: Shell, home: Home, arguments: tuple[str, ...]):
+    RunStore(home).create_run("r", RunConfig(), {}, os.getpid())
+    (home.run("r") / RUN_FILE).write_bytes(b"not JSON" * 1000)
+    message = shell.refusal(*arguments)
+    assert f"{home.run('r') / RUN_FILE} is damaged" in message
+    assert "restore the file, or move the run's folder out of the home" in message
+
+
+def test_folders_without_a_description_are_named_and_the_rest_is_listed(shell: Shell, home: Home):
     store = RunStore(home)
-    write_sample_run(store, "r", iterations=1)
-    home.database.write_bytes(b"not a database" * 1000)
-    code, out, _ = shell("rebuild")
-    assert code == 0
-    assert "the damaged database is kept as" in out
-    assert "made again: run r (iterations: 1)" in out
-    assert store.run("r").status == "finished"
-    code, out, _ = shell("rebuild")
-    assert code == 0
-    assert "nothing was changed" in out
-    home.database.unlink()
-    code, _, warning = shell("runs")
-    assert code == 0
-    assert "`spotlight rebuild` makes the rows again" in warning
-    assert "r' is finished" in shell("resume", "r")[2], "its row is made again, and it is finished"
-    assert store.run("r").status == "finished"
-    home.database.unlink()
-    assert "no run 'other'" in shell("resume", "other")[2]
+    for run_id in ("bare", "whole"):
+        write_sample_run(store, run_id, iterations=1)
+    (home.run("bare") / RUN_FILE).unlink()
+    code, table, warning = shell("runs")
+    assert (code, "whole" in table, "bare" in table) == (0, True, False)
+    assert f"{home.run('bare')} has no run.json" in warning
+
+
+def test_damaged_rows_are_moved_aside_by_a_resume(
+    shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]
+):
+    store = RunStore(home)
+    write_sample_run(store, "r", iterations=2, status="running")
+    store.set_status("r", "failed", "the disk is full")
+    [file, _] = row_files(store, "r", "samples")
+    damage(file)
+    code, said, _ = shell("resume", "r")
+    assert code == 0 and [run_id for run_id, _ in begun] == ["r"]
+    assert f"warning: {file} is damaged and was moved aside" in said
+    assert store.folder("r").damaged() == []
+    assert store.folder("r").events()[-1]["kind"] == "damaged"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -13,8 +12,11 @@ from flows.cli import doctor
 from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from storage.config.run_config import ModelConfig, RunConfig
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_store import RunStore
 from storage.home import Home
+from tests.sample_run import write_sample_run
+from tests.tampering import damage, row_files
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,7 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
     assert wrong == ["packages:", "home:", "prefect:"]
     assert "free some, or set SPOTLIGHT_HOME" in text
     assert "start it or unset the variable" in text
-    assert "ok    database: 0 runs" in text
+    assert "ok    records: 0 runs" in text
 
 
 def test_a_model_with_a_number_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -82,18 +84,25 @@ def test_brackets_and_libraries_that_do_not_load(
     assert lines[-1].startswith("ok    prefect"), "the rest is checked"
 
 
-def test_a_damaged_database_and_runs_it_does_not_know(
+def test_damaged_files_of_runs_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
+    def said() -> str:
+        return next(line for line in capsys.readouterr().out.splitlines() if " records: " in line)
+
     monkeypatch.setattr(doctor, "_model_and_scorer", lambda *_: "not asked")
     store = RunStore(Home(tmp_path / "home").ensure())
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    store.back_up()
+    write_sample_run(store, "r", iterations=2)
     assert doctor.examine()
-    assert "ok    database: 1 runs; backups: 1, the newest of 2" in capsys.readouterr().out
-    store.database.path.write_bytes(b"no database")
+    assert said() == "ok    records: 1 runs, all files whole"
+    [file] = row_files(store, "r", "samples")
+    damage(file)
     assert not doctor.examine()
-    assert "spotlight rebuild" in " ".join(capsys.readouterr().out.split())
-    store.database.path.unlink()
+    assert f"1 files of runs are damaged, the first is {file}" in said()
+    description = store.home.run("r") / RUN_FILE
+    description.write_bytes(b"not JSON" * 1000)
     assert not doctor.examine()
-    assert "does not know r, whose checkpoints are there" in capsys.readouterr().out
+    assert f"{description} is damaged" in said()
+    description.unlink()
+    assert not doctor.examine()
+    assert f"{store.home.run('r')} has no run.json" in said()

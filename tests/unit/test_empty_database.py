@@ -8,19 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import duckdb
 import pytest
 from mlflow import MlflowClient
 from sqlalchemy import make_url
 
 from flows.server.process import server_environment
 from storage import empty_database
-from storage.database.database import Database
-from storage.database.mlflow_curves import read_curves
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.empty_database import provide_database
 from storage.home import Home
 from storage.tracking import mlflow_tables
 from storage.tracking.mlflow_run import MlflowRun
-from tests.odd_names import ODD_NAMES
+from tests.odd_names import NO_HOME, ODD_NAMES
+from tests.sample_run import evaluation_record
 
 
 class Migrations:
@@ -63,20 +65,24 @@ def test_the_first_home_is_migrated_and_others_are_copies(tmp_path: Path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in ODD_NAMES if not set(name) & set("?%")])
+@pytest.mark.parametrize("name", [name for name in ODD_NAMES if not set(name) & set(NO_HOME)])
 def test_the_databases_of_a_home_are_in_it_whatever_it_is_called(tmp_path: Path, name: str):
     home = Home(tmp_path / name).ensure()
     prefect = server_environment(home, 4200)["PREFECT_API_DATABASE_CONNECTION_URL"]
     assert make_url(prefect).database == str(home.prefect / "prefect.db")
-    with Database(home.database).writing():
-        pass
+    store = RunStore(home)
+    store.create_run("a-run", RunConfig(), {}, os.getpid())
+    store.commit_evaluation(evaluation_record("a-run", 0, 0.0, images=1))
+    with store.records.reading() as connection:
+        assert connection.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
     run = MlflowRun(home.mlflow_uri, home.artifacts, "a-run", {}, {})
     run.open()
     run.log_metrics(1, {"reward_mean": 0.5}, 0)
     (tmp_path / "weights").write_bytes(b"all")
     run.log_artifact(tmp_path / "weights")
-    assert read_curves(home, "a-run").iterations[1][1] == {"reward_mean": 0.5}
-    assert home.database.is_file()
+    assert run.logged_steps("reward_mean") == {1}
+    with duckdb.connect(str(home.database), read_only=True) as catalogue:
+        assert catalogue.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
     assert [path.read_bytes() for path in home.artifacts.rglob("weights")] == [b"all"]
     assert {path.name for path in tmp_path.iterdir()} == {name, "weights"}, "nothing lies beside it"
 

@@ -34,6 +34,7 @@ def places(tmp_path: Path) -> Path:
         ("a\0b", "null byte"),
         ("runs?", "its path has '?'"),
         ("50% off/home", "its path has '%'"),
+        ("a\\b", "its path has '\\\\'"),
         ("x" * 300, "File name too long"),
         ("y/" * 3000, "File name too long"),
     ],
@@ -83,7 +84,7 @@ def test_a_relative_path_begins_here_and_looking_makes_nothing(
     monkeypatch.chdir(tmp_path)
     assert named("some/where").path == tmp_path / "some" / "where"
     assert not list(tmp_path.iterdir())
-    assert named("some/where").ensure().checkpoints("a").parent.is_dir()
+    assert named("some/where").ensure().runs.is_dir()
 
 
 def test_the_folder_that_one_works_in_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

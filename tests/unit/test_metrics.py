@@ -13,9 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flows.cli import command_line
 from flows.server.metrics import families, metrics_application, metrics_server
-from storage.database.database import Database
 from storage.database.queries.live_figures import live_runs
+from storage.database.reading import Records
 from storage.database.records import DeviceEvent, IterationRecord
+from storage.database.run_folder import RUN_FILE
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
@@ -88,7 +89,7 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
 def test_the_lag_is_counted_from_the_newest_record_of_a_run_that_goes_on(home: Home):
     store = RunStore(home)
     write_sample_run(store, "glyphs-1", iterations=1, status="running")
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         (run,) = live_runs(connection)
     by_name = {family.name: family for family in families([run], run.newest_at + 7.0)}
     assert [sample.value for sample in by_name["spotlight_commit_lag_seconds"].samples] == [7.0]
@@ -98,7 +99,7 @@ def test_the_lag_is_counted_from_the_newest_record_of_a_run_that_goes_on(home: H
 
 def test_running_runs_are_shown_or_else_the_newest(home: Home):
     store = RunStore(home)
-    assert ask(home)[0] == 200, "a home without a database"
+    assert ask(home)[0] == 200, "a home without runs"
     write_sample_run(store, "first", iterations=1)
     write_sample_run(store, "second", iterations=1)
     assert 'run="second"' in ask(home)[1] and 'run="first"' not in ask(home)[1]
@@ -114,11 +115,12 @@ def test_only_the_endpoint_is_served_and_only_to_who_knows_the_token(home: Home)
     assert ask(home, token=TOKEN, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])[0] == 200
 
 
-def test_a_damaged_database_is_an_answer_and_not_an_end(home: Home):
-    home.database.write_bytes(b"no database at all" * 1000)
+def test_a_damaged_run_is_an_answer_and_not_an_end(home: Home):
+    write_sample_run(RunStore(home), "r", iterations=1)
+    (home.run("r") / RUN_FILE).write_bytes(b"not JSON" * 1000)
     status, text = ask(home)
     assert status == 503
-    assert "spotlight rebuild" in text
+    assert f"{RUN_FILE} is damaged" in text
 
 
 def test_an_address_that_others_reach_needs_a_token(home: Home, tmp_path: Path):

@@ -15,6 +15,7 @@ from storage.checkpoints import CheckpointStore
 from storage.database.run_store import RunStore
 from storage.home import Home, close_to_others, is_open_to_others
 from tests.private_files import open_to_others
+from tests.sample_run import write_sample_run
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,8 +29,7 @@ def generous_umask() -> Iterator[None]:
 
 def test_a_new_home_belongs_to_its_owner_whatever_the_umask(tmp_path: Path):
     home = Home(tmp_path / "above" / "home").ensure()
-    with RunStore(home).database.writing():
-        pass
+    write_sample_run(RunStore(home), "r", iterations=1)
     (home.logs / "a.log").write_text("said")
     CheckpointStore(home.checkpoints("r"), 1).save(1, {"weights": b"1"}, {}, {})
     HistoryLog(new_life(home.history("r")), "driver").close()
@@ -38,12 +38,13 @@ def test_a_new_home_belongs_to_its_owner_whatever_the_umask(tmp_path: Path):
     assert not is_open_to_others(tmp_path / "above")
 
 
-def test_the_database_and_the_history_are_closed_where_no_home_was_ensured(tmp_path: Path):
+def test_a_run_and_its_history_are_closed_where_no_home_was_ensured(tmp_path: Path):
     home = Home(tmp_path / "home")
-    with RunStore(home).database.writing():
-        pass
-    HistoryLog(new_life(home.path / "r"), "driver").close()
-    assert open_to_others(home.path) == []
+    write_sample_run(RunStore(home), "r", iterations=1)
+    HistoryLog(new_life(home.history("r")), "driver").close()
+    assert not is_open_to_others(home.run("r")), "nothing in it can be reached"
+    assert not is_open_to_others(home.database)
+    assert open_to_others(home.history("r")) == []
 
 
 def test_processes_that_a_home_starts_inherit_it(tmp_path: Path):
@@ -53,17 +54,17 @@ def test_processes_that_a_home_starts_inherit_it(tmp_path: Path):
     assert made.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_home_of_an_earlier_version_is_closed(tmp_path: Path):
+def test_a_home_that_others_can_enter_is_closed(tmp_path: Path):
     home = Home(tmp_path)
-    for folder in ("checkpoints/r/iteration-000001", "prefect", "notes"):
+    for folder in ("runs/r/checkpoints/iteration-000001", "prefect", "notes"):
         (tmp_path / folder).mkdir(parents=True)
     mine = tmp_path / "notes" / "mine.txt"
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_text("another's")
-    for file in ("spotlight.duckdb", "prefect/prefect.db-wal", "checkpoints/r/iteration-000001/w"):
+    for file in ("spotlight.duckdb", "prefect/prefect.db-wal", "runs/r/checkpoints/iteration-000001/w"):
         (tmp_path / file).write_text("kept")
     mine.write_text("not of Spotlight")
-    (tmp_path / "checkpoints" / "link").symlink_to(outside)
+    (tmp_path / "runs" / "link").symlink_to(outside)
     tmp_path.chmod(0o755)
     home.ensure()
     assert tmp_path.stat().st_mode & 0o777 == 0o700

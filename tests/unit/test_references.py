@@ -80,16 +80,16 @@ def done(name: str, started_at: float, verdict: str = "recorded", series: str = 
 def test_a_row_written_is_read_and_writing_it_again_changes_nothing(store: RunStore):
     one = done("x", 10.0)
     for _ in range(2):
-        write_reproduction(store.database, one)
-    assert reproduction_of(store.database, "x") == one
-    with store.database.reading() as connection:
+        write_reproduction(store.home, one)
+    assert reproduction_of(store.home, "x") == one
+    with store.records.reading() as connection:
         assert list(reproductions(connection)["reproduction_id"]) == ["x"]
     with pytest.raises(RunNotFoundError, match="no reproduction 'y'"):
-        reproduction_of(store.database, "y")
+        reproduction_of(store.home, "y")
 
 
 def test_a_series_is_compared_with_its_latest_recorded_run(store: RunStore):
-    assert reference_run_of(store.database, "glyphs") is None
+    assert reference_run_of(store.home, "glyphs") is None
     for row in (done("a", 1.0), done("b", 5.0), done("c", 9.0, "drifted"), done("d", 10.0, series="shapes")):
-        write_reproduction(store.database, row)
-    assert reference_run_of(store.database, "glyphs") == "run-b"
+        write_reproduction(store.home, row)
+    assert reference_run_of(store.home, "glyphs") == "run-b"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.database.mlflow_curves import mlflow_identity
 from storage.home import Home
+from storage.tracking.addresses import mlflow_identity
 from tests.browser import free_port
 from ui.data.links import is_prefect, mlflow_link, prefect_link
 

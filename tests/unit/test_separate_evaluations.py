@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ BASE: dict[str, Any] = {"reward": {"scorer": "shapes"}, "prompts": {"evaluate": 
 
 @pytest.fixture
 def store(tmp_path: Path) -> EvaluationStore:
-    return EvaluationStore(Home(tmp_path), wait_s=2.0)
+    return EvaluationStore(Home(tmp_path))
 
 
 def image(prompt_id: int, seed: int, score: float, tag: str = "", prompt: str = "") -> JudgedImage:
@@ -47,14 +48,19 @@ def evaluation(key: str, run_id: str | None, started_at: float, **settings: Any)
     )
 
 
+def plain(found: SeparateEvaluation) -> dict[str, Any]:
+    """Its values; of its configuration, how the JSON text is spaced does not matter."""
+    return {**vars(found), "config_json": json.loads(found.config_json)}
+
+
 def test_what_is_written_is_found_again(store: EvaluationStore):
     first, later = evaluation("e-1", "mine", 10.0), evaluation("e-2", "mine", 20.0)
     images = [image(0, 0, 1.0, "counting"), image(0, 1, 0.5, "counting"), image(1, 0, 0.0)]
     store.commit(first, images)
     store.commit(later, images[:1])
-    assert store.all() == [later, first]
-    assert store.find("e-1") == first
-    assert store.find("mine") == later, "a run's name means its newest evaluation"
+    assert [plain(found) for found in store.all()] == [plain(later), plain(first)]
+    assert plain(store.find("e-1")) == plain(first)
+    assert store.find("mine").evaluation_id == "e-2", "a run's name means its newest evaluation"
     assert store.images("e-1") == images
     assert first.config.reward.scorer == "shapes"
 
@@ -69,7 +75,7 @@ def test_an_identifier_is_used_once(store: EvaluationStore):
 def test_what_is_not_there_is_said_with_what_is(store: EvaluationStore):
     with pytest.raises(RunNotFoundError, match="there are none yet"):
         store.find("e-1")
-    write_sample_run(RunStore(Home(store.database.path.parent)), "mine", iterations=1)
+    write_sample_run(RunStore(store.home), "mine", iterations=1)
     with pytest.raises(RunNotFoundError, match="spotlight evaluate mine"):
         store.find("mine")
     store.commit(evaluation("evaluate-base-1", None, 10.0), [image(0, 0, 1.0)])
@@ -103,7 +109,7 @@ def test_prompts_without_tags_have_overall_figures_only():
 
 
 def compared(store: EvaluationStore) -> dict[str, Any]:
-    return compare_evaluations(Home(store.database.path.parent), "before", "after")
+    return compare_evaluations(store.home, "before", "after")
 
 
 def test_a_small_gain_on_every_prompt_shows_in_pairs(store: EvaluationStore):

@@ -123,7 +123,7 @@ def test_wrong_settings_are_errors_of_ours(begun, home: Home, settings: dict[str
     with pytest.raises(spotlight.SpotlightError, match=says) as refused:
         spotlight.train("smoke", settings)
     assert isinstance(refused.value, ConfigurationError)
-    assert begun == [] and not home.database.exists()
+    assert begun == [] and home.run_ids() == []
 
 
 def test_runs_that_cannot_be_resumed_evaluated_exported_or_loaded(begun, home: Home, tmp_path: Path):
@@ -178,7 +178,7 @@ def test_frames_of_a_run(home: Home):
     rolled_out = set(samples[columns].itertuples(index=False, name=None))
     kept = {tuple(row) for row in seeds.loc[seeds["kept"], columns].itertuples(index=False, name=None)}
     assert kept and kept <= rolled_out
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         bill = read_ledger(connection, "explored").spent()
     assert sum(run.ledger["usd"].tolist()) == pytest.approx(bill.usd)
     assert sum(run.ledger["device_s"].tolist()) == pytest.approx(bill.device_s)

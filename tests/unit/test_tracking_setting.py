@@ -12,7 +12,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.tracking.mlflow_run import flat_settings
-from storage.tracking.names import EVALUATION_USD, TOTAL_USD, mlflow_name, recorded_name
+from storage.tracking.names import TOTAL_USD, mlflow_name
 from storage.tracking.server import refuse_silent_server
 from tests.answering import answering
 from tests.running_up import free_ports
@@ -75,7 +75,7 @@ def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatc
     assert on_cluster(there, None, None) == RunConfig()
 
 
-def test_figures_stand_in_sections_and_are_found_again():
+def test_figures_stand_in_sections():
     sections = {
         "reward_mean": "score/reward_mean",
         "exact_share": "score/exact_share",
@@ -91,11 +91,7 @@ def test_figures_stand_in_sections_and_are_found_again():
         "evaluation_score.颜色": "score/evaluation_score.颜色",
     }
     assert {name: mlflow_name(name) for name in sections} == sections
-    assert [recorded_name(mlflow_name(name)) for name in sections] == list(sections)
-    assert recorded_name("reward_mean") == "reward_mean", "as earlier versions wrote it"
     assert mlflow_name(TOTAL_USD) == "cost/total_usd"
-    assert recorded_name("cost/total_usd") is None, "no figure of the database"
-    assert recorded_name(mlflow_name(EVALUATION_USD)) is None
 
 
 def test_settings_become_flat_parameters():

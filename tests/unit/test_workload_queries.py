@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import duckdb
 import pytest
 
 from storage.config.run_config import RunConfig
@@ -18,6 +17,7 @@ from storage.database.queries.workload import (
     opening_s,
     start_times,
 )
+from storage.database.reading import RecordConnection
 from storage.database.records import DeviceEvent, DeviceState, StateInterval
 from storage.database.run_store import RunStore
 from storage.home import Home
@@ -38,7 +38,7 @@ def states(worker: str, began: float, *ends: tuple[DeviceState, float]) -> list[
 
 
 @pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def ledger(tmp_path: Path) -> Iterator[RecordConnection]:
     """Two devices begin; in the second iteration one of them is lost at work, and one that came is, idle."""
     store, config = RunStore(Home(tmp_path).ensure()), RunConfig()
     store.create_run(RUN, config, plugin_facts(config), os.getpid())
@@ -61,32 +61,32 @@ def ledger(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     for iteration, intervals, happened in ((1, first, []), (2, second, events)):
         record = iteration_record(RUN, iteration, 100 + 20 * iteration, samples=16)
         store.commit_iteration(replace(record, intervals=intervals, device_events=happened, paid_time=[]))
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         yield connection
 
 
-def test_a_start_is_the_first_load_of_a_device(ledger: duckdb.DuckDBPyConnection):
+def test_a_start_is_the_first_load_of_a_device(ledger: RecordConnection):
     assert start_times(ledger, RUN) == [10.0, 8.0, 11.0]
     assert start_times(ledger, "another") == []
 
 
-def test_the_opening_is_from_the_first_loaded_device_to_the_first_phase(ledger: duckdb.DuckDBPyConnection):
+def test_the_opening_is_from_the_first_loaded_device_to_the_first_phase(ledger: RecordConnection):
     assert opening_s(ledger, RUN) == 4.0
     assert opening_s(ledger, "another") is None
 
 
 def test_loads_of_weights_are_those_after_the_start_and_the_first_iteration(
-    ledger: duckdb.DuckDBPyConnection,
+    ledger: RecordConnection,
 ):
     found = changes_of_state(ledger, RUN)
     assert list(found["state"]) == ["load"] * 3
     assert list(found["lasted_s"]) == [2.0, 3.0, 4.0]
 
 
-def test_only_losses_of_devices_at_work_are_discovered_by_a_call(ledger: duckdb.DuckDBPyConnection):
+def test_only_losses_of_devices_at_work_are_discovered_by_a_call(ledger: RecordConnection):
     assert losses_at_work(ledger, RUN) == [160.0]
 
 
-def test_an_evaluation_has_its_images_and_device_time(ledger: duckdb.DuckDBPyConnection):
+def test_an_evaluation_has_its_images_and_device_time(ledger: RecordConnection):
     (row,) = evaluation_work(ledger, RUN).to_dict("records")
     assert (row["iteration"], row["images"], row["rollout_device_s"]) == (0, 8, 14.0)

@@ -1,1 +1,1 @@
-"""What several pages and the report read of a run: from the database, cached for pages."""
+"""What several pages and the report read of a run: from the record, cached for pages."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
 from ui.data.run import Newest, RunView
@@ -17,7 +17,7 @@ def load_ledger(home: Path, view: RunView) -> Ledger:
     """Where the paid time of a run went; read again when something was recorded.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load(home, view.row.run_id, view.newest)
 
@@ -25,7 +25,7 @@ def load_ledger(home: Path, view: RunView) -> Ledger:
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load(home: Path, run_id: str, newest: Newest) -> Ledger:
     """`newest` is part of the cache's key."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_ledger(connection, run_id)
 
 

@@ -11,12 +11,16 @@ from urllib.parse import quote, urlsplit
 
 import streamlit as st
 
-from storage.database.database import Database
-from storage.database.mlflow_curves import mlflow_identity
-from storage.database.run_notes import read_links
+from storage.database.run_notes import NoteStore
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.tracking.addresses import LOCAL_SERVER, experiments_page, run_page, serve_command
+from storage.tracking.addresses import (
+    LOCAL_SERVER,
+    experiments_page,
+    mlflow_identity,
+    run_page,
+    serve_command,
+)
 from ui.data.run import RunView
 
 _KEPT_S = 10
@@ -45,9 +49,7 @@ class Link:
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None]:
     """The addresses that the run noted, by place, and MLflow's identifiers in the home's file."""
-    with Database(Home(home).database).reading() as connection:
-        noted = read_links(connection, run_id)
-    return noted, mlflow_identity(Home(home), run_id)
+    return NoteStore(Home(home)).links(run_id), mlflow_identity(Home(home), run_id)
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
@@ -60,7 +62,7 @@ def load_links(home: Path, view: RunView) -> list[Link]:
     """The places of a run, in the order in which they are shown: on servers, and its separate evaluations.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     noted, identity = _recorded(home, view.row.run_id)
     links = [
@@ -79,7 +81,7 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
     Args:
         home: where the run is.
         view: the run.
-        noted: as `storage.database.run_notes.read_links` gives them.
+        noted: as `NoteStore.links` gives them.
         dashboard: address of the run's page in the dashboard; empty where none is known.
     """
     after = f"`spotlight ui`, then `?run={view.row.run_id}` after its address."

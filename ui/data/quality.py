@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
-import duckdb
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries.quality import figure_means, paired_figures
+from storage.database.reading import RecordConnection, Records
 from storage.evaluations.quality import JUDGE, PART, QUALITY, QualityVerdict, quality_verdict
 from storage.home import Home
 from ui.data.run import RunView
@@ -51,7 +50,7 @@ def load_quality(home: Path, view: RunView) -> QualityView:
     """Read again after each evaluation.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_quality(home, view.row.run_id, view.newest.evaluation_at)
 
@@ -59,11 +58,11 @@ def load_quality(home: Path, view: RunView) -> QualityView:
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_quality(home: Path, run_id: str, evaluation_at: float) -> QualityView:
     """`evaluation_at` is part of the cache's key."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_quality(connection, run_id)
 
 
-def read_quality(connection: duckdb.DuckDBPyConnection, run_id: str) -> QualityView:
+def read_quality(connection: RecordConnection, run_id: str) -> QualityView:
     """The same from an open connection."""
     pairs = paired_figures(connection, run_id)
     return QualityView(figure_means(connection, run_id), quality_verdict(pairs))

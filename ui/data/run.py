@@ -1,4 +1,4 @@
-"""Everything a page shows of one run, read in one opening of the database and cached for 2 s."""
+"""Everything a page shows of one run, read through one connection and cached for 2 s."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries import runs as queries
-from storage.database.run_notes import RunNotes, read_notes
+from storage.database.reading import Records
+from storage.database.run_notes import NoteStore, RunNotes
 from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
 from storage.database.run_store import RunRow, RunStore
 from storage.environment import SIMULATED
@@ -69,6 +69,7 @@ class RunView:
         status: as `storage.database.run_status.shown_status` has it, like every page.
         change: None before there are two evaluations.
         notes: what a person noted about it.
+        damaged: files that cannot be read, and whose rows are therefore missing.
         activity: what its log says; empty for a run that has ended, or of a version without logs.
     """
 
@@ -82,6 +83,7 @@ class RunView:
     change: Change | None
     activity: Activity = field(default_factory=Activity)
     notes: RunNotes = field(default_factory=RunNotes)
+    damaged: tuple[Path, ...] = ()
 
     @property
     def is_live(self) -> bool:
@@ -173,7 +175,7 @@ def load_overview(home: Path) -> pd.DataFrame:
 
     Their status is the one that `storage.database.run_status.shown_status` tells.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading() as connection:
         runs = queries.run_overview(connection)
     return runs.assign(status=shown_statuses(Home(home), runs))
 
@@ -184,7 +186,7 @@ def load_run(home: Path, run_id: str) -> RunView:
 
     Raises:
         RunNotFoundError: there is none of that identifier.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return read_run(RunStore(Home(home)), run_id)
 
@@ -200,10 +202,10 @@ def read_run(store: RunStore, run_id: str) -> RunView:
 
     Raises:
         RunNotFoundError: there is none of that identifier.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with store.database.reading() as connection:
-        row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
+    with store.records.reading(run_id) as connection:
+        row = store.run(run_id)
         activity = activity_of(store.home, row)
         return RunView(
             row=row,
@@ -215,7 +217,8 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             events=queries.events(connection, run_id),
             change=_change(queries.paired_scores(connection, run_id)),
             activity=activity,
-            notes=read_notes(connection).get(run_id, RunNotes()),
+            notes=NoteStore(store.home).notes_of(run_id),
+            damaged=tuple(connection.damaged),
         )
 
 

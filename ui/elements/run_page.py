@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.database.run_status import LIVE
+from storage.database.run_store import bare_folders
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.data.links import load_links
@@ -94,12 +95,8 @@ def _show_nothing(home: Path) -> None:
     if not empty:
         st.rerun()
     st.title("No runs yet")
-    if left := Home(home).run_folders():
-        st.warning(
-            f"The database has no run, but checkpoints are here: {plain_markdown(', '.join(left[:5]))}. "
-            "`spotlight rebuild` restores the rows from them.",
-            icon=":material/database_off:",
-        )
+    if bare := bare_folders(Home(home)):
+        st.warning(plain_markdown(bare), icon=":material/database_off:")
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
     st.code("spotlight train --preset glyphs", language="bash")
     st.caption(
@@ -133,7 +130,7 @@ def _choose(overview: pd.DataFrame) -> str | None:
 
 
 def _show_unknown(home: Path, run_id: str) -> None:
-    """A run that the address names and the database does not know: it starts, or there is none."""
+    """A run that the address names and the record does not know: it starts, or there is none."""
     try:
         if run_id in load_overview(home)["run_id"].tolist():
             st.rerun()  # it has its row: the whole page again
@@ -198,8 +195,14 @@ def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
 
 
 def _show_trouble(view: RunView) -> None:
-    """Say how to resume a run that did not end well, and of which none was done."""
+    """Say what is missing, how to resume a run that did not end well, and of which none was done."""
     run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
+    if view.damaged:
+        st.warning(
+            f"Rows are missing here: {len(view.damaged)} files of this run are damaged, the first is "
+            f"{plain_markdown(str(view.damaged[0]))}. Copy them again from where they are whole",
+            icon=":material/database_off:",
+        )
     if view.is_live:
         return
     if view.simulated is not None:
@@ -225,5 +228,5 @@ def _advice(run_id: str, error: str | None) -> str:
 
 
 def show_error(error: Exception) -> None:
-    """Show why the database cannot be read, in place of what was to be shown."""
+    """Show why the record cannot be read, in place of what was to be shown."""
     st.error(plain_markdown(str(error)), icon=":material/database_off:")

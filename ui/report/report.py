@@ -6,12 +6,12 @@ import json
 import os
 from pathlib import Path
 
-import duckdb
 import pandas as pd
 
 from storage.config.loading import differences
 from storage.database.queries import runs as queries
-from storage.database.run_notes import read_links
+from storage.database.reading import RecordConnection
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
@@ -62,7 +62,7 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
     Raises:
         ConfigurationError: `out` is a folder, or its folder is missing.
         RunNotFoundError: there is no such run.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigurationError(
@@ -83,12 +83,12 @@ def report_page(store: RunStore, run_id: str) -> str:
 
     Raises:
         RunNotFoundError: there is no such run.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
-    with store.database.reading() as connection:
-        noted = read_links(connection, run_id)
+    with store.records.reading() as connection:
+        noted = NoteStore(store.home).links(run_id)
         report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
         spot = read_spot(connection, run_id)
         _summary(report, view, spot)
@@ -129,9 +129,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(pd.DataFrame([facts]))
 
 
-def _scores(
-    report: Report, view: RunView, quality: QualityView, connection: duckdb.DuckDBPyConnection
-) -> None:
+def _scores(report: Report, view: RunView, quality: QualityView, connection: RecordConnection) -> None:
     """The held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
@@ -148,7 +146,7 @@ def _scores(
     report.charts(learning_charts(view))
 
 
-def _images(report: Report, connection: duckdb.DuckDBPyConnection, view: RunView) -> None:
+def _images(report: Report, connection: RecordConnection, view: RunView) -> None:
     report.section("Images before and after")
     images = queries.images_before_after(connection, view.row.run_id)
     if images.empty:
@@ -199,7 +197,7 @@ def _costs(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(bill)
 
 
-def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.DuckDBPyConnection) -> None:
+def _devices(report: Report, view: RunView, spot: SpotView, connection: RecordConnection) -> None:
     report.section("Devices")
     if not spot.iterations:
         report.sentence("No device time is recorded yet.")
@@ -215,7 +213,7 @@ def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.D
     report.charts([utilisation_chart(spot.utilisation, market) for market in markets])
 
 
-def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection) -> None:
+def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
     report.section("Seeds")
     seeds = read_seeds(connection, view.row.run_id)
     if not any(count > 0 for count in seeds.drafts["drafts"].tolist()):

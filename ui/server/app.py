@@ -1,6 +1,6 @@
 """The main script of the dashboard, served by `ui/server/server.py`: the login, then the list of pages.
 
-It reads the database, and writes only what a person notes about a run, so it may run beside a training run
+It reads the record, and writes only what a person notes about a run, so it may run beside a training run
 and be closed at any time.
 """
 

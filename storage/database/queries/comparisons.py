@@ -9,22 +9,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import duckdb
 import numpy as np
 import pandas as pd
 
 from storage.config.stored import carried_over
 from storage.database.queries.runs import cost_by_iteration, score_curve
+from storage.database.reading import RecordConnection
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings in which two runs may differ that are still the same but for the seed."""
 
 
-def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool = True) -> pd.DataFrame:
+def run_table(connection: RecordConnection, limit: int, archived: bool = True) -> pd.DataFrame:
     """The latest runs, newest first.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         limit: how many at most.
         archived: whether archived runs are among them, and count.
 
@@ -78,7 +78,7 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool 
     ).df()
 
 
-def score_courses(connection: duckdb.DuckDBPyConnection, run_ids: Sequence[str]) -> pd.DataFrame:
+def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
     """Held-out scores of several runs, run by run in this order and then in order of iterations.
 
     Columns: run_id, then those of `runs.score_curve`, and usd: what was paid up to then.
@@ -97,7 +97,7 @@ def score_courses(connection: duckdb.DuckDBPyConnection, run_ids: Sequence[str])
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=columns)
 
 
-def runs_of_other_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[int, str]:
+def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, str]:
     """The run and those that differ from it in the seed alone, by seed; empty where there is no such run.
 
     Their name and the cluster they ran on may differ too. Of several runs of one seed the newest counts, but

@@ -5,12 +5,13 @@ Like storage/database/queries/runs.py: each function takes an open connection an
 
 from __future__ import annotations
 
-import duckdb
 import pandas as pd
+
+from storage.database.reading import RecordConnection
 
 
 def device_intervals(
-    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+    connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
     """What the devices did in iterations `first` to `last`, evaluations and discarded work included.
 
@@ -18,7 +19,7 @@ def device_intervals(
     iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         first: iteration.
         last: iteration, included.
@@ -39,14 +40,14 @@ def device_intervals(
 
 
 def device_events(
-    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+    connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
     """What happened to the devices in iterations `first` to `last`: the latest, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         first: iteration.
         last: iteration, included.
@@ -66,7 +67,7 @@ def device_events(
 
 
 def sequence_groups(
-    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+    connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
     """Which devices shared sequences in iterations `first` to `last`: the latest groups, in order of time.
 
@@ -74,7 +75,7 @@ def sequence_groups(
     ended_at (Unix seconds).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         first: iteration.
         last: iteration, included.
@@ -94,14 +95,14 @@ def sequence_groups(
     ).df()
 
 
-def degree_times(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
+def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
     """What a denoising step took by how many devices shared it, where measured times choose that number.
 
     Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
     share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         first: iteration.
         last: iteration, included.
@@ -125,7 +126,7 @@ def degree_times(connection: duckdb.DuckDBPyConnection, run_id: str, first: int,
     ).df()
 
 
-def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
     return connection.execute(
         "SELECT DISTINCT iteration FROM costs WHERE run_id = ? AND phase <> 'discarded' ORDER BY iteration",
@@ -133,7 +134,7 @@ def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> p
     ).df()
 
 
-def utilisation(connection: duckdb.DuckDBPyConnection, run_id: str, most_groups: int) -> pd.DataFrame:
+def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:
     """What a market's paid time went into over the iterations, without evaluations and discarded work.
 
     Neighbouring iterations are taken together so that there are at most `most_groups` groups.
@@ -141,7 +142,7 @@ def utilisation(connection: duckdb.DuckDBPyConnection, run_id: str, most_groups:
     time in the group).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         most_groups: most groups of iterations.
     """

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import duckdb
 import pandas as pd
 
+from storage.database.reading import RecordConnection
 
-def pictured_images(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+
+def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The images that have pictures, by prompt.
 
     Columns: prompt_id, seed_index, prompt, score_first, score_latest (at the first and the latest
@@ -32,7 +33,7 @@ def pictured_images(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Da
     ).df()
 
 
-def pictured_evaluations(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[int]:
+def pictured_evaluations(connection: RecordConnection, run_id: str) -> list[int]:
     """Iterations whose evaluation has pictures, in order; 0 is the one before training."""
     rows = connection.execute(
         "SELECT DISTINCT iteration FROM evaluation_images WHERE run_id = ? AND png IS NOT NULL "
@@ -43,7 +44,7 @@ def pictured_evaluations(connection: duckdb.DuckDBPyConnection, run_id: str) -> 
 
 
 def pictures(
-    connection: duckdb.DuckDBPyConnection,
+    connection: RecordConnection,
     run_id: str,
     images: Sequence[tuple[int, int]],
     iterations: Sequence[int],
@@ -53,7 +54,7 @@ def pictures(
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         images: which ones.
         iterations: after which they were made.

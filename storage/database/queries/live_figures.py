@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-import duckdb
+from storage.database.reading import RecordConnection
 
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run as the database has it now.
+    """A run as the record has it now.
 
     Attributes:
         planned: iterations of its settings.
@@ -39,7 +39,7 @@ class LiveRun:
     device_events: dict[tuple[str, str], int]
 
 
-def live_runs(connection: duckdb.DuckDBPyConnection) -> list[LiveRun]:
+def live_runs(connection: RecordConnection) -> list[LiveRun]:
     """The runs that are marked as running; where there is none, the newest one, so that its end is seen."""
     rows = connection.execute(
         """
@@ -56,7 +56,7 @@ def live_runs(connection: duckdb.DuckDBPyConnection) -> list[LiveRun]:
 
 
 def _live_run(
-    connection: duckdb.DuckDBPyConnection, run_id: str, name: str, status: str, created_at: float, config: str
+    connection: RecordConnection, run_id: str, name: str, status: str, created_at: float, config: str
 ) -> LiveRun:
     run = {"run": run_id}
     newest = connection.execute(
@@ -93,9 +93,7 @@ def _live_run(
     )  # fmt: skip
 
 
-def _devices(
-    connection: duckdb.DuckDBPyConnection, run_id: str, iteration: int
-) -> dict[tuple[str, str], float]:
+def _devices(connection: RecordConnection, run_id: str, iteration: int) -> dict[tuple[str, str], float]:
     rows = connection.execute(
         """
         WITH own AS (

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import duckdb
-
 from storage.database.every_time import EVERY_TIME
+from storage.database.reading import RecordConnection
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def figure_means(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The mean of each figure over the images of each evaluation; one row an evaluation, in order.
 
     Only images of prompts that every evaluation has.
@@ -31,15 +30,13 @@ def figure_means(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataF
     return wide.rename_axis(columns=None)
 
 
-def paired_figures(
-    connection: duckdb.DuckDBPyConnection, run_id: str, iteration: int | None = None
-) -> pd.DataFrame:
+def paired_figures(connection: RecordConnection, run_id: str, iteration: int | None = None) -> pd.DataFrame:
     """The figures of held-out images before training and now, same prompts and seeds; the score is one.
 
     Columns: prompt_id, prompt (its text), seed_index, name, before, after.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         iteration: of the evaluation that is now; None for the latest.
     """

@@ -2,7 +2,7 @@
 
 Each function takes an open connection, so that a page asks for all it shows in one opening:
 
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         curve = score_curve(connection, run_id)
 
 Elapsed time counts only while the run was at work: a run killed at night and resumed in the
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import duckdb
 import numpy as np
 import pandas as pd
 
+from storage.database.reading import RecordConnection
 from storage.database.results import OVERVIEW
 
 _SPANS = """
@@ -28,7 +28,7 @@ _SPANS = """
 """
 
 
-def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+def run_overview(connection: RecordConnection) -> pd.DataFrame:
     """All runs, newest first.
 
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
@@ -39,7 +39,7 @@ def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
     return connection.execute(OVERVIEW).df()
 
 
-def score_curve(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Held-out evaluations in order.
 
     Columns: iteration, policy_version, score, exact, ended_at (Unix seconds), elapsed_s.
@@ -53,7 +53,7 @@ def score_curve(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFr
     return frame
 
 
-def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def metric_curves(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The iterations' figures in order.
 
     Columns: iteration, policy_version, ended_at (Unix seconds), elapsed_s, and one for each metric
@@ -73,7 +73,7 @@ def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     return frame.merge(wide, how="left", left_on="iteration", right_index=True)
 
 
-def rolled_out_samples(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def rolled_out_samples(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The samples of all rollouts that were kept, in the order of iteration, prompt and seed.
 
     Columns: iteration, prompt_id, prompt, seed_index, policy_version, score, exact, detail, error (None where
@@ -90,7 +90,7 @@ def rolled_out_samples(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd
     ).df()
 
 
-def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """What was paid up to each iteration, evaluations and discarded work included.
 
     Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulated).
@@ -110,7 +110,7 @@ def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.
     ).df().fillna(0.0)  # fmt: skip
 
 
-def cost_by_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """What the paid device time went into, dearest state first. Columns: state, market, device_s, usd."""
     return connection.execute(
         "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
@@ -119,7 +119,7 @@ def cost_by_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     ).df()
 
 
-def images_before_after(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The gallery at the first and at the latest evaluation, same prompts and seeds.
 
     Columns: prompt_id, seed_index, prompt, then score, exact, detail, error, png (bytes) and iteration,
@@ -145,7 +145,7 @@ def images_before_after(connection: duckdb.DuckDBPyConnection, run_id: str) -> p
     ).df()
 
 
-def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def paired_scores(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Held-out images' scores at the first and the latest evaluation, same prompts and seeds, judged in both.
 
     Pairs tell a change from noise far sooner than the two means do.
@@ -171,14 +171,14 @@ def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
 
 
 def events(
-    connection: duckdb.DuckDBPyConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
+    connection: RecordConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """The latest events, newest first; of all kinds, or of these.
 
     Columns: happened_at (Unix seconds), kind, message.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         limit: most rows, the latest.
         kinds: of events; None for all.
@@ -190,7 +190,7 @@ def events(
     ).df()
 
 
-def _elapsed_s(connection: duckdb.DuckDBPyConnection, run_id: str, until: np.ndarray) -> np.ndarray:
+def _elapsed_s(connection: RecordConnection, run_id: str, until: np.ndarray) -> np.ndarray:
     """Seconds that the run was at work before each time of `until` (Unix seconds)."""
     spans = connection.execute(f"{_SPANS} ORDER BY started_at", {"run": run_id}).fetchnumpy()
     starts = np.asarray(spans["started_at"], dtype=float)

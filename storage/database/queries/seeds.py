@@ -13,17 +13,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import duckdb
 import pandas as pd
+
+from storage.database.reading import RecordConnection
 
 
 def spread_iterations(
-    connection: duckdb.DuckDBPyConnection, run_id: str, most: int, first: int = 0, last: int | None = None
+    connection: RecordConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
     """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         most: most iterations.
         first: iteration.
@@ -43,7 +44,7 @@ def spread_iterations(
     return [iteration for (iteration,) in rows]
 
 
-def drafted_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def drafted_seeds(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """All drafts, in the order in which they were asked for; the monitor's re-scores are left out.
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity, policy_version (of the weights that drew it),
@@ -63,7 +64,7 @@ def drafted_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
 
 
 def stale_and_fresh(
-    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
     """Seeds that have both a stale draft (of older weights than the rollout's) and a fresh score.
 
@@ -75,7 +76,7 @@ def stale_and_fresh(
     kept (whether the seed was rolled out), rescored (whether fresh is a draft).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         iterations: which ones; None for all.
     """
@@ -93,12 +94,12 @@ def stale_and_fresh(
 
 
 def pair_counts(
-    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
     """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         iterations: which ones; None for all.
     """
@@ -114,7 +115,7 @@ def pair_counts(
 
 
 def drafts_by_prompt(
-    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+    connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
     """Where the drafts went: one row for each prompt that was drafted or rolled out in an iteration.
 
@@ -124,7 +125,7 @@ def drafts_by_prompt(
     scores; NaN where none of the kept was drafted).
 
     Args:
-        connection: open connection to the database.
+        connection: open connection to the record.
         run_id: the run.
         iterations: which ones; None for all.
     """
@@ -153,7 +154,7 @@ def drafts_by_prompt(
     ).df()
 
 
-def pictured_prompts(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def pictured_prompts(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Prompts that have thumbnails, the latest pictured first. Columns: prompt_id, prompt, iteration."""
     return connection.execute(
         "SELECT prompt_id, any_value(prompt) AS prompt, max(iteration) AS iteration FROM sample_images "
@@ -164,7 +165,7 @@ def pictured_prompts(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.D
 
 
 def best_and_worst(
-    connection: duckdb.DuckDBPyConnection,
+    connection: RecordConnection,
     run_id: str,
     prompt_id: int | None = None,
     latest: int | None = None,

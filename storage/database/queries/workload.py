@@ -6,8 +6,9 @@ list of seconds.
 
 from __future__ import annotations
 
-import duckdb
 import pandas as pd
+
+from storage.database.reading import RecordConnection
 
 _PHASES = ("rollout_s", "reward_s", "train_beside_s", "explore_s", "redraft_s", "iteration_s")
 
@@ -18,7 +19,7 @@ _NUMBERED = """
 """
 
 
-def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def iteration_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The kept iterations in order.
 
     Columns: iteration, samples (rolled out), device_s (in all states), rollout_device_s, train_device_s, and
@@ -46,7 +47,7 @@ def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Dat
     ).df()
 
 
-def evaluation_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def evaluation_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """The evaluations in order. Columns: iteration, images, rollout_device_s."""
     return connection.execute(
         """
@@ -59,7 +60,7 @@ def evaluation_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Da
     ).df()
 
 
-def degree_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Device time of generating by how many devices shared the samples, where they worked in groups.
 
     Columns: phase, iteration, degree, device_s (in state `rollout`).
@@ -77,7 +78,7 @@ def degree_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFr
     ).df()
 
 
-def changes_of_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+def changes_of_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """How long devices loaded weights and formed groups, a row each time. Columns: state, lasted_s.
 
     The first iteration's are left out: its weights are those that devices begin with.
@@ -90,7 +91,7 @@ def changes_of_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.D
     ).df()
 
 
-def start_times(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[float]:
+def start_times(connection: RecordConnection, run_id: str) -> list[float]:
     """Seconds from the beginning of each device's process until it had loaded its model."""
     rows = connection.execute(
         f"SELECT ended_at - started_at FROM ({_NUMBERED}) WHERE number = 1 AND state = 'load' "
@@ -100,7 +101,7 @@ def start_times(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[floa
     return [float(lasted_s) for (lasted_s,) in rows]
 
 
-def opening_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> float | None:
+def opening_s(connection: RecordConnection, run_id: str) -> float | None:
     """Seconds from the first loaded device to the first phase of a run; None where that was not recorded."""
     row = connection.execute(
         f"SELECT min(started_at) FILTER (number > 1 AND state <> 'idle') "
@@ -111,7 +112,7 @@ def opening_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> float | Non
     return None if row is None or row[0] is None else max(0.0, float(row[0]))
 
 
-def losses_at_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[float]:
+def losses_at_work(connection: RecordConnection, run_id: str) -> list[float]:
     """When the losses of devices became known that had something to do (Unix seconds)."""
     rows = connection.execute(
         """

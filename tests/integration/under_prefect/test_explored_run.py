@@ -11,7 +11,7 @@ import tasks.iteration.session
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.run_store import RunStore
 from storage.ledger.ledger import read_ledger
 from tests.even_drafts import draft_evenly
@@ -52,7 +52,7 @@ def finished(home, config):
 
 
 def rows(home, query):
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         return connection.execute(query).fetchall()
 
 
@@ -112,7 +112,7 @@ def test_metrics_thumbnails_and_states(home, finished):
 
 
 def account(home, run_id):
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         return read_ledger(connection, run_id)
 
 

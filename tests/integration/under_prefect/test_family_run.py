@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.post_train import post_train
-from storage.database.database import Database
 from storage.database.queries.devices import sequence_groups
+from storage.database.reading import Records
 from tasks.export import export_run
 from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import save_pipeline
@@ -28,7 +28,7 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
     assert result["iterations"] == 2
     assert 0 < result["score_before"] < 1
     assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         groups = sequence_groups(connection, "run-family", 1, 2, 100)
     assert set(groups["members"]) == {"reserved-0+spot-0"}
     answer = export_run(home, "run-family", tmp_path / "lora")

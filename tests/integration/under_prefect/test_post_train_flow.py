@@ -18,7 +18,7 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.clock import process_clock
 from storage.config.loading import load_config
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.database.results import evaluated_iterations, held_out_scores, run_result
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
@@ -101,7 +101,7 @@ def finished(home, config, took_s, folder):
 
 def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, finished):
     store = RunStore(home)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         asked = connection.execute(
             "SELECT iteration, list(prompt_id ORDER BY prompt_id) FROM evaluation_images "
             "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
@@ -112,7 +112,7 @@ def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, fin
         (told,) = connection.execute("SELECT count(*) FROM evaluation_image_figures").fetchall()[0]
     part = asked[1][1]
     assert [(at, len(ids)) for at, ids in asked] == [(0, 8), (2, 4), (3, 8)] and told
-    scores = held_out_scores(store.database, "run-a")
+    scores = held_out_scores(store.records, "run-a")
     assert all(list(of_prompt) == part for of_prompt in scores.values())
     for iteration, of_prompt in scores.items():
         assert stored[iteration] == pytest.approx(statistics.fmean(of_prompt.values()))
@@ -121,7 +121,7 @@ def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, fin
 
 def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, finished, took_s):
     store = RunStore(home)
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         ledger = read_ledger(connection, "run-a")
         messages = connection.execute(
             "SELECT message FROM events WHERE kind = 'clock_jump' ORDER BY event_id"
@@ -157,7 +157,7 @@ def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s, fold
 def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
     store = RunStore(home)
     view = read_run(store, "run-a")
-    with store.database.reading() as connection:
+    with store.records.reading() as connection:
         quality = read_quality(connection, "run-a")
     assert sorted(quality.parts) == ["jpeg", "ocr"]
     charts = part_charts(view, quality)
@@ -180,13 +180,13 @@ def last_state(home, config, run_id):
 def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     store = RunStore(home)
     assert store.run("run-a").status == "finished"
-    assert finished == store.run("run-a").summary == run_result(store.database, "run-a")
+    assert finished == store.run("run-a").summary == run_result(store.records, "run-a")
     assert finished["iterations"] == 3
     assert finished["max_ratio_deviation"] <= config.algorithm.ratio_tolerance
     assert finished["cost_usd"] > 0
-    assert evaluated_iterations(store.database, "run-a") == {0, 2, 3}
+    assert evaluated_iterations(store.records, "run-a") == {0, 2, 3}
     assert last_state(home, config, "run-a")[0] == 3
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         samples = connection.execute("SELECT count(*), count(DISTINCT iteration) FROM samples").fetchone()
         states = {s for (s,) in connection.execute("SELECT DISTINCT state FROM worker_states").fetchall()}
         images = connection.execute("SELECT count(*) FROM evaluation_images WHERE png IS NOT NULL").fetchone()
@@ -197,7 +197,7 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
 
 def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
     """What is tested with this preset tests spot devices too."""
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         rows = connection.execute(
             "SELECT iteration, count(*) FILTER (starts_with(worker, 'spot-')), count(*) FROM samples "
             "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
@@ -207,7 +207,7 @@ def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
 
 
 def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         rows = connection.execute(
             "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = 'run-a' AND "
             "(name = 'reward_mean' OR starts_with(name, 'reward_part_'))"
@@ -246,7 +246,7 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     assert run.data.tags["spotlight.commit"] == facts["commit"]
     assert run.data.tags["spotlight.preset"] == facts["preset"] == "mine.toml"
     # What a later run would send again of it is what it has sent itself.
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         recorded = recorded_figures(connection, "run-a", 4e9)
     points = [
         (one.iteration, mlflow_name(name), value) for one in recorded for name, value in one.figures.items()
@@ -275,9 +275,9 @@ def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, confi
     resumed = post_train(config.model_copy(update={"runtime": without_ray}), "run-a")
     assert last_state(home, config, "run-a") == expected
     assert resumed["score_after"] == finished["score_after"]
-    assert evaluated_iterations(store.database, "run-a") >= {2, 3}
+    assert evaluated_iterations(store.records, "run-a") >= {2, 3}
     assert store.run("run-a").status == "finished"
-    with Database(home.database).reading() as connection:
+    with Records(home).reading() as connection:
         rows = connection.execute("SELECT iteration FROM iterations ORDER BY iteration").fetchall()
     assert [iteration for (iteration,) in rows] == [1, 2, 3]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import duckdb
 import numpy as np
 import pandas as pd
 import streamlit as st
 from scipy.special import stdtrit
 
-from storage.database.database import Database
 from storage.database.queries import comparisons
 from storage.database.queries import runs as queries
+from storage.database.reading import RecordConnection, Records
 from storage.home import Home
 from ui.charts.layout import Measure
 from ui.data.run import RunView
@@ -22,7 +21,7 @@ def load_images(home: Path, view: RunView) -> pd.DataFrame:
     """The gallery, read again after each evaluation; see `storage.database.queries.runs.images_before_after`.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_images(home, view.row.run_id, view.newest.evaluation_at)
 
@@ -30,7 +29,7 @@ def load_images(home: Path, view: RunView) -> pd.DataFrame:
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_images(home: Path, run_id: str, evaluation_at: float) -> pd.DataFrame:
     """`evaluation_at` is part of the cache's key."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return queries.images_before_after(connection, run_id)
 
 
@@ -38,7 +37,7 @@ def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.Dat
     """The runs that differ from one in the seed alone, by seed, and their scores.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_seed_courses(home, view.row.run_id, view.newest.evaluation_at)
 
@@ -46,13 +45,11 @@ def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.Dat
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_seed_courses(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
     """`evaluation_at` is part of the cache's key."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading() as connection:
         return read_seed_courses(connection, run_id)
 
 
-def read_seed_courses(
-    connection: duckdb.DuckDBPyConnection, run_id: str
-) -> tuple[dict[int, str], pd.DataFrame]:
+def read_seed_courses(connection: RecordConnection, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
     """The same from an open connection; no scores where the run is alone."""
     seeds = comparisons.runs_of_other_seeds(connection, run_id)
     others = list(seeds.values()) if len(seeds) > 1 else []

@@ -32,7 +32,7 @@ def load_evaluations(home: Path) -> pd.DataFrame:
     (None for a model), iteration, images, score, exact, folder (None where the images were not kept).
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     rows = [
         {
@@ -57,7 +57,7 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
     """The images of one evaluation, which never changes, and what they come to (`figures_of`).
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     images = EvaluationStore(Home(home)).images(evaluation_id)
     return pd.DataFrame([vars(image) for image in images]), figures_of(images)
@@ -92,7 +92,7 @@ def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: the two do not compare.
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return compare_evaluations(Home(home), before, after)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries import images as image_queries
+from storage.database.reading import Records
 from storage.home import Home
 
 ORDERS = ("as in the file", "most gained", "most lost")
@@ -39,14 +39,14 @@ def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
     """Which images and evaluations of a run have pictures.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         run_id: the run.
         evaluation_at: when its latest evaluation ended; part of the cache's key.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return Pictured(
             image_queries.pictured_images(connection, run_id),
             image_queries.pictured_evaluations(connection, run_id),
@@ -60,16 +60,16 @@ def load_pictures(
     """The pictures of some images at some evaluations; see `storage.database.queries.images.pictures`.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         run_id: the run.
         images: which.
         iterations: the evaluations.
         evaluation_at: when the latest evaluation ended; part of the cache's key.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return image_queries.pictures(connection, run_id, images, iterations)
 
 

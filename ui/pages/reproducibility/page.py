@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
+from storage.database.reading import Records
 from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
@@ -26,7 +26,7 @@ _BAD = ("drifted", "failed")
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def _load(home: Path) -> pd.DataFrame:
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading() as connection:
         return reproductions(connection)
 
 

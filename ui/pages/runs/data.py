@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries import comparisons
-from storage.database.run_notes import RunNotes, read_notes
+from storage.database.reading import Records
+from storage.database.run_notes import NoteStore, RunNotes
 from storage.database.run_status import shown_statuses
 from storage.environment import PRESET
 from storage.home import Home
@@ -34,15 +34,15 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
     are), tags, note, archived.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading() as connection:
         table = comparisons.run_table(connection, MOST_RUNS, archived)
-        notes = read_notes(connection)
     facts = [
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)
     ]
+    notes = NoteStore(Home(home)).notes()
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
@@ -137,9 +137,9 @@ def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
     """The held-out scores of several runs; see `storage.database.queries.comparisons.score_courses`.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading() as connection:
         return comparisons.score_courses(connection, run_ids)
 
 

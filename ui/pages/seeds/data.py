@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries import runs as queries
 from storage.database.queries import seeds as seed_queries
+from storage.database.reading import RecordConnection, Records
 from storage.home import Home
 from ui.data.run import Newest, RunView
 
@@ -56,7 +55,7 @@ def load_seeds(home: Path, view: RunView) -> SeedsView:
     """What the page shows of one run; read again when an iteration or an event has come.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load(home, view.row.run_id, view.newest)
 
@@ -65,13 +64,13 @@ def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
     """Stale against fresh scores of iterations `first` to `last`; of many, of evenly spread ones.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         view: the run.
         first: an iteration, from 1 on.
         last: an iteration.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_pairs(home, view.row.run_id, first, last, view.newest)
 
@@ -81,26 +80,26 @@ def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd
     """A prompt's best and worst images of the latest iterations.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         run_id: the run.
         prompt_id: the prompt.
         iteration: that of the newest image; part of the cache's key.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return seed_queries.best_and_worst(connection, run_id, prompt_id, _PICTURED_ITERATIONS)
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load(home: Path, run_id: str, newest: Newest) -> SeedsView:
     """`newest` is part of the cache's key; likewise below."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_seeds(connection, run_id)
 
 
-def read_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> SeedsView:
+def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
     """What the page shows of one run, from an open connection."""
     pairs = read_pairs(connection, run_id, 0, None)
     return SeedsView(
@@ -111,11 +110,11 @@ def read_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> SeedsView:
     )
 
 
-def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int | None) -> Pairs:
+def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int | None) -> Pairs:
     """Stale against fresh scores of some iterations, from an open connection.
 
     Args:
-        connection: to the database.
+        connection: to the record.
         run_id: the run.
         first: the first iteration.
         last: the last one; None for all that there are.
@@ -126,5 +125,5 @@ def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, l
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_pairs(home: Path, run_id: str, first: int, last: int, newest: Newest) -> Pairs:
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_pairs(connection, run_id, first, last)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import duckdb
 import pandas as pd
 import streamlit as st
 
-from storage.database.database import Database
 from storage.database.queries import devices as device_queries
 from storage.database.queries import runs as run_queries
+from storage.database.reading import RecordConnection, Records
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
 from ui.data.devices import MOST_INTERVALS, DeviceCourse
@@ -42,7 +41,7 @@ def load_spot(home: Path, view: RunView) -> SpotView:
     """What the page shows of one run; read again when something was recorded.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_spot(home, view.row.run_id, view.newest)
 
@@ -51,13 +50,13 @@ def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCours
     """What the devices did in iterations `first` to `last`.
 
     Args:
-        home: where the database lies.
+        home: where the runs are.
         view: the run.
         first: an iteration; 0 is the evaluation before training.
         last: an iteration.
 
     Raises:
-        StorageError: the database stayed locked, or is of another version.
+        StorageError: a file of the record is damaged.
     """
     return _load_course(home, view.row.run_id, first, last, view.newest)
 
@@ -65,11 +64,11 @@ def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCours
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_spot(home: Path, run_id: str, newest: Newest) -> SpotView:
     """`newest` is part of the cache's key; likewise below."""
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_spot(connection, run_id)
 
 
-def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
+def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
     """What the page shows of one run, from an open connection."""
     recorded = device_queries.recorded_iterations(connection, run_id)
     return SpotView(
@@ -82,15 +81,15 @@ def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_course(home: Path, run_id: str, first: int, last: int, newest: Newest) -> DeviceCourse:
-    with Database(Home(home).database).reading() as connection:
+    with Records(Home(home)).reading(run_id) as connection:
         return read_course(connection, run_id, first, last)
 
 
-def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> DeviceCourse:
+def read_course(connection: RecordConnection, run_id: str, first: int, last: int) -> DeviceCourse:
     """What the devices did in some iterations, from an open connection.
 
     Args:
-        connection: to the database.
+        connection: to the record.
         run_id: the run.
         first: the first iteration; 0 is the evaluation before training.
         last: the last one.

@@ -1,0 +1,315 @@
+"""The record of a run under kills, full disks and torn logs; beside readers; and what a commit costs.
+
+    python -m benchmarks.record [--faults 300] [--quick] [--keep]
+
+Each fault forks a process that records a run of twelve iterations (commits, events, compactions, sweeps) and
+ends at one call to the file system: by SIGKILL, by a disk that is full from then on, or by SIGKILL with half
+a line at the end of `events.jsonl`. The parent then looks at what is there and resumes the run to its end.
+Acknowledged iterations must be there, no iteration by halves, and the end must be that of an undisturbed run.
+
+Readers are processes that query `spotlight.duckdb` while a run commits and compacts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from benchmarks.report import add_keep_option, finish, nearest_rank
+from storage.config.run_config import RunConfig
+from storage.database.records import (
+    CandidateRecord,
+    IterationRecord,
+    PaidTime,
+    SampleRecord,
+    StateInterval,
+)
+from storage.database.run_folder import EVENTS_FILE
+from storage.database.run_store import RunStore
+from storage.home import Home
+
+RUN = "r"
+ITERATIONS = 12
+_CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "open")
+"""Audited calls that change the disk, or open a file to do so."""
+
+_TABLES = ("iterations", "iteration_metrics", "samples", "candidates")
+
+
+def record(iteration: int, samples: int = 128, drafts: int = 450, devices: int = 12) -> IterationRecord:
+    """An iteration with as many rows as one of a run on 4 reserved and 8 spot devices; the same each time."""
+    dice = random.Random(iteration)
+    rows = [
+        SampleRecord(
+            i // 4, f"a sign {i // 4}", i % 4, iteration - 1, dice.random(), False, "read it", None, i % 4,
+            dice.random(), dice.gauss(0, 1), f"spot-{i % 8}",
+        )
+        for i in range(samples)
+    ]  # fmt: skip
+    candidates = [
+        CandidateRecord(
+            i // 14, f"a sign {i // 14}", i % 14, "full", iteration - 1, dice.random(), False, None, 0,
+            i % 14, i % 14 < 4,
+        )
+        for i in range(drafts)
+    ]  # fmt: skip
+    states = [
+        StateInterval(f"spot-{i % devices}", "spot", "rollout", iteration + i / 100, iteration + i / 50, 2.5)
+        for i in range(6 * devices)
+    ]
+    paid = [PaidTime(f"spot-{i}", "spot", 1.0) for i in range(devices)]
+    metrics = {f"figure_{i}": dice.random() for i in range(30)}
+    return IterationRecord(
+        RUN, iteration, iteration, float(iteration), iteration + 1.0, metrics, rows, states, candidates,
+        paid_time=paid,
+    )  # fmt: skip
+
+
+def new_store(folder: str) -> RunStore:
+    """A home with a run that has recorded nothing yet."""
+    store = RunStore(Home(Path(folder)).ensure())
+    store.create_run(RUN, RunConfig(), {}, os.getpid())
+    return store
+
+
+def drive(store: RunStore, first: int, last: int, done: Callable[[int], None]) -> None:
+    """Record iterations as a run does: with events, compactions, and one return to an earlier iteration."""
+    for iteration in range(first, last + 1):
+        store.commit_iteration(record(iteration, samples=16, drafts=16, devices=3))
+        done(iteration)
+        store.add_event(RUN, "note", f"iteration {iteration}")
+        store.folder(RUN).compact(before=iteration - 1, at_least=3)
+        if iteration % 5 == 0:
+            store.folder(RUN).sweep(stay_s=-1)
+
+
+@dataclass
+class Outcome:
+    """What a fault left.
+
+    Attributes:
+        met: whether the fault came before the run's end.
+        lost: acknowledged iterations that are not there.
+        halves: iterations of which a table lacks rows or has them twice.
+        identical: whether the resumed run ended as an undisturbed one.
+    """
+
+    met: bool
+    lost: int
+    halves: int
+    identical: bool
+
+
+def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
+    """Record a run until the fault, look at it, and resume it to its end.
+
+    Args:
+        kind: `kill`, `full` or `torn`.
+        at: after so many calls that change the disk.
+        undisturbed: contents of the undisturbed run's tables.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        store = new_store(folder)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            _fail_at(kind, at)
+            try:
+                drive(store, 1, ITERATIONS, lambda i: os.write(writing, bytes([i])) and None)
+            except BaseException:  # noqa: BLE001 - a full disk ends the process, whatever it raised
+                os._exit(1)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as acknowledged:
+            promised = max(acknowledged.read(), default=0)
+        status = os.waitpid(child, 0)[1]
+        if kind == "torn":
+            with (store.folder(RUN).path / EVENTS_FILE).open("ab") as events:
+                events.write(b'{"happened_at": 1.0, "ki')
+        there, halves = look(store)
+        last = max(there, default=0)
+        # A run goes back to its last checkpoint: here two iterations, which it does again.
+        resumed_after = max(0, last - 2)
+        store.discard_after(RUN, resumed_after)
+        drive(store, resumed_after + 1, ITERATIONS, lambda i: None)
+        return Outcome(
+            status != 0, len(set(range(1, promised + 1)) - there), halves, contents(store) == undisturbed
+        )
+
+
+def look(store: RunStore) -> tuple[set[int], int]:
+    """Iterations that are there, and how many of them by halves."""
+    with store.records.reading(RUN) as connection:
+        rows = {
+            table: dict(
+                connection.execute(f"SELECT iteration, count(*) FROM {table} GROUP BY ALL").fetchall()
+            )
+            for table in _TABLES
+        }
+    there = set().union(*rows.values())
+    whole = {"iterations": 1, "iteration_metrics": 30, "samples": 16, "candidates": 16}
+    return there, sum(any(rows[t].get(i) != n for t, n in whole.items()) for i in there)
+
+
+def contents(store: RunStore) -> dict[str, Any]:
+    """All rows that count, but for what was paid for work that was done again."""
+    with store.records.reading(RUN) as connection:
+        found = {
+            table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in _TABLES
+        }
+        states = "SELECT * FROM worker_states WHERE phase <> 'discarded' ORDER BY ALL"
+        return found | {"worker_states": connection.execute(states).fetchall()}
+
+
+def _fail_at(kind: str, at: int) -> None:
+    """Let this process fail after so many calls that change the disk."""
+    left = at
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in _CHANGES or (
+            event == "open" and not int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        ):
+            return
+        left -= 1
+        if left < 0:
+            if kind == "full" and event in ("open", "os.mkdir"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if kind != "full":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def faults(count: int) -> dict[str, Any]:
+    """Faults at random calls, of all kinds."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = new_store(folder)
+        drive(store, 1, ITERATIONS, lambda i: None)
+        undisturbed = contents(store)
+    dice = random.Random(1)
+    outcomes: list[Outcome] = []
+    while sum(outcome.met for outcome in outcomes) < count:
+        kind = ("kill", "full", "torn")[len(outcomes) % 3]
+        outcomes.append(fault(kind, dice.randint(1, 420), undisturbed))
+    met = [outcome for outcome in outcomes if outcome.met]
+    return {
+        "faults": len(met),
+        "iterations_lost": sum(outcome.lost for outcome in met),
+        "halves_visible": sum(outcome.halves for outcome in met),
+        "resumed": len(met),
+        "identical": sum(outcome.identical for outcome in met),
+    }
+
+
+def _read(path: str, queries: int, found: Any) -> None:
+    """Query the views of a home while it is written."""
+    errors: list[str] = []
+    seen = 0
+    views = duckdb.connect(path, read_only=True)
+    for place in range(queries):
+        try:
+            if place % 20 == 0:
+                views.close()
+                views = duckdb.connect(path, read_only=True)
+            rows = views.execute(
+                "SELECT iteration, count(*) FROM samples WHERE run_id = ? GROUP BY ALL", [RUN]
+            ).fetchall()
+            if len(rows) < seen or any(n != 128 for _, n in rows):
+                errors.append(f"query {place}: {len(rows)} iterations after {seen}, or one by halves")
+            seen = len(rows)
+        except duckdb.Error as error:
+            errors.append(str(error).splitlines()[0])
+    found.put(errors)
+
+
+def readers(queries: int, processes: int = 4) -> dict[str, Any]:
+    """Processes that query the views while a run commits and compacts."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = new_store(folder)
+        store.commit_iteration(record(1))
+        context = multiprocessing.get_context("spawn")
+        found = context.Queue()
+        arguments = (str(store.home.database), queries // processes, found)
+        children = [context.Process(target=_read, args=arguments) for _ in range(processes)]
+        for child in children:
+            child.start()
+        iteration = 1
+        while any(child.is_alive() for child in children):
+            iteration += 1
+            store.commit_iteration(record(iteration))
+            store.compact(RUN, before=iteration - 1)
+            time.sleep(0.2)  # far more often than any run
+        errors = [error for _ in children for error in found.get()]
+        for child in children:
+            child.join()
+    return {
+        "queries": queries // processes * processes,
+        "reader_errors": len(errors),
+        "reader_error_samples": errors[:3],
+        "lock_waits": sum("lock" in error for error in errors),
+        "iterations_beside_readers": iteration,
+    }
+
+
+def costs(iterations: int) -> dict[str, Any]:
+    """Commits without weights: how long each takes, and what the driver's memory grows by."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = new_store(folder)
+        took: list[float] = []
+        at_begin = 0
+        for iteration in range(1, iterations + 1):
+            written = record(iteration)
+            begin = time.perf_counter()
+            store.commit_iteration(written)
+            took.append(time.perf_counter() - begin)
+            store.compact(RUN, before=iteration - 1)
+            if iteration == min(200, iterations // 2):
+                at_begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - at_begin
+        store.set_status(RUN, "finished")
+        store.compact(RUN)
+        store.folder(RUN).sweep(stay_s=-1)
+        files = sum(path.is_file() for path in store.folder(RUN).path.rglob("*"))
+    return {
+        "commits": iterations,
+        "commit_p50_ms": round(1000 * nearest_rank(took, 0.5), 1),
+        "commit_p99_ms": round(1000 * nearest_rank(took, 0.99), 1),
+        "memory_growth_mb": round(grown / 1024, 1),
+        "files_of_a_run": files,
+    }
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", type=int, default=300, help="how many (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    add_keep_option(parser)
+    options = parser.parse_args()
+    share = 10 if options.quick else 1
+    figures = faults(options.faults // share) | readers(10_000 // share) | costs(10_000 // share)
+    print(json.dumps(figures, indent=2), file=sys.stderr)
+    finish("record", figures, options.keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""`spotlight.duckdb`: views over the files of all runs, for DuckDB's own command line, pandas or polars.
+
+The file holds no rows, and nothing that Spotlight itself reads. It is replaced by a rename, never written
+in place, so that a reader who has it open delays no writer. Its views hold absolute paths: a home that
+was moved or copied gets a new one with its next run.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+
+from storage.database.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
+from storage.database.run_folder import (
+    EVENTS_FILE,
+    KEPT_OF_DISCARDED,
+    NOTES_FILE,
+    PART_FILE,
+    RUN_FILE,
+    RunFolder,
+    is_whole,
+    refusals,
+    write_json,
+)
+from storage.database.tables import COLUMNS, EVALUATION_COLUMNS, schema
+from storage.errors import StorageError
+from storage.home import Home
+
+_EXAMPLES = "_examples"
+"""Folder with a file of each kind and no rows: DuckDB refuses a view over no file at all."""
+
+_ENTRIES = "[!.]*"
+"""Entries of a folder but those being written, fetched or moved aside, whose names begin with a dot."""
+
+_log = logging.getLogger(__name__)
+
+_LIVE = ("iteration", "evaluation", "part")
+
+
+def refresh_catalogue(home: Home) -> None:
+    """Make the catalogue, unless it is there and its views are those of this home and version.
+
+    One that cannot be made is a warning: it serves people, and no run needs it.
+    """
+    views = list(_views(home))
+    examples = RunFolder(home.runs / _EXAMPLES)
+    marker, made = examples.path / "views.sql", "\n".join(views).encode()
+    try:
+        if home.database.exists() and marker.exists() and marker.read_bytes() == made:
+            return
+        # The lock: other processes may enter their first runs at the same moment.
+        with refusals(f"the catalogue {home.database}"), examples.locked():
+            _make_examples(home)
+            _make_catalogue(home.database, views)
+            marker.write_bytes(made)
+    except (StorageError, OSError) as error:
+        _log.warning("no queries by spotlight.duckdb until the next run begins: %s", error)
+
+
+def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
+    """Write the file elsewhere, and put it in its place once it is known to hold the views.
+
+    Raises:
+        StorageError: DuckDB cannot make the views, as the disk is full or a file of rows is damaged.
+    """
+    with tempfile.TemporaryDirectory(
+        dir=catalogue.parent, prefix=".making-", ignore_cleanup_errors=True
+    ) as folder:
+        made = Path(folder) / catalogue.name
+        try:
+            with duckdb.connect(str(made)) as connection:
+                for view in views:
+                    connection.execute(f"CREATE VIEW {view}")
+                connection.execute("CHECKPOINT")
+            # On a full disk, closing reports nothing and leaves an empty file.
+            with duckdb.connect(str(made), read_only=True) as connection:
+                found = connection.execute(
+                    "SELECT count(*) FROM duckdb_views() WHERE NOT internal"
+                ).fetchone()
+        except duckdb.Error as error:
+            raise StorageError(
+                f"cannot make the catalogue {catalogue}: {error}; free disk space, and look for damaged "
+                "files with `spotlight doctor`"
+            ) from error
+        if found != (len(views),):
+            raise StorageError(f"cannot write the catalogue {catalogue}: views are missing; free disk space")
+        made.chmod(0o600)
+        # A program that was killed with the old file open leaves one, which would not fit the new file.
+        catalogue.with_name(f"{catalogue.name}.wal").unlink(missing_ok=True)
+        made.replace(catalogue)
+
+
+def _views(home: Home) -> Iterator[str]:
+    """Return the views, each as what follows `CREATE VIEW`."""
+    runs, evaluations = f"{globbed(home.runs)}/{_ENTRIES}", f"{globbed(home.evaluations)}/{_ENTRIES}"
+    yield (
+        "covered_folders AS SELECT parse_dirpath(parse_dirpath(filename)) || '/' || unnest(covers) AS path "
+        f"FROM read_json('{runs}/part-*/{PART_FILE}', columns = {{covers: 'VARCHAR[]'}}, filename = true)"
+    )
+    for table, columns in COLUMNS.items():
+        live = [f"{runs}/{kind}-*/{table}.parquet" for kind in _LIVE]
+        rows = select_rows(live, columns, uncovered=True)
+        if table in KEPT_OF_DISCARDED:
+            gone = select_rows([f"{runs}/discarded-*/{table}.parquet"], columns, True, uncovered=True)
+            rows = f"{rows} UNION ALL BY NAME {gone}"
+        yield f"{table} AS {PROMPTS.format(rows=f'({rows})') if table == 'prompts' else rows}"
+    yield f"costs AS {COSTS}"
+    for table, columns in EVALUATION_COLUMNS.items():
+        yield f"{table} AS {select_rows([f'{evaluations}/{table}.parquet'], columns)}"
+    yield _described("runs", f"{runs}/{RUN_FILE}", "run_id")
+    yield _described("separate_evaluations", f"{evaluations}/{EVALUATION_FILE}", "evaluation_id")
+    yield _described("reproductions", f"{globbed(home.reproductions)}/{_ENTRIES}.json", "reproduction_id")
+    run_id = "url_decode(parse_filename(parse_dirpath(filename))) AS run_id"
+    yield (
+        f"events AS SELECT {run_id}, row_number() OVER (PARTITION BY filename) AS event_id, * "
+        f"EXCLUDE (filename) FROM read_json('{runs}/{EVENTS_FILE}', format = 'newline_delimited', "
+        "ignore_errors = true, filename = true, "
+        "columns = {happened_at: 'DOUBLE', kind: 'VARCHAR', message: 'VARCHAR'}) WHERE kind IS NOT NULL"
+    )
+    notes = f"read_json('{runs}/{NOTES_FILE}', filename = true, columns = {{"
+    yield (
+        f"run_notes AS SELECT {run_id}, unnest(notes) FROM {notes}notes: 'STRUCT(tags VARCHAR, note VARCHAR, "
+        "archived BOOLEAN, changed_at DOUBLE)'}) WHERE notes.tags IS NOT NULL"
+    )
+    yield (
+        f"run_links AS SELECT run_id, link.key AS place, link.value.address AS address, "
+        f"link.value.noted_at AS noted_at FROM (SELECT {run_id}, unnest(map_entries(links)) AS link FROM "
+        f"{notes}links: 'MAP(VARCHAR, STRUCT(address VARCHAR, noted_at DOUBLE))'}}))"
+    )
+
+
+def _described(table: str, files: str, key: str) -> str:
+    columns = ", ".join(f"{name}: '{kind}'" for name, kind in DESCRIBED[table].items())
+    return f"{table} AS SELECT * FROM read_json('{files}', columns = {{{columns}}}) WHERE {key} IS NOT NULL"
+
+
+def _make_examples(home: Home) -> None:
+    examples, evaluation = home.runs / _EXAMPLES, home.evaluations / _EXAMPLES
+    for folder in (*(f"{kind}-000000" for kind in _LIVE), "discarded-0000-iteration-000000"):
+        _make_tables(examples / folder, COLUMNS)
+    _make_tables(evaluation, EVALUATION_COLUMNS)
+    home.reproductions.mkdir(exist_ok=True)
+    _make_json(examples / "part-000000" / PART_FILE, {"covers": []})
+    described = (examples / NOTES_FILE, examples / RUN_FILE, evaluation / EVALUATION_FILE)
+    for file in (*described, home.reproductions / f"{_EXAMPLES}.json"):
+        _make_json(file, {})
+    (examples / EVENTS_FILE).touch()
+
+
+def _make_tables(folder: Path, tables: Iterable[str]) -> None:
+    """Write files of no rows, but those that are there and whole: a program may have them open."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        file = folder / f"{table}.parquet"
+        if not is_whole(file):
+            writing = file.with_name(f".writing-{file.name}")
+            pq.ParquetWriter(writing, schema(table)).close()
+            writing.replace(file)
+
+
+def _make_json(file: Path, values: Mapping[str, Any]) -> None:
+    if not file.exists():
+        write_json(file, values)

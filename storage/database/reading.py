@@ -1,0 +1,317 @@
+"""SQL over what runs have recorded: DuckDB in memory, with a view a table over the runs' files.
+
+There is no lock: files of rows never change, and what counts is listed once for a connection, so that all its
+queries see the same moment. A view is made when a query first names its table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from storage.database.run_folder import Listing, RunFolder, is_whole, read_json
+from storage.database.tables import COLUMNS, EVALUATION_COLUMNS
+from storage.errors import StorageError
+from storage.home import Home
+
+# One thread more is a thread started at each open, and our tables are small. The extensions are off because
+# a machine without a network would wait for them.
+_SETTINGS = {"threads": 1, "autoinstall_known_extensions": False, "autoload_known_extensions": False}
+
+_SQL_TYPES = {
+    pa.int32(): "INTEGER", pa.int64(): "BIGINT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN",
+    pa.string(): "VARCHAR", pa.binary(): "BLOB",
+}  # fmt: skip
+
+DESCRIBED: Mapping[str, Mapping[str, str]] = {
+    "runs": {
+        "run_id": "VARCHAR", "name": "VARCHAR", "status": "VARCHAR", "created_at": "DOUBLE",
+        "ended_at": "DOUBLE", "host": "VARCHAR", "pid": "BIGINT", "process_started_at": "DOUBLE",
+        "config": "VARCHAR", "environment": "VARCHAR", "summary": "VARCHAR", "error": "VARCHAR",
+    },
+    "run_notes": {
+        "run_id": "VARCHAR", "tags": "VARCHAR", "note": "VARCHAR", "archived": "BOOLEAN",
+        "changed_at": "DOUBLE",
+    },
+    "run_links": {"run_id": "VARCHAR", "place": "VARCHAR", "address": "VARCHAR", "noted_at": "DOUBLE"},
+    "events": {
+        "run_id": "VARCHAR", "event_id": "BIGINT", "happened_at": "DOUBLE", "kind": "VARCHAR",
+        "message": "VARCHAR",
+    },
+    "separate_evaluations": {
+        "evaluation_id": "VARCHAR", "run_id": "VARCHAR", "iteration": "INTEGER", "policy_version": "INTEGER",
+        "started_at": "DOUBLE", "ended_at": "DOUBLE", "score": "DOUBLE", "exact": "DOUBLE",
+        "images": "BIGINT", "folder": "VARCHAR", "config": "VARCHAR", "environment": "VARCHAR",
+    },
+    "reproductions": {
+        "reproduction_id": "VARCHAR", "series": "VARCHAR", "how": "VARCHAR", "reference": "VARCHAR",
+        "run_id": "VARCHAR", "started_at": "DOUBLE", "ended_at": "DOUBLE", "verdict": "VARCHAR",
+        "message": "VARCHAR", "score_was": "DOUBLE", "score_is": "DOUBLE", "difference": "DOUBLE",
+        "low": "DOUBLE", "high": "DOUBLE", "differences": "VARCHAR",
+    },
+}  # fmt: skip
+"""Tables that are read from JSON files, with their columns; nested values are JSON text."""
+
+EVALUATION_FILE = "evaluation.json"
+"""Facts of an evaluation by `spotlight evaluate`, in its folder."""
+
+COSTS = """
+    SELECT run_id, phase, iteration, state, market, sum(ended_at - started_at) AS device_s,
+        sum((ended_at - started_at) * usd_per_hour / 3600) AS usd
+    FROM worker_states GROUP BY ALL
+"""
+"""What the device states of a phase add up to."""
+
+PROMPTS = "SELECT run_id, purpose, prompt_id, any_value(prompt) AS prompt FROM {rows} GROUP BY ALL"
+
+_NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED, "costs"]) + r")\b")
+
+
+class RecordConnection:
+    """Answers SQL queries over the tables of some runs, as they were when it was opened.
+
+    Args:
+        home: whose runs.
+        run_ids: the runs; None for all.
+
+    Attributes:
+        damaged: files that could not be read, and whose rows are therefore missing.
+    """
+
+    def __init__(self, home: Home, run_ids: Sequence[str] | None) -> None:
+        self._home = home
+        self._run_ids = run_ids
+        self._made: set[str] = set()
+        self.damaged: list[Path] = []
+        self._folders = _run_folders(home, run_ids)
+        self._listings: list[Listing] | None = None
+        self._connection = duckdb.connect(":memory:", config=_SETTINGS)
+        _hide_progress(self._connection)
+        plain = str(home.path).replace("'", "''")
+        self._connection.execute(f"SET allowed_directories = ['{plain}', '{globbed(home.path)}']")
+        self._connection.execute("SET enable_external_access = false")
+
+    def execute(
+        self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
+    ) -> duckdb.DuckDBPyConnection:
+        """Answer a query; its result is read as from DuckDB's own connection.
+
+        Args:
+            query: SQL; tables and columns as docs/storage.md lists them.
+            values: of its parameters.
+
+        Raises:
+            StorageError: DuckDB refuses the query.
+        """
+        try:
+            return self._answer(query, values)
+        except duckdb.Error:
+            # A folder may have been discarded or compacted since it was listed, or a file is damaged.
+            self._list_again(query)
+        try:
+            return self._answer(query, values)
+        except duckdb.Error as error:
+            raise StorageError(f"DuckDB refused a query over {self._home.path}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._connection.close()
+
+    def _answer(self, query: str, values: Any) -> duckdb.DuckDBPyConnection:
+        for table in dict.fromkeys(_NAMES.findall(query)):
+            self._make(table)
+        # Of its own for each query: a result that was not read to its end would hold up the next one.
+        cursor = self._connection.cursor()
+        # Whole before it is read: in a stream, a damaged file would be noticed too late to leave it out.
+        cursor.execute(f"CREATE TEMP TABLE answer AS {query}", values)
+        return cursor.execute("FROM answer")
+
+    def _make(self, table: str) -> None:
+        """Make the view of a table, unless it is there."""
+        if table in self._made:
+            return
+        self._made.add(table)
+        if table == "costs":
+            self._make("worker_states")
+            select = COSTS
+        elif table in DESCRIBED:
+            select, values = _described(self._home, table, self._folders)
+            self._connection.execute(f"CREATE OR REPLACE TABLE {table} AS {select}", values)
+            return
+        else:
+            select = self._rows(table)
+        self._connection.execute(f"CREATE OR REPLACE VIEW {table} AS {select}")
+
+    def _rows(self, table: str) -> str:
+        columns = {**COLUMNS, **EVALUATION_COLUMNS}[table]
+        empty = ", ".join(f"NULL::{_SQL_TYPES[kind]} AS {name}" for name, kind in columns.items())
+        selects = [f"SELECT {empty} WHERE false"]  # gives columns that older files lack
+        for discarded in (False, True):
+            files = [globbed(path) for path in self._files(table, discarded) if path not in self.damaged]
+            if files:
+                selects.append(select_rows(files, columns, discarded))
+        rows = " UNION ALL BY NAME ".join(selects)
+        return PROMPTS.format(rows=f"({rows})") if table == "prompts" else rows
+
+    def _files(self, table: str, discarded: bool) -> list[Path]:
+        if table in COLUMNS:
+            return [path for listing in self._listed() for path in listing.files(table, discarded=discarded)]
+        if discarded or table not in EVALUATION_COLUMNS:
+            return []
+        files = [folder / f"{table}.parquet" for folder in evaluation_folders(self._home)]
+        return [path for path in files if path.exists()]
+
+    def _listed(self) -> list[Listing]:
+        if self._listings is None:
+            self._listings = [folder.listing() for folder in self._folders]
+        return self._listings
+
+    def _list_again(self, query: str) -> None:
+        """List what counts now, and leave out files that cannot be read."""
+        tables = dict.fromkeys([*self._made, *_NAMES.findall(query), "worker_states"])  # `costs` reads these
+        self._made, self._listings = set(), None
+        self._folders = _run_folders(self._home, self._run_ids)
+        paths = [
+            path for table in tables for discarded in (False, True) for path in self._files(table, discarded)
+        ]
+        self.damaged = [path for path in paths if not is_whole(path)]
+
+
+class Records:
+    """What the runs of a home have recorded, for queries. Cheap to make; holds nothing open.
+
+    Args:
+        home: whose runs.
+    """
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    @contextmanager
+    def reading(self, *run_ids: str) -> Iterator[RecordConnection]:
+        """Open a connection to the tables of some runs, or of all; empty where nothing was recorded.
+
+        Args:
+            run_ids: the runs that queries ask for; naming them saves the reading of all others.
+
+        Raises:
+            StorageError: the home is of an earlier layout, or a query is refused.
+        """
+        self.home.refuse_earlier_layout()
+        connection = RecordConnection(self.home, run_ids or None)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
+    """Draw no progress bar: after two seconds it would land in the output, which ends with a line of JSON."""
+    # A notebook without ipywidgets has none, and DuckDB then refuses any change of the setting.
+    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
+        connection.execute("SET enable_progress_bar = false")
+
+
+def evaluation_folders(home: Home) -> list[Path]:
+    """Folders of the evaluations by `spotlight evaluate`, in alphabetical order."""
+    folder = home.evaluations
+    return (
+        sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+        if folder.is_dir()
+        else []
+    )
+
+
+def separate_evaluations(home: Home) -> list[dict[str, Any]]:
+    """Return the facts of each evaluation by `spotlight evaluate`, its images left out."""
+    return [read_json(folder / EVALUATION_FILE) for folder in evaluation_folders(home)]
+
+
+def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
+    named = home.run_ids() if run_ids is None else run_ids
+    folders = [RunFolder(home.run(run_id)) for run_id in named]
+    return [folder for folder in folders if folder.exists]
+
+
+def globbed(path: Path) -> str:
+    """Return a path as DuckDB's `read_...` functions take it, where `*`, `?` and `[` would be patterns."""
+    return re.sub(r"([*?[])", r"[\1]", str(path)).replace("'", "''")
+
+
+def select_rows(
+    files: Sequence[str],
+    columns: Mapping[str, pa.DataType],
+    discarded: bool = False,
+    uncovered: bool = False,
+) -> str:
+    """Return a select of the rows of files, those of discarded iterations as what they count for.
+
+    Args:
+        files: paths or patterns, as `globbed` writes them.
+        columns: of the table.
+        discarded: whether the rows are of discarded iterations.
+        uncovered: leave out what a part holds too, by the view `covered_folders`.
+    """
+    names = ", ".join(f"'{file}'" for file in files)
+    changed = {"phase": "'discarded' AS phase", "state": "'lost' AS state"} if discarded else {}
+    replaced = ", ".join(text for name, text in changed.items() if name in columns)
+    chosen = f"* {'EXCLUDE (filename) ' if uncovered else ''}{f'REPLACE ({replaced})' if replaced else ''}"
+    read = f"read_parquet([{names}], union_by_name = true{', filename = true' if uncovered else ''})"
+    where = " WHERE parse_dirpath(filename) NOT IN (FROM covered_folders)" if uncovered else ""
+    return f"SELECT {chosen} FROM {read}{where}"
+
+
+def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:
+    """Return a select of the rows of a table of JSON files, and its parameters: a list a column."""
+    rows = _DESCRIBERS[table](home, folders)
+    columns = DESCRIBED[table]
+    # Whole columns: a row at a time is a hundred times slower. Not Arrow's arrays, which import pandas.
+    cells = ", ".join(f"unnest(?::{kind}[]) AS {name}" for name, kind in columns.items())
+    return f"SELECT {cells}", [[_cell(row.get(name), kind) for row in rows] for name, kind in columns.items()]
+
+
+def _cell(value: Any, kind: str) -> Any:
+    nested = kind == "VARCHAR" and value is not None and not isinstance(value, str)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if nested else value
+
+
+def _runs(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    return [folder.identity() for folder in folders]
+
+
+def _notes(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    noted = [(folder.run_id, folder.notes()) for folder in folders]
+    return [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
+
+
+def _links(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    return [
+        {"run_id": folder.run_id, "place": place, **link}
+        for folder in folders
+        for place, link in folder.notes().get("links", {}).items()
+    ]
+
+
+def _events(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    return [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
+
+
+def _evaluations(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    return separate_evaluations(home)
+
+
+def _reproductions(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
+
+
+_DESCRIBERS: Mapping[str, Callable[[Home, Sequence[RunFolder]], list[dict[str, Any]]]] = {
+    "runs": _runs, "run_notes": _notes, "run_links": _links, "events": _events,
+    "separate_evaluations": _evaluations, "reproductions": _reproductions,
+}  # fmt: skip

@@ -432,7 +432,8 @@ def is_whole(path: Path) -> bool:
     import pyarrow.parquet as pq
 
     try:
-        pq.read_table(path)
+        with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+            file.read()
     except (OSError, pa.ArrowException):
         return False
     return True

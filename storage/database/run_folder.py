@@ -203,7 +203,10 @@ class RunFolder:
             rows: of each table.
         """
         with self._refusals():
-            put_folder(self.path, f"{phase}-{number:06d}", rows)
+            # A resumed run writes the record of its checkpoint again, which a part may hold already.
+            parts = [_part(part) or {} for part in self.listing().parts if phase == "iteration"]
+            if max((part.get("last_iteration") or 0 for part in parts), default=0) < number:
+                put_folder(self.path, f"{phase}-{number:06d}", rows)
 
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; what their devices were paid for stays."""

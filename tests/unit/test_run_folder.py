@@ -121,3 +121,12 @@ def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):
     with store.records.reading("r") as connection:
         assert connection.execute("SELECT message FROM events").fetchall() == [("no file ?.png",)]
     assert store.run("r").error == "no file ?.png"
+
+
+def test_a_record_that_a_part_holds_is_not_written_beside_it(store: RunStore):
+    commit(store, 1, 4)
+    store.compact("r")
+    store.discard_after("r", 2)
+    commit(store, 2, 4)  # a resumed run begins with the record of its checkpoint
+    assert lives(store) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
+    assert paid(store) == {"iteration": 4.0, "discarded": 2.0}

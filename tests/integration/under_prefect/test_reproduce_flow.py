@@ -49,7 +49,7 @@ def test_the_same_run_again_is_identical(store: RunStore):
     assert said["verdict"] == "identical"
     assert said["differences"] == []
     assert said["difference"] == 0.0
-    row = reproduction_of(store.records, "again")
+    row = reproduction_of(store.home, "again")
     assert (row.verdict, row.reference, row.run_id) == ("identical", "was", "again")
     assert store.run("again").environment["preset"] == "smoke"
     assert row.score_was == row.score_is == pytest.approx(store.run("was").summary["score_after"])
@@ -61,7 +61,7 @@ def test_its_last_checkpoint_scored_again_from_a_file_is_identical(store: RunSto
     said = reproduce(ReproductionForm(reference=str(file), how="evaluate"), "scored")
     assert said["verdict"] == "identical"
     assert said["series"] == "was.json"
-    assert reproduction_of(store.records, "scored").run_id is None
+    assert reproduction_of(store.home, "scored").run_id is None
 
 
 def test_another_seed_and_another_prompt_are_a_drift_and_both_are_named(store: RunStore, prompts: Path):
@@ -73,7 +73,7 @@ def test_another_seed_and_another_prompt_are_a_drift_and_both_are_named(store: R
     finally:
         prompts.write_text(before)
     assert "configuration: seed was 0, is 1" in str(raised.value)
-    row = reproduction_of(store.records, "changed")
+    row = reproduction_of(store.home, "changed")
     assert row.verdict == "drifted"
     assert {"kind": "configuration", "what": "seed", "was": "0", "is": "1"} in row.differences
     assert any(one["what"].startswith("SHA-256 of ") for one in row.differences if one["kind"] == "result")
@@ -91,7 +91,7 @@ def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunSt
             reproduce(ReproductionForm(reference="was"), "without")
     finally:
         away.rename(prompts)
-    row = reproduction_of(store.records, "without")
+    row = reproduction_of(store.home, "without")
     assert (row.verdict, row.run_id) == ("failed", None)
     assert "train.txt" in row.message
     with store.records.reading() as connection:

@@ -87,7 +87,7 @@ def new_store(folder: str) -> RunStore:
     return store
 
 
-def drive(store: RunStore, first: int, last: int, done: Callable[[int], None]) -> None:
+def drive(store: RunStore, first: int, last: int, done: Callable[[int], object]) -> None:
     """Record iterations as a run does: with events, compactions, and one return to an earlier iteration."""
     for iteration in range(first, last + 1):
         store.commit_iteration(record(iteration, samples=16, drafts=16, devices=3))
@@ -131,7 +131,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
             os.close(reading)
             _fail_at(kind, at)
             try:
-                drive(store, 1, ITERATIONS, lambda i: os.write(writing, bytes([i])) and None)
+                drive(store, 1, ITERATIONS, lambda i: os.write(writing, bytes([i])))
             except BaseException:  # noqa: BLE001 - a full disk ends the process, whatever it raised
                 os._exit(1)
             os._exit(0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,7 +228,11 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
     # Rows of the same text are one prompt, as in `spotlight evaluate --compare`.
-    differences = (pairs["score_after"] - pairs["score_before"]).groupby(pairs["prompt"]).mean().tolist()
+    before_N, after_N = (np.asarray(pairs[name], dtype=float) for name in ("score_before", "score_after"))
+    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for prompt, difference in zip(pairs["prompt"], after_N - before_N, strict=True):
+        by_prompt[str(prompt)].append(float(difference))
+    differences = [statistics.fmean(of_prompt) for of_prompt in by_prompt.values()]
     found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
-    before, after = float(pairs["score_before"].mean()), float(pairs["score_after"].mean())
+    before, after = float(before_N.mean()), float(after_N.mean())
     return Change(after - before, (found.high - found.low) / 2, len(pairs), before, after)

@@ -204,8 +204,9 @@ class RunFolder:
         """
         with self._refusals():
             # A resumed run writes the record of its checkpoint again, which a part may hold already.
-            parts = [_part(part) or {} for part in self.listing().parts if phase == "iteration"]
-            if max((part.get("last_iteration") or 0 for part in parts), default=0) < number:
+            parts = self.listing().parts if phase == "iteration" else []
+            held = [(_part(part) or {}).get("last_iteration") for part in parts]
+            if number > max((last for last in held if last is not None), default=-1):
                 put_folder(self.path, f"{phase}-{number:06d}", rows)
 
     def discard_after(self, number: int) -> None:

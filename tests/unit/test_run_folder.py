@@ -14,6 +14,7 @@ from storage.database.run_folder import PART_FILE, RunFolder
 from storage.database.run_store import RunStore
 from storage.errors import StorageError
 from storage.home import Home
+from tests.sample_run import evaluation_record
 
 
 @pytest.fixture
@@ -130,3 +131,15 @@ def test_a_record_that_a_part_holds_is_not_written_beside_it(store: RunStore):
     commit(store, 2, 4)  # a resumed run begins with the record of its checkpoint
     assert lives(store) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
     assert paid(store) == {"iteration": 4.0, "discarded": 2.0}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_an_evaluation_is_written_whatever_parts_there_are(store: RunStore, compacted: bool):
+    commit(store, 1, 4)
+    if compacted:
+        store.compact("r")
+    for iteration in (0, 4):
+        store.commit_evaluation(evaluation_record("r", iteration, 0.0, images=2, gallery=0))
+    with store.records.reading("r") as connection:
+        rows = connection.execute("SELECT iteration FROM evaluations ORDER BY iteration").fetchall()
+    assert rows == [(0,), (4,)]

@@ -271,7 +271,7 @@ def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: flo
     disturbance = Disturbance(hosts, trial, cut_s)
     began_s = time.monotonic()
     process = hosts.start(_command(trial.name, ["--ray-address", hosts.address], settings), log)
-    hung = not _follow(process, hosts.head.home / "history" / trial.name, disturbance)
+    hung = not _follow(process, hosts.head.home / "runs" / trial.name / "history", disturbance)
     wall_s = time.monotonic() - began_s
     disturbance.end()
     if process.returncode:
@@ -290,9 +290,9 @@ def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: flo
 
 def gathered_history(hosts: RayHosts, run_id: str) -> Path:
     """The history of a run, with what its workers have left on their hosts, also on those without power."""
-    folder = hosts.head.home / "history" / run_id
+    folder = hosts.head.home / "runs" / run_id / "history"
     for host in hosts.all:
-        for life in () if host is hosts.head else lives(host.home / "history" / run_id):
+        for life in () if host is hosts.head else lives(host.home / "runs" / run_id / "history"):
             for file in life.glob("*.jsonl"):
                 shutil.copy(file, folder / life.name / f"{host.name}.{file.name}")
     return folder

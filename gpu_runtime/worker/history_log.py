@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from gpu_runtime.scheduling.requests import SampleRequest
 from storage.clock import Anchor, now, process_age_s, process_clock, process_start_s
@@ -30,7 +31,7 @@ class HistoryPlace:
     """Where the processes of a run's life write; the driver gives it to its workers and scorers.
 
     Attributes:
-        folder: of the life, on the driver's machine: HOME/history/RUN/LIFE.
+        folder: of the life, on the driver's machine: HOME/runs/RUN/history/LIFE.
         anchor: of the driver's clock.
     """
 
@@ -46,7 +47,7 @@ class HistoryPlace:
         folder = Path(self.folder)
         if folder.is_dir():
             return folder
-        own = Home.from_environment().history(folder.parent.name) / folder.name
+        own = Home.from_environment().history(unquote(folder.parents[1].name)) / folder.name
         try:
             own.mkdir(parents=True, exist_ok=True)
         except OSError as error:

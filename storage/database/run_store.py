@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import os
 import socket
 import uuid
 from collections.abc import Mapping
@@ -314,7 +315,12 @@ class RunStore:
 
 def bare_folders(home: Home) -> str:
     """Return what is wrong with folders of runs that do not say what the run was; empty where none is so."""
-    bare = [run_id for run_id in home.run_ids() if not RunFolder(home.run(run_id)).exists]
+    # A host that only has workers of a run holds the history that they write, and no run.
+    bare = [
+        run_id
+        for run_id in home.run_ids()
+        if not RunFolder(home.run(run_id)).exists and os.listdir(home.run(run_id)) != ["history"]
+    ]
     if not bare:
         return ""
     return (

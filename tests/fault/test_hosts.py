@@ -134,7 +134,7 @@ time.sleep(3600)
 
 def newest_line_s(host: Host, run_id: str) -> float:
     """The time that the newest line of a run's history on a host has."""
-    return max(line.at for line in read_history(host.home / "history" / run_id))
+    return max(line.at for line in read_history(host.home / "runs" / run_id / "history"))
 
 
 @pytest.mark.slow

@@ -143,9 +143,14 @@ def test_a_process_on_a_machine_without_the_driver_s_home_writes_into_that_machi
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "here"))
-    place = HistoryPlace(str(tmp_path / "driver" / "history" / "r" / "0002"), Anchor("another machine", 0.0))
+    place = HistoryPlace(
+        str(tmp_path / "driver" / "runs" / "r" / "history" / "0002"), Anchor("another machine", 0.0)
+    )
     log = HistoryLog.beside(place, "spot-0")
     log.note("step", lease=1)
-    assert log.path is not None and log.path.parent == tmp_path / "here" / "history" / "r" / "0002"
+    assert log.path is not None and log.path.parent == tmp_path / "here" / "runs" / "r" / "history" / "0002"
     assert not (tmp_path / "driver").exists()
-    assert [line.event for line in read_history(tmp_path / "here" / "history" / "r")] == ["process", "step"]
+    assert [line.event for line in read_history(tmp_path / "here" / "runs" / "r" / "history")] == [
+        "process",
+        "step",
+    ]

@@ -220,7 +220,8 @@ def test_scripts_choose_between_a_new_run_and_one_to_go_on_with(tmp_path: Path):
         return subprocess.run(arguments, env=environment, capture_output=True, text=True, check=True).stdout
 
     assert said() == "train --run-id mine --ray-address auto --preset smoke\n"
-    (tmp_path / "checkpoints" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "run.json").touch()
     assert said() == "resume mine --ray-address auto --take-over\n"
 
 

@@ -126,6 +126,7 @@ def write_sample_run(
             now += EVALUATION_S
     if status == "finished":
         store.set_status(run_id, "finished")
+        store.compact(run_id)
 
 
 def _skill(iteration: int) -> float:

@@ -71,7 +71,7 @@ class Run:
         score = 0.5 if iteration else 0.25
         images = [
             EvaluationImage(
-                place, "p", 0, score, False, "", None,
+                place, f"p{place}", 0, score, False, "", None,
                 figures={"truth_distance": distance * (1 + place / 100)},
             )
             for place in range(16)

@@ -110,7 +110,7 @@ class CheckpointStore:
             saving.mkdir()
             for name, content in files.items():
                 _write_durably(saving / name, content)
-            _sync_folder(saving)
+            sync_folder(saving)
             self._put_in_place(saving, final)
             self._prune(iteration)
         except OSError as error:
@@ -135,7 +135,7 @@ class CheckpointStore:
             writing.unlink(missing_ok=True)
             _write_durably(writing, str(iteration).encode())
             writing.replace(self.folder / _PINNED)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
         except OSError as error:
             raise CheckpointError(
                 f"cannot pin checkpoint {iteration} in {self.folder}: {error}; free disk space or fix the "
@@ -242,7 +242,7 @@ class CheckpointStore:
             self._delete(replaced)
             final.rename(replaced)
         saving.rename(final)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
         self._delete(replaced)
 
     def _prune(self, newest: int) -> None:
@@ -394,7 +394,7 @@ def _write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Force a folder's entries (names, not contents) to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from storage.checkpoints import sync_folder
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class RunFolder:
                 folder.path.rename(target)
                 for name in given_up:
                     (target / name).unlink(missing_ok=True)
-            _sync_folder(self.path)
+            sync_folder(self.path)
 
     def compact(self, before: int | None = None, at_least: int = COMPACTED_AT) -> None:
         """Write the rows of many folders into one part, where there are enough of them.
@@ -418,7 +419,7 @@ def put_folder(
             os.fsync(file.fileno())
     for file_name, values in (facts or {}).items():
         write_json(saving / file_name, values)
-    _sync_folder(saving)
+    sync_folder(saving)
     if final.exists():  # no rename onto a full folder
         replaced = parent / f"{_ASIDE}{name}"
         shutil.rmtree(replaced, ignore_errors=True)
@@ -427,7 +428,7 @@ def put_folder(
         _delete_folder(replaced)
     else:
         saving.rename(final)
-    _sync_folder(parent)
+    sync_folder(parent)
 
 
 def is_whole(path: Path) -> bool:
@@ -590,12 +591,4 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     writing.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

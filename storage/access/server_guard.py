@@ -34,7 +34,7 @@ class ServerGuard:
         self._further = frozenset(name.lower() for name in names)
         self._open = not ipaddress.IPv4Address(host).is_loopback
         machine = {socket.gethostname().lower(), socket.getfqdn().lower()} if self._open else set()
-        self._names = {"127.0.0.1", "localhost", "::1", *machine, *self._further}
+        self._names = {host, "127.0.0.1", "localhost", "::1", *machine, *self._further}
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         """Pass on what is allowed; answer 403 to the rest."""

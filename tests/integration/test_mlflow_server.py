@@ -162,7 +162,7 @@ def test_what_a_server_that_stays_away_lacks_is_named_at_the_end(server: MlflowS
     assert len(troubles) == 2
     lacking = "the figures of iterations 2 to 3, the images after iteration 3, the run's end"
     assert f"lacks {lacking}" in troubles[1]
-    assert troubles[1].endswith("; all figures are in the home's database")
+    assert troubles[1].endswith("; all figures are in the run's record")
 
 
 def history_or_none(server: MlflowServer, run_id: str) -> list[tuple[int, float]] | None:

@@ -200,7 +200,7 @@ def test_finish_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     released.set()
     assert troubles == [
         "MLflow did not take everything within 0.05 s and lacks the figures of iterations 1 to 2, the run's "
-        "end; all figures are in the home's database"
+        "end; all figures are in the run's record"
     ]
 
 

@@ -74,5 +74,5 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path):
 def test_a_disk_that_refuses_is_said(tmp_path: Path):
     prompt = PromptRecord(0, "a")
     (tmp_path / "00000").touch()
-    with pytest.raises(StorageError, match="the scores are in the database all the same"):
+    with pytest.raises(StorageError, match="the scores are in the record all the same"):
         write_images(tmp_path, [sample(prompt, 0)], [prompt])

@@ -26,9 +26,9 @@ from storage.errors import ConfigurationError, SpotlightError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from storage.database.reading import RecordConnection
-    from storage.database.run_store import RunRow
     from storage.home import Home
+    from storage.record.reading import RecordConnection
+    from storage.record.run_store import RunRow
 
 __all__ = [
     "Evaluation", "Result", "Run", "SpotlightError",
@@ -123,21 +123,21 @@ class Run:
 
         Times are in seconds (`ended_at` since 1970); metrics are, for example, `reward_mean`, `loss`, `kl`.
         """
-        from storage.database.queries.runs import metric_curves
+        from storage.record.queries.runs import metric_curves
 
         return self._read(metric_curves)
 
     @property
     def scores(self) -> pd.DataFrame:
         """One row a held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
-        from storage.database.queries.runs import score_curve
+        from storage.record.queries.runs import score_curve
 
         return self._read(score_curve)
 
     @property
     def samples(self) -> pd.DataFrame:
         """One row a rolled-out sample: its prompt and seed, `score`, `advantage`, the `worker`, ..."""
-        from storage.database.queries.runs import rolled_out_samples
+        from storage.record.queries.runs import rolled_out_samples
 
         return self._read(rolled_out_samples)
 
@@ -147,7 +147,7 @@ class Run:
 
         Empty for a run that did not explore.
         """
-        from storage.database.queries.seeds import drafted_seeds
+        from storage.record.queries.seeds import drafted_seeds
 
         return self._read(drafted_seeds)
 
@@ -164,12 +164,12 @@ class Run:
 
     @property
     def _row(self) -> RunRow:
-        from storage.database.run_store import RunStore
+        from storage.record.run_store import RunStore
 
         return RunStore(self._home).run(self.run_id)
 
     def _read(self, query: Callable[[RecordConnection, str], _T]) -> _T:
-        from storage.database.reading import Records
+        from storage.record.reading import Records
 
         with Records(self._home).reading(self.run_id) as connection:
             return query(connection, self.run_id)
@@ -286,9 +286,9 @@ def runs() -> pd.DataFrame:
     Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (seconds since 1970), `iterations`,
     `score_before`, `score_now`, `exact_before`, `exact_now`, `usd`.
     """
-    from storage.database.queries.runs import run_overview
-    from storage.database.run_store import RunStore
     from storage.home import Home
+    from storage.record.queries.runs import run_overview
+    from storage.record.run_store import RunStore
 
     store = RunStore(Home.from_environment())
     store.reconcile()
@@ -303,8 +303,8 @@ def load_run(run_id: str) -> Run:
     Raises:
         RunNotFoundError: there is no such run; the message names near ones.
     """
-    from storage.database.run_store import RunStore
     from storage.home import Home
+    from storage.record.run_store import RunStore
 
     home = Home.from_environment()
     return Run(RunStore(home).run(run_id).run_id, home)

@@ -9,7 +9,7 @@ import sys
 
 import flows.cli.command_line as command_line
 import flows.progress as progress
-from storage.database.records import IterationRecord
+from storage.record.records import IterationRecord
 
 
 class AnnouncingReporter(progress.Reporter):

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import httpx
 import psutil
 
-from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.running_up import ROOT, free_ports, wait_until
 
 _SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")

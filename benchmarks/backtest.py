@@ -47,10 +47,10 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
-from storage.database.queries.workload import iteration_work, losses_at_work, start_times
-from storage.database.run_store import RunStore
 from storage.environment import environment
 from storage.home import Home
+from storage.record.queries.workload import iteration_work, losses_at_work, start_times
+from storage.record.run_store import RunStore
 from tasks.recorded_profile import quantity_of, recorded_profile
 
 _FULL, _SHORT = 10, 4

@@ -17,9 +17,9 @@ from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import RunNotFoundError, RuntimeFailure
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.chaos.replayed_trace import TracePlan, replayed
 
 _BUSY_FOR_S = 2.0

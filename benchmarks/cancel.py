@@ -26,11 +26,11 @@ import psutil
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.worker.history_tail import HistoryTail
 from storage.checkpoints import CheckpointStore
-from storage.database.run_store import RunRow, RunStore
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from storage.record.run_store import RunRow, RunStore
 from tests.running_up import RunningUp, running_up, wait_until
 
 PHASES = ("rollout", "start", "reward", "train", "explore", "commit")

@@ -45,8 +45,8 @@ from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.records import StateInterval
 from storage.environment import environment
+from storage.record.records import StateInterval
 
 _DEVICES = 4
 _SETTINGS = (

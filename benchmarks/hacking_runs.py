@@ -13,11 +13,11 @@ from benchmarks.unguarded import unguarded
 from flows.disturbed_run import start
 from flows.progress import reporter
 from storage.config.loading import load_config
-from storage.database.queries.quality import figure_means, paired_figures
-from storage.database.run_store import RunStore
 from storage.errors import RunNotFoundError, RuntimeFailure
 from storage.evaluations.quality import JUDGE, PART, quality_verdict
 from storage.home import Home
+from storage.record.queries.quality import figure_means, paired_figures
+from storage.record.run_store import RunStore
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from storage.database.records import Market
 from storage.errors import CapacityError
+from storage.record.records import Market
 
 Result = TypeVar("Result")
 WorkerT = TypeVar("WorkerT")

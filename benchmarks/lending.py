@@ -32,8 +32,8 @@ from examples.lending_server import Lender, LendingServer, Loan
 from gpu_runtime.runtime import Runtime
 from storage.clock import now
 from storage.config.loading import load_config
-from storage.database.records import StateInterval
 from storage.environment import environment
+from storage.record.records import StateInterval
 
 LOAD = DiurnalLoad(day_s=60.0, least=0.6, most=3.6, service_s=0.02)
 TERMS = ServingTerms(

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from benchmarks.report import add_keep_option, finish
 from storage.config.loading import load_config
-from storage.database.reading import Records
 from storage.home import Home
+from storage.record.reading import Records
 
 _ONE_DEVICE = (
     "runtime.spot_workers=0",

@@ -31,8 +31,8 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
-from storage.database.reading import Records
 from storage.home import Home
+from storage.record.reading import Records
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
              "evaluation.every=0", "evaluation.prompts=1", "evaluation.images_per_prompt=1")  # fmt: skip

@@ -14,7 +14,7 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.sample_chunk import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.database.records import Market
+from storage.record.records import Market
 
 STEP_S = 0.5
 """Seconds of a denoising step of a batch."""

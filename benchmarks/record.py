@@ -32,16 +32,16 @@ import duckdb
 
 from benchmarks.report import add_keep_option, finish, nearest_rank
 from storage.config.run_config import RunConfig
-from storage.database.records import (
+from storage.home import Home
+from storage.record.records import (
     CandidateRecord,
     IterationRecord,
     PaidTime,
     SampleRecord,
     StateInterval,
 )
-from storage.database.run_folder import EVENTS_FILE
-from storage.database.run_store import RunStore
-from storage.home import Home
+from storage.record.run_folder import EVENTS_FILE
+from storage.record.run_store import RunStore
 
 RUN = "r"
 ITERATIONS = 12

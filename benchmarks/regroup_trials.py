@@ -22,7 +22,7 @@ from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.history_tail import HistoryTail
-from storage.database.records import StateInterval
+from storage.record.records import StateInterval
 
 HANG_S = 10.0
 """A group without a step for so long after a kill counts as a hang."""

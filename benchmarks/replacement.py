@@ -39,8 +39,8 @@ from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_hist
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.clock import now
 from storage.config.loading import load_config
-from storage.database.records import StandbyTime
 from storage.environment import environment
+from storage.record.records import StandbyTime
 
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=2",

@@ -30,8 +30,8 @@ import psutil
 from benchmarks.report import add_keep_option, finish
 from flows.server.local_server import SERVER_MODULE
 from storage.checkpoints import CheckpointStore
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 ITERATIONS = 4
 _SETTINGS = (

@@ -21,7 +21,7 @@ from gpu_runtime.scheduling.work_items import WorkItem
 from gpu_runtime.simulator.fleet import FleetPlan, SimulatedDevice, SimulatedFleet
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
-from storage.database.records import Market
+from storage.record.records import Market
 
 _NEVER = 2**62
 _ROLLOUT = RequestKind.ROLLOUT

@@ -30,11 +30,11 @@ from benchmarks.report import add_keep_option, finish
 from flows.cli.chaos import chaos
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.reading import Records
-from storage.database.results import run_result
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
 from storage.prompts.of_a_run import held_out_prompts
+from storage.record.reading import Records
+from storage.record.results import run_result
 from tasks.chaos.replayed_trace import GENERATED, plan_trace, time_in_phases_s
 
 _SETTINGS = ("algorithm.prompts_per_iteration=8", "evaluation.every=0", "checkpoint.every=5",

@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from storage.config.run_config import RunConfig
-from storage.database.records import (
+from storage.record.records import (
     CandidateRecord,
     DeviceEvent,
     DeviceState,
@@ -30,7 +30,7 @@ from storage.database.records import (
     SampleRecord,
     StateInterval,
 )
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 
 LARGE_RUN = "large"

@@ -24,9 +24,9 @@ from gpu_runtime.worker.sample_chunk import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
 from storage.prompts.of_a_run import load_run_prompts
+from storage.record.records import DeviceState
 
 STEP_S = (0.4, 0.4, 0.8, 1.2)
 """Seconds of a denoising step of a batch, a worker each: far more than the model takes for it."""

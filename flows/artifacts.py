@@ -24,8 +24,8 @@ from prefect.utilities.urls import url_for
 import flows.progress as progress
 from flows.progress import Reporter
 from flows.run_identity import is_made_up
-from storage.database.records import IterationRecord
 from storage.home import Home, dashboard_page
+from storage.record.records import IterationRecord
 from storage.tracking.addresses import LOCAL_SERVER, experiments_page, serve_command
 
 

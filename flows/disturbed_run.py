@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from flows.progress import reporter
 from flows.server.children import launch
 from flows.server.note import living_server
-from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
 from storage.processes import python_command
+from storage.record.run_store import RunStore
 from tasks.chaos.faults import Done, Fault, FaultInjector, inject, left_of, simulated_notices
 
 if TYPE_CHECKING:  # it imports Ray

@@ -32,13 +32,13 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.database.results import evaluated_iterations, run_result
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.prompts.of_a_run import held_out_in_words
+from storage.record.results import evaluated_iterations, run_result
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunRow, RunStore, check_resumable
 from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up

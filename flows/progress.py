@@ -13,9 +13,9 @@ from rich.table import Column
 from rich.text import Text
 
 from flows import terminal
-from storage.database.records import EvaluationRecord, IterationRecord
-from storage.database.results import too_short
 from storage.ledger.modelled import MODELLED
+from storage.record.records import EvaluationRecord, IterationRecord
+from storage.record.results import too_short
 
 _SPEED_PERIOD_S = 7 * 86_400.0
 """Of iterations that the time left is told by: rich's own 30 s may hold none."""
@@ -106,7 +106,7 @@ class Reporter:
         )
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """What a finished run has come to: the figures of `storage.database.results` in words."""
+        """What a finished run has come to: the figures of `storage.record.results` in words."""
         if result["score_before"] is not None:
             self.note(
                 f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}, exact matches "

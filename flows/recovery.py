@@ -8,8 +8,8 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id
 from storage.checkpoint_mirror import fetch_from_mirror
 from storage.config.run_config import MIRROR_VARIABLE
-from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
+from storage.record.run_store import RunRow, RunStore
 
 
 def run_to_resume(home: Home, run_id: str) -> RunRow:

@@ -15,11 +15,11 @@ from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
-from storage.database.run_store import RunStore
 from storage.errors import DriftError, SpotlightError
 from storage.evaluations.references import Reference, reference_of
 from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.reproduction.comparison import compare
 from tasks.reproduction.scored_again import evaluate_again
 

@@ -9,11 +9,11 @@ from flows.deployed.forms import ReproductionForm
 from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
-from storage.database.run_store import RunStore
 from storage.environment import PRESET
 from storage.errors import ConfigurationError
 from storage.evaluations.references import Reference, read_reference, reference_of
 from storage.evaluations.reproductions import reference_run_of
+from storage.record.run_store import RunStore
 from tasks.checks.quick_checks import with_read_options
 from tasks.prices import with_prices
 

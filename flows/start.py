@@ -21,7 +21,6 @@ from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, check_resumable, refuse_simulated
 from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
@@ -34,6 +33,7 @@ from storage.home import Home
 from storage.new_folder import claim_folder
 from storage.prompts.files import load_prompts
 from storage.quick_imports import quick_imports
+from storage.record.run_store import RunStore, check_resumable, refuse_simulated
 from storage.run_log import RunLog
 
 
@@ -56,7 +56,7 @@ def train(
         ray_address: a running Ray cluster; None leaves what the settings say.
 
     Returns:
-        The run's result, as `storage.database.results.run_result` has it.
+        The run's result, as `storage.record.results.run_result` has it.
 
     Raises:
         SpotlightError: what was refused before the start, or ended the run.

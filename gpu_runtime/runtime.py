@@ -35,7 +35,9 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsV
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
-from storage.database.records import (
+from storage.prompts.files import PromptRecord
+from storage.prompts.of_a_run import compared_prompts, load_run_prompts
+from storage.record.records import (
     DeviceEvent,
     GroupRecord,
     PaidTime,
@@ -43,8 +45,6 @@ from storage.database.records import (
     StateInterval,
     StepTimeRecord,
 )
-from storage.prompts.files import PromptRecord
-from storage.prompts.of_a_run import compared_prompts, load_run_prompts
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from storage.checkpoints import KEPT, MANIFEST, CheckpointStore
-from storage.database.run_folder import (
+from storage.errors import CheckpointError, StorageError
+from storage.home import Home
+from storage.record.run_folder import (
     EVENTS_FILE,
     NOTES_FILE,
     PART_FILE,
@@ -27,8 +29,6 @@ from storage.database.run_folder import (
     is_row_folder,
     read_json,
 )
-from storage.errors import CheckpointError, StorageError
-from storage.home import Home
 
 _FOLDER, _PINNED, _CHECKPOINTS = "iteration-", "pinned", "checkpoints"
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from storage.database.run_store import RunRow
+from storage.record.run_store import RunRow
 
 
 def model_card(
@@ -23,7 +23,7 @@ def model_card(
 
     Args:
         row: the run.
-        result: of `storage.database.results.run_result`.
+        result: of `storage.record.results.run_result`.
         iteration: after which the weights were saved.
         evaluated: iteration of the run's last evaluation; None before the first.
         objective: the method's name.

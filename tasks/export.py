@@ -15,12 +15,12 @@ from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.results import evaluated_iterations, run_result
-from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.model_card import model_card
 from storage.new_folder import claim_folder
+from storage.record.results import evaluated_iterations, run_result
+from storage.record.run_store import RunStore, refuse_simulated
 
 if TYPE_CHECKING:
     from gpu_runtime.learning.weights import WeightState

@@ -11,9 +11,9 @@ from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, Lear
 from gpu_runtime.simulator.comparison.policies import Arm
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from storage.record.run_store import RunStore, refuse_simulated
 
 CURVES = PRESETS / "curves"
 """Folder of the learning curves that the project carries."""
@@ -69,7 +69,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
         ConfigurationError: they learned from different things, or one has no two evaluations or trains on
             its drafts, or none is without exploration.
     """
-    from storage.database.queries.runs import score_curve  # pandas
+    from storage.record.queries.runs import score_curve  # pandas
 
     store = RunStore(home)
     if len(set(run_ids)) < len(run_ids):

@@ -15,9 +15,9 @@ from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
-from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunStore, refuse_simulated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,8 +121,8 @@ def quantity_of(values: Sequence[float], source: str) -> Quantity:
 
 def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
     """Add what a run recorded to what was found."""
-    from storage.database.queries.devices import degree_times  # pandas
-    from storage.database.queries.workload import (
+    from storage.record.queries.devices import degree_times  # pandas
+    from storage.record.queries.workload import (
         changes_of_state,
         degree_work,
         evaluation_work,

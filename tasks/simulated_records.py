@@ -17,10 +17,10 @@ from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.clock import now
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
-from storage.database.results import run_result
-from storage.database.run_store import RunStore
 from storage.environment import SIMULATED, environment
+from storage.record.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
+from storage.record.results import run_result
+from storage.record.run_store import RunStore
 
 _STRATEGIES = {
     DraftTiming.NEVER: "plain",

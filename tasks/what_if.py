@@ -39,9 +39,9 @@ from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.gpu_profile import gpu_profile, is_gpu_result
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words

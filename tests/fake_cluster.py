@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import HostUsage, WorkerReady
-from storage.database.records import Market
 from storage.errors import WorkerLostError
+from storage.record.records import Market
 
 R = TypeVar("R")
 WorkerT = TypeVar("WorkerT")

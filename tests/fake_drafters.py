@@ -22,9 +22,9 @@ from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import ImageScorer, Worker
 from gpu_runtime.worker.sample_chunk import SampleChunk
-from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
+from storage.record.records import DeviceState
 from tests.tiny_run import tiny_config
 
 R = TypeVar("R")

@@ -18,8 +18,8 @@ from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
-from storage.database.records import DeviceState
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
+from storage.record.records import DeviceState
 
 R = TypeVar("R")
 

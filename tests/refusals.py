@@ -38,10 +38,10 @@ import typer.main
 
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.records import RunStatus
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.records import RunStatus
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 from tests.tampering import make_earlier_home
 
 LIST = Path(__file__).with_name("bad_inputs.jsonl")

@@ -7,7 +7,7 @@ import random
 import time
 
 from storage.config.run_config import RunConfig
-from storage.database.records import (
+from storage.record.records import (
     DeviceState,
     EvaluationImage,
     EvaluationRecord,
@@ -17,7 +17,7 @@ from storage.database.records import (
     SampleRecord,
     StateInterval,
 )
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 from tests.sample_pictures import png
 from tests.sample_seeds import explored, mark_as_exploring

@@ -11,9 +11,9 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
-from storage.database.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
-from storage.database.run_store import RunStore
 from storage.environment import DRAFT_TIMING
+from storage.record.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
+from storage.record.run_store import RunStore
 from tests.sample_pictures import png
 from tests.tampering import set_run
 

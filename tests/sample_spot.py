@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from storage.database.records import DeviceEvent, IterationRecord, StateInterval
-from storage.database.run_store import RunStore
+from storage.record.records import DeviceEvent, IterationRecord, StateInterval
+from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, paid_for
 
 EXPLORE_S = 6.0

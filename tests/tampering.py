@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 
 
 def set_run(store: RunStore, run_id: str, **values: Any) -> None:

@@ -18,8 +18,8 @@ from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.clock import process_clock
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceState
 from storage.errors import RuntimeFailure, WorkerLostError
+from storage.record.records import DeviceState
 
 R = TypeVar("R")
 

@@ -27,8 +27,8 @@ from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.protocol import Worker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.records import StateInterval
 from storage.errors import WorkerLostError
+from storage.record.records import StateInterval
 
 _SETTINGS = (
     "exploration.strategy=off_policy", "exploration.stop_with_training=false", "reward.scorer=ocr",

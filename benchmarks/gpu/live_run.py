@@ -22,7 +22,7 @@ from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.runtime import Runtime
 from storage.config.run_config import RunConfig
-from storage.database.records import StateInterval
+from storage.record.records import StateInterval
 
 
 @dataclass

@@ -12,9 +12,9 @@ from rich.text import Text
 
 from flows.terminal import console
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, bare_folders
 from storage.errors import SpotlightError, StorageError
 from storage.home import Home
+from storage.record.run_store import RunStore, bare_folders
 
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0

@@ -14,12 +14,12 @@ from rich.table import Table
 
 from flows.terminal import console
 from storage.config.loading import list_presets
-from storage.database.results import results_so_far
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunRow, RunStore, bare_folders
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.modelled import MODELLED, is_modelled
+from storage.record.results import results_so_far
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunRow, RunStore, bare_folders
 
 _LEAST_WIDTH = 60
 """Of a description; on a narrower terminal the terminal breaks the lines."""

@@ -121,7 +121,7 @@ def reproduce(
 def _look_at_reference(home: Home, form: ReproductionForm, again: str) -> None:
     """Refuse what cannot be done again before a server starts; the flow looks once more."""
     from flows.reproduction_inputs import config_again, find_reference
-    from storage.database.run_store import RunStore
+    from storage.record.run_store import RunStore
 
     store = RunStore(home)
     if any(row.run_id == again for row in store.runs()):
@@ -150,8 +150,8 @@ def _form(
 
 
 def _write(home: Home, run_id: str, file: Path) -> None:
-    from storage.database.run_store import RunStore
     from storage.evaluations.references import reference_of, write_reference
+    from storage.record.run_store import RunStore
 
     if not run_id:
         raise ConfigurationError("--write needs a run: spotlight reproduce RUN --write FILE.json")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from storage.database.run_store import RunStore
 from storage.home import Home
 from storage.new_folder import writable_file
+from storage.record.run_store import RunStore
 from tasks.report import report_process
 
 

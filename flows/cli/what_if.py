@@ -19,10 +19,10 @@ from flows.cli.settings import preset_names, setting_names
 from flows.configuration import given_configuration
 from flows.run_identity import new_run_id
 from flows.terminal import console
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
+from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports pandas
     from tasks.what_if import PolicyAnswer, Profile, Spread, WhatIf

@@ -29,9 +29,9 @@ from flows.process.cancellation import gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
 from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunStore
 from storage.run_log import RunLog
 
 

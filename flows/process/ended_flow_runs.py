@@ -10,9 +10,9 @@ from uuid import UUID
 
 import httpx
 
-from storage.database.run_store import RunRow, RunStore, run_is_alive
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.run_store import RunRow, RunStore, run_is_alive
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter

@@ -120,9 +120,9 @@ def main() -> None:
         return
     # Only now: while it waits, this process takes no more memory than an empty interpreter.
     from flows.process.lost_head import lost_head
-    from storage.database.run_store import RunStore
     from storage.errors import SpotlightError
     from storage.home import Home
+    from storage.record.run_store import RunStore
 
     lost = None if ended else lost_head(address, run_id)
     reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"

@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any, NoReturn
 
 from flows.progress import reporter
-from storage.database.run_store import RunStore
 from storage.errors import RunNotFoundError, ServerError, SpotlightError
+from storage.record.run_store import RunStore
 
 _HAND_OVER_S = 10.0
 """For a server that answers, milliseconds do."""

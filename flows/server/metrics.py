@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
 from storage.access.server_guard import ServerGuard
-from storage.database.queries.live_figures import LiveRun, live_runs
-from storage.database.reading import Records
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
+from storage.record.queries.live_figures import LiveRun, live_runs
+from storage.record.reading import Records
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32

@@ -19,8 +19,8 @@ from gpu_runtime.cluster.local_worker import Answer, Surroundings
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.shared_values import SharedValue
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
 from storage.errors import CapacityError, ConfigurationError, WorkerLostError
+from storage.record.records import Market
 
 _END_S = 30.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from storage.database.records import Market
+from storage.record.records import Market
 
 WorkerT = TypeVar("WorkerT")
 WorkerT_co = TypeVar("WorkerT_co", covariant=True)

@@ -10,8 +10,8 @@ from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
-from storage.database.records import Market
 from storage.errors import RuntimeFailure
+from storage.record.records import Market
 
 
 @dataclass

@@ -15,8 +15,8 @@ from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.sample_chunk import SampleChunk
-from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
+from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
 """Lets scorers judge images while devices go on; one score an image."""

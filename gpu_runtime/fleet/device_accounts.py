@@ -14,7 +14,7 @@ from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.clock import now, process_clock
 from storage.config.price import PriceConfig
-from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
+from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
 
 
 class DeviceAccounts:

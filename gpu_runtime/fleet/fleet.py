@@ -33,8 +33,8 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceEventKind, DeviceState
 from storage.errors import WorkerLostError
+from storage.record.records import DeviceEventKind, DeviceState
 
 if TYPE_CHECKING:
     from gpu_runtime.sequence_parallel.control_store import ControlStore

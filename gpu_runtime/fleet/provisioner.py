@@ -20,8 +20,8 @@ from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from gpu_runtime.worker.training_membership import TrainingMembership
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceEventKind, Market
 from storage.errors import RuntimeFailure, WorkerLostError
+from storage.record.records import DeviceEventKind, Market
 
 _COUNT_EVERY_S = 1.0
 """Seconds between two looks at what devices the cluster has."""

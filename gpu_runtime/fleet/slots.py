@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from storage.config.runtime import AUTO, RuntimeConfig
-from storage.database.records import Market
 from storage.errors import ConfigurationError
+from storage.record.records import Market
 
 _MOST_PAUSE = 32
 """Phases at most between two starts of a worker that ends while it loads, again and again."""

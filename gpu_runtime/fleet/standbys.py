@@ -18,8 +18,8 @@ from gpu_runtime.worker.build import device_worker
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, Worker
 from storage.config.run_config import RunConfig
-from storage.database.records import Market, StandbyEnd, StandbyTime
 from storage.errors import SpotlightError
+from storage.record.records import Market, StandbyEnd, StandbyTime
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceState
+from storage.record.records import DeviceState
 
 _REMEMBERED = 5
 """Iterations whose training says how long the next one's takes."""

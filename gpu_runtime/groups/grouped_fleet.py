@@ -23,8 +23,8 @@ from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
 from storage.clock import now
-from storage.database.records import DeviceState, GroupRecord
 from storage.errors import RuntimeFailure, WorkerLostError
+from storage.record.records import DeviceState, GroupRecord
 
 _ANSWER_SHARE = 0.25
 """A member of a group that is called off answers within milliseconds, or when its own computation comes to

@@ -13,7 +13,7 @@ from gpu_runtime.groups.step_times import RequestClass, StepTimeTable
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
-from storage.database.records import StepTimeRecord
+from storage.record.records import StepTimeRecord
 
 
 class MeasuredSharing(Sharing):

@@ -14,8 +14,8 @@ from gpu_runtime.groups.layout import large_first
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.config.run_config import RunConfig
-from storage.database.records import GroupRecord
 from storage.errors import ConfigurationError, WorkerLostError
+from storage.record.records import GroupRecord
 
 
 class Sharing:

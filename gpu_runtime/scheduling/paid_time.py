@@ -7,7 +7,7 @@ fail: the ledger does (`storage/ledger/worker_accounts.py`).
 
 from __future__ import annotations
 
-from storage.database.records import Market, PaidTime
+from storage.record.records import Market, PaidTime
 
 
 class PaidMeter:

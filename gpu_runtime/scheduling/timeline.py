@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.database.records import DeviceState, Market, StateInterval
+from storage.record.records import DeviceState, Market, StateInterval
 
 
 @dataclass

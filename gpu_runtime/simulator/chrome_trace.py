@@ -13,7 +13,7 @@ from typing import Any
 
 from gpu_runtime.simulator.run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from storage.database.records import Market
+from storage.record.records import Market
 
 _TICKS_PER_US = TICKS_PER_S // 1_000_000
 _RUN = 1

@@ -8,7 +8,7 @@ from typing import Protocol
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.scheduling.work_items import Lease
 from gpu_runtime.simulator.virtual_time import Event
-from storage.database.records import Market
+from storage.record.records import Market
 
 
 @dataclass(slots=True, eq=False)

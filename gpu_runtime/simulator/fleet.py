@@ -16,8 +16,8 @@ from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, Servin
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
-from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 from storage.errors import ConfigurationError
+from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 
 FleetDecision = Literal["cheapest", "astraflow"]
 

@@ -23,8 +23,8 @@ from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop
-from storage.database.records import DeviceState, Market
 from storage.errors import SchedulingError
+from storage.record.records import DeviceState, Market
 
 _ONE_KIND: frozenset[Market] = frozenset({"reserved"})
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
-from storage.database.records import Market
+from storage.record.records import Market
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from gpu_runtime.simulator.streamed_training import fed_groups, judged_groups, t
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceState, Market
 from storage.prompts.of_a_run import held_out_prompts
+from storage.record.records import DeviceState, Market
 
 _NEVER = 2**62
 """Ticks; no lease expires here, since no simulated device hangs."""

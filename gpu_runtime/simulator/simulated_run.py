@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from storage.database.records import DeviceEvent, DeviceState, Market, StateInterval
+from storage.record.records import DeviceEvent, DeviceState, Market, StateInterval
 
 SimulatedPhase = Literal["draft", "rollout", "reward", "train", "driver", "evaluate"]
 LedgerPhase = Literal["iteration", "evaluation"]

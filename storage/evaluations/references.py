@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
+from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 _FORMAT = 1

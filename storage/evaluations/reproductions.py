@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from storage.database.reading import RecordConnection, Records
-from storage.database.run_folder import refusals, write_json
 from storage.errors import RunNotFoundError
 from storage.home import Home
+from storage.record.reading import RecordConnection, Records
+from storage.record.run_folder import refusals, write_json
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,11 +11,11 @@ from typing import Any
 
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.reading import EVALUATION_FILE, Records, separate_evaluations
-from storage.database.run_folder import RunFolder, put_folder, refusals
-from storage.database.tables import columns_of, figure_columns, tables_of
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
+from storage.record.reading import EVALUATION_FILE, Records, separate_evaluations
+from storage.record.run_folder import RunFolder, put_folder, refusals
+from storage.record.tables import columns_of, figure_columns, tables_of
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 from storage.config.runtime import AUTO, FIXED_CAPACITY
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the runtime imports the name of the figure, and opens no database
-    from storage.database.reading import RecordConnection
+    from storage.record.reading import RecordConnection
 
 JUDGE_USD = "cost_judge_usd"
 """Name of the figure, of an iteration and of a held-out image."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storage.database.reading import RecordConnection
 from storage.ledger.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
 from storage.ledger.judge_costs import judge_usd
 from storage.ledger.standby_accounts import StandbyAccount, standby_accounts
 from storage.ledger.worker_accounts import WorkerAccount, worker_accounts
+from storage.record.reading import RecordConnection
 
 MOST_UNACCOUNTED = 0.001
 """Share of the paid time by which the states may differ from it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 _MEASURED = "(SELECT DISTINCT phase, iteration FROM paid_time WHERE run_id = $run)"
 

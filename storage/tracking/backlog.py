@@ -17,11 +17,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from storage.clock import now
-from storage.database.reading import Records
-from storage.database.run_notes import NoteStore
-from storage.database.run_status import activity_of, run_is_alive, shown_status
-from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
+from storage.record.reading import Records
+from storage.record.run_notes import NoteStore
+from storage.record.run_status import activity_of, run_is_alive, shown_status
+from storage.record.run_store import RunRow, RunStore
 from storage.tracking.figures import recorded_figures
 from storage.tracking.mlflow_run import MlflowRun, flat_settings, tags_of
 

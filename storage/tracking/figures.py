@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.database.every_time import EVERY_TIME
-from storage.database.reading import RecordConnection
 from storage.ledger.judge_costs import JUDGE_USD
+from storage.record.every_time import EVERY_TIME
+from storage.record.reading import RecordConnection
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 
 ITERATION_FIGURE = "reward_mean"

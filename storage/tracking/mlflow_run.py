@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.database.records import RunStatus
 from storage.environment import PRESET
+from storage.record.records import RunStatus
 from storage.tracking.addresses import RUN_TAG, run_page
 from storage.tracking.mlflow_tables import provide_tables
 from storage.tracking.names import mlflow_name, plain

@@ -22,9 +22,9 @@ from tempfile import TemporaryDirectory
 
 from storage.clock import now
 from storage.config.run_config import RunConfig
-from storage.database.records import RunStatus
 from storage.errors import SpotlightError, shortened
 from storage.home import Home
+from storage.record.records import RunStatus
 from storage.text import one_line
 from storage.tracking.backlog import Backlog
 from storage.tracking.mlflow_run import MlflowRun, failures, flat_settings, is_silence, tags_of

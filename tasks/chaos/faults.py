@@ -23,11 +23,11 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
-from storage.database.reading import Records
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 GRACES_S = (3.0, 5.0, 8.0)

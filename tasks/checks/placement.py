@@ -19,8 +19,8 @@ from gpu_runtime.fleet.slots import worker_counts
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.loading import device_of, outline_model
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
 from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
+from storage.record.records import Market
 
 _ANSWER_S = 120.0
 """Seconds that a host may take to say what it has: a process is started there, and imports torch."""

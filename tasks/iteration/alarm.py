@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.database.queries.quality import paired_figures
-from storage.database.results import evaluated_iterations
 from storage.errors import HackingError
 from storage.evaluations.quality import QualityVerdict, quality_verdict
+from storage.record.queries.quality import paired_figures
+from storage.record.results import evaluated_iterations
 from tasks.iteration.session import Session
 
 

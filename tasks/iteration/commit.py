@@ -18,7 +18,9 @@ from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
-from storage.database.records import (
+from storage.evaluations.quality import mean_figures
+from storage.ledger.judge_costs import JUDGE_USD
+from storage.record.records import (
     EvaluationImage,
     EvaluationRecord,
     IterationRecord,
@@ -26,8 +28,6 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
-from storage.evaluations.quality import mean_figures
-from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.figures import evaluation_figures, iteration_figures
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session

@@ -14,8 +14,8 @@ from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
-from storage.database.records import CandidateRecord, SampleImage
-from storage.database.results import held_out_scores
+from storage.record.records import CandidateRecord, SampleImage
+from storage.record.results import held_out_scores
 from tasks.iteration.session import Session
 
 GALLERY_PROMPTS = 2

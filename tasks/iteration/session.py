@@ -21,14 +21,14 @@ from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.records import IterationRecord, RunStatus, record_from_json
-from storage.database.results import last_recorded_at, paid_usd
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
 from storage.environment import DEVICES
 from storage.errors import CheckpointError, ClusterLostError, StorageError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home, dashboard_page
+from storage.record.records import IterationRecord, RunStatus, record_from_json
+from storage.record.results import last_recorded_at, paid_usd
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from storage.run_log import RunLog
 from storage.tracking.tracker import FLUSH_WAIT_S, Tracker
 from tasks.report import report_file

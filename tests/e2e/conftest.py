@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.browser import NewPage, chromium
 from tests.sample_run import write_sample_run
 

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.browser import (
     NewPage,
     await_plots,

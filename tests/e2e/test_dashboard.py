@@ -12,9 +12,9 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
 from storage.home import DASHBOARD_URL_VARIABLE
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from storage.run_log import RunLog
 from tests.answering import answering
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences

@@ -13,8 +13,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from tests.dashboard_page import UI, opened_page, page_file
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored, mark_as_exploring

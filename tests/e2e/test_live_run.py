@@ -12,7 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 from storage.run_log import RunLog
 from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.browser import Dashboard, NewPage, dashboard, find_chromium, free_port
 from tests.identity_provider import IdentityProvider, identity_provider
 from tests.sample_login import LOGIN, write_login

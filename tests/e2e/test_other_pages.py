@@ -12,9 +12,9 @@ from streamlit.testing.v1 import AppTest
 
 from flows.progress import Reporter
 from storage.config.run_config import RunConfig
-from storage.database.results import run_result
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
+from storage.record.results import run_result
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from storage.database.run_store import RunStore
 from storage.evaluations.reproductions import write_reproduction
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.browser import NewPage, dashboard, find_chromium, open_page, overprinted, photograph
 from tests.e2e.test_evaluations_page import evaluate
 from tests.e2e.test_reproducibility_page import done

@@ -15,8 +15,8 @@ from playwright.sync_api import Page, expect
 
 from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.password import home_password
-from storage.database.run_store import RunStore
 from storage.ledger.ledger import read_ledger
+from storage.record.run_store import RunStore
 from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp, wait_until

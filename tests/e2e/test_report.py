@@ -11,8 +11,8 @@ import pypdfium2 as pdfium
 import pytest
 from playwright.sync_api import Page
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.browser import ROOT, NewPage, find_chromium, overprinted, save_picture
 from ui.report.report import write_report
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from storage.database.run_store import RunStore
 from storage.evaluations.reproductions import Reproduction, write_reproduction
+from storage.record.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file
 
 PAGE = page_file("reproducibility")

@@ -16,8 +16,8 @@ import streamlit as st
 from flows.deployed import deployments
 from flows.deployed.forms import TrainingForm
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
+from storage.record.run_store import RunStore
 from storage.run_log import Activity, RunLog, read_activity
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import write_sample_run

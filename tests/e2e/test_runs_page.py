@@ -10,8 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_notes import NoteStore, RunNotes
-from storage.database.run_store import RunStore
+from storage.record.run_notes import NoteStore, RunNotes
+from storage.record.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
 from ui.pages.runs import data

@@ -14,10 +14,10 @@ from streamlit.testing.v1 import AppTest
 
 from flows.progress import Reporter
 from storage.config.run_config import RunConfig
-from storage.database.reading import Records
-from storage.database.results import run_result
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.reading import Records
+from storage.record.results import run_result
+from storage.record.run_store import RunStore
 from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring

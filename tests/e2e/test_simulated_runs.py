@@ -13,13 +13,13 @@ from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from storage.database.queries.comparisons import runs_of_other_seeds
-from storage.database.queries.live_figures import live_runs
-from storage.database.records import EvaluationRecord
-from storage.database.run_store import RunStore, check_resumable
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
+from storage.record.queries.comparisons import runs_of_other_seeds
+from storage.record.queries.live_figures import live_runs
+from storage.record.records import EvaluationRecord
+from storage.record.run_store import RunStore, check_resumable
 from tasks.export import export_run
 from tasks.recorded_curves import recorded_curves
 from tasks.recorded_profile import recorded_profile

@@ -11,9 +11,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.database.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
+from storage.record.run_store import RunStore
 from tests.dashboard_page import figures, page_file, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run

@@ -13,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
 from flows.cli.command_line import app
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RuntimeFailure
+from storage.record.run_store import RunStore
 from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
 from tests.sample_run import write_sample_run
 from ui.pages.what_if import question as asking

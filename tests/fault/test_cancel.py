@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from flows.server.local_server import LocalServer
-from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
+from storage.record.run_store import RunRow, RunStore
 from tests.running_up import client_of, wait_until
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.killed_run import served
 
 SETTINGS = (

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 8
@@ -24,7 +24,7 @@ WRITER = f"""
 import sys
 from pathlib import Path
 from storage.home import Home
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record
 store = RunStore(Home(Path(sys.argv[1])))
 iteration = int(sys.argv[2])
@@ -38,10 +38,10 @@ while True:
 READER = """
 import json, sys, threading, time
 from pathlib import Path
-from storage.database.queries import runs as queries
+from storage.record.queries import runs as queries
 from storage.errors import StorageError
 from storage.home import Home
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 store = RunStore(Home(Path(sys.argv[1])))
 over = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()

@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.resume import start, state_of
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.local_ray_instances import local_ray_instances
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.xdist_group("killed")]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.resume import Kill, disturb, state_of
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, served, undisturbed_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # three whole runs

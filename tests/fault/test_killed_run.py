@@ -22,8 +22,8 @@ import pytest
 from benchmarks.resume import Kill, disturb, find, start, state_of
 from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, lines_until
 from tests.own_servers import running_s3
 from tests.tampering import damage, row_files

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from flows.process.run_guard import RunGuard
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 home = Home(Path(sys.argv[1]))
 store = RunStore(home)
 store.create_run("r", RunConfig(), {}, os.getpid())

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from flows.server.local_server import LocalServer
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.killed_run import lines_until
 
 pytestmark = pytest.mark.slow

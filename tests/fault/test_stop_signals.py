@@ -14,8 +14,8 @@ import pytest
 
 from flows.server.local_server import LocalServer
 from storage.checkpoints import CheckpointStore
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.running_up import client_of
 from tests.terminal import CTRL_C, Terminal
 

@@ -16,9 +16,9 @@ import duckdb
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.catalogue import refresh_catalogue
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.catalogue import refresh_catalogue
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 
 

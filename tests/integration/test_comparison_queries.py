@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries import comparisons as comparison_queries
-from storage.database.queries import images as image_queries
-from storage.database.queries import seeds as seed_queries
-from storage.database.records import IterationRecord, StateInterval
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.queries import comparisons as comparison_queries
+from storage.record.queries import images as image_queries
+from storage.record.queries import seeds as seed_queries
+from storage.record.records import IterationRecord, StateInterval
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
 

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.attack import Target, attack, attack_dashboard
 from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
-from storage.database.run_store import RunStore
 from storage.evaluations.references import reference_of
 from storage.ledger.ledger import read_ledger
+from storage.record.run_store import RunStore
 from tasks.reproduction.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others

@@ -10,10 +10,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from storage.database.queries import comparisons
-from storage.database.run_store import RunStore
 from storage.evaluations.quality import JUDGE, PART
 from storage.home import Home
+from storage.record.queries import comparisons
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from ui.charts.cost import cost_chart
 from ui.charts.layout import Axis, Measure

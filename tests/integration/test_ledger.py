@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries import devices as device_queries
-from storage.database.records import (
+from storage.home import Home
+from storage.ledger.device_starts import UnjoinedDevice
+from storage.ledger.ledger import Ledger, Spent, WorkerAccount, read_ledger
+from storage.ledger.standby_accounts import StandbyAccount
+from storage.record.queries import devices as device_queries
+from storage.record.records import (
     DeviceEvent,
     DeviceEventKind,
     DeviceState,
@@ -21,12 +25,8 @@ from storage.database.records import (
     StandbyTime,
     StateInterval,
 )
-from storage.database.results import run_result
-from storage.database.run_store import RunStore
-from storage.home import Home
-from storage.ledger.device_starts import UnjoinedDevice
-from storage.ledger.ledger import Ledger, Spent, WorkerAccount, read_ledger
-from storage.ledger.standby_accounts import StandbyAccount
+from storage.record.results import run_result
+from storage.record.run_store import RunStore
 from tests.sample_run import paid_for, write_sample_run
 
 

@@ -17,8 +17,8 @@ from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
 from storage.errors import RuntimeFailure, WorkerLostError
+from storage.record.records import Market
 from tests.local_ray_instances import local_ray_instances
 
 LIMIT_S = 600.0

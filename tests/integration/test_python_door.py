@@ -9,8 +9,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.document_code import python_of
 from tests.sample_run import write_sample_run
 

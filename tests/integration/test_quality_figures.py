@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries.quality import figure_means, paired_figures
-from storage.database.records import EvaluationImage, EvaluationRecord
-from storage.database.results import held_out_scores, run_result
-from storage.database.run_store import RunStore
 from storage.evaluations.quality import quality_verdict
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.queries.quality import figure_means, paired_figures
+from storage.record.records import EvaluationImage, EvaluationRecord
+from storage.record.results import held_out_scores, run_result
+from storage.record.run_store import RunStore
 from storage.tracking.figures import recorded_figures
 from ui.data.quality import read_quality
 from ui.data.run import read_run

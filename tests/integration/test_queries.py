@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries import runs as queries
-from storage.database.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.queries import runs as queries
+from storage.record.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_notes import NoteStore, RunNotes
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
+from storage.record.run_notes import NoteStore, RunNotes
+from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record
 
 

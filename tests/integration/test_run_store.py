@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.records import IterationRecord
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore, bare_folders
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
+from storage.record.records import IterationRecord
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore, bare_folders
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
 TABLES = (
@@ -191,7 +191,7 @@ class TestResuming:
         store.set_status("r", "failed", "boom")
         program = (
             "import os, sys\nfrom pathlib import Path\nfrom storage.errors import ConfigurationError\n"
-            "from storage.home import Home\nfrom storage.database.run_store import RunStore\n"
+            "from storage.home import Home\nfrom storage.record.run_store import RunStore\n"
             "store = RunStore(Home(Path(sys.argv[1])))\nprint('ready', flush=True)\ninput()\n"
             "try:\n    store.resume_run('r', os.getpid())\n    print('won', flush=True)\n"
             "except ConfigurationError:\n    print('lost', flush=True)\ninput()"

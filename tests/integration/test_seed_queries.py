@@ -14,9 +14,11 @@ import pandas as pd
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries import runs as queries
-from storage.database.queries import seeds as seed_queries
-from storage.database.records import (
+from storage.errors import StorageError
+from storage.home import Home
+from storage.record.queries import runs as queries
+from storage.record.queries import seeds as seed_queries
+from storage.record.records import (
     CandidateRecord,
     DeviceEvent,
     GroupRecord,
@@ -27,9 +29,7 @@ from storage.database.records import (
     record_from_json,
     record_to_json,
 )
-from storage.database.run_store import RunStore
-from storage.errors import StorageError
-from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
 

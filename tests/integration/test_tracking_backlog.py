@@ -14,11 +14,11 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from storage.config.run_config import RunConfig
-from storage.database.records import RunStatus
-from storage.database.run_folder import NOTES_FILE, RUN_FILE
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.records import RunStatus
+from storage.record.run_folder import NOTES_FILE, RUN_FILE
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from storage.tracking.mlflow_run import EXPERIMENT, RUN_TAG, MlflowRun
 from storage.tracking.tracker import Tracker
 from tests.running_up import wait_until

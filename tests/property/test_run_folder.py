@@ -16,11 +16,11 @@ from hypothesis import settings, strategies
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storage.config.run_config import RunConfig
-from storage.database.reading import Records
-from storage.database.records import IterationRecord, PaidTime, SampleRecord, StateInterval
-from storage.database.run_store import RunStore
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.reading import Records
+from storage.record.records import IterationRecord, PaidTime, SampleRecord, StateInterval
+from storage.record.run_store import RunStore
 
 
 class Killed(BaseException):

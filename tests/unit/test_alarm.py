@@ -13,11 +13,11 @@ import pytest
 import tasks.iteration.alarm as alarm
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.records import EvaluationImage, EvaluationRecord
-from storage.database.run_store import RunStore
 from storage.errors import HackingError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home
+from storage.record.records import EvaluationImage, EvaluationRecord
+from storage.record.run_store import RunStore
 from tasks.iteration.alarm import answer, take_up
 
 HACKED, SOUND = 0.2, 0.1

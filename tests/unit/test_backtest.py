@@ -28,8 +28,8 @@ from gpu_runtime.chaos.fault_injector import Done
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 from tasks.recorded_profile import recorded_profile
 from tests.sample_run import write_sample_run

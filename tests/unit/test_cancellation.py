@@ -18,8 +18,8 @@ from prefect.exceptions import TerminationSignal
 from flows.process.cancellation import ends_are_cancellations, signals_cancel
 from flows.process.stopping import Stopped
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.iteration.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]

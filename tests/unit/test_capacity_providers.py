@@ -21,8 +21,8 @@ from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_c
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
 from storage.errors import CapacityError, ConfigurationError
+from storage.record.records import Market
 
 LIMIT_S = 60.0
 

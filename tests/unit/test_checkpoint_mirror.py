@@ -24,10 +24,10 @@ from storage.checkpoint_mirror import (
 )
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.database.records import DeviceEvent
-from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
+from storage.record.records import DeviceEvent
+from storage.record.run_store import RunStore
 from tasks.iteration.session import Session, open_session
 from tests.odd_names import ODD_NAMES
 from tests.own_servers import running_s3

@@ -19,13 +19,13 @@ from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.results import paid_usd
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.results import paid_usd
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, make_earlier_home, row_files, set_run
 

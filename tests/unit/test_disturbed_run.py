@@ -18,9 +18,9 @@ from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 
 class Runs:

@@ -12,9 +12,9 @@ from flows.cli import doctor
 from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from storage.config.run_config import ModelConfig, RunConfig
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, row_files
 

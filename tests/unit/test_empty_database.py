@@ -16,9 +16,9 @@ from sqlalchemy import make_url
 from flows.server.process import server_environment
 from storage import empty_database
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.empty_database import provide_database
 from storage.home import Home
+from storage.record.run_store import RunStore
 from storage.tracking import mlflow_tables
 from storage.tracking.mlflow_run import MlflowRun
 from tests.odd_names import NO_HOME, ODD_NAMES

@@ -21,10 +21,10 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from storage.config.loading import load_config
 from storage.config.reward import RewardConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.prompts.files import PromptRecord
+from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
 from tests.sample_run import write_sample_run
 from tests.tiny_exploration import explore, make_config

@@ -16,9 +16,9 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import load_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError, RunNotFoundError
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.export import export_run
 from tests.pipeline_reference import (
     EXACT,

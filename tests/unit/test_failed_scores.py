@@ -23,13 +23,13 @@ from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.config.run_config import RunConfig
-from storage.database.results import run_result
-from storage.database.run_store import RunStore
 from storage.errors import RewardError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import difference_of
 from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.results import run_result
+from storage.record.run_store import RunStore
 from tasks.iteration.commit import iteration_record
 from tests.sample_run import evaluation_record
 from tests.sample_run import iteration_record as sample_iteration

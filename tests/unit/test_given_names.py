@@ -13,9 +13,9 @@ from flows import start
 from flows.deployed import deployments
 from flows.deployed.forms import EvaluationForm, ReproductionForm
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
 from gpu_runtime.scheduling.requests import RequestKind
-from storage.database.results import run_result
-from storage.database.run_store import RunStore
 from storage.home import Home
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.ledger.ledger import read_ledger
 from storage.prompts.files import PromptRecord
+from storage.record.results import run_result
+from storage.record.run_store import RunStore
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.tiny_run import request

@@ -10,9 +10,9 @@ import pytest
 
 from storage.config.loading import list_presets
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from tests.terminal import ROOT, Terminal
 

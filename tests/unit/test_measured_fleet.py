@@ -19,7 +19,7 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history
-from storage.database.records import GroupRecord
+from storage.record.records import GroupRecord
 from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeRendezvous, Script
 from tests.tiny_run import request, tiny_config
 from tests.unit.test_generation import BATCH, LEASE_S, SAMPLER, TRAINER, assert_all_there

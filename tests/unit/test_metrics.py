@@ -13,13 +13,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from flows.cli import command_line
 from flows.server.metrics import families, metrics_application, metrics_server
-from storage.database.queries.live_figures import live_runs
-from storage.database.reading import Records
-from storage.database.records import DeviceEvent, IterationRecord
-from storage.database.run_folder import RUN_FILE
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
+from storage.record.queries.live_figures import live_runs
+from storage.record.reading import Records
+from storage.record.records import DeviceEvent, IterationRecord
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,8 +13,8 @@ from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
 from storage.config.run_config import RunConfig
-from storage.database.records import EvaluationImage, EvaluationRecord, StateInterval
 from storage.prompts.files import PromptRecord
+from storage.record.records import EvaluationImage, EvaluationRecord, StateInterval
 from tasks.iteration.commit import evaluation_record, record_evaluation
 
 SCORES = [

@@ -12,8 +12,8 @@ import pytest
 
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.checkpoints import CheckpointStore
-from storage.database.run_store import RunStore
 from storage.home import Home, close_to_others, is_open_to_others
+from storage.record.run_store import RunStore
 from tests.private_files import open_to_others
 from tests.sample_run import write_sample_run
 

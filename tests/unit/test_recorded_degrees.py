@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.records import GroupRecord, StepTimeRecord
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.records import GroupRecord, StepTimeRecord
+from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 from tasks.recorded_profile import recorded_profile
 from tests.sample_run import _DEVICES, evaluation_record, iteration_record

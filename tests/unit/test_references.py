@@ -10,7 +10,6 @@ import pytest
 
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.evaluations.references import read_reference, reference_of, write_reference
 from storage.evaluations.reproductions import (
@@ -21,6 +20,7 @@ from storage.evaluations.reproductions import (
     write_reproduction,
 )
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 
 

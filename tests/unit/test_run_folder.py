@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.records import IterationRecord, PaidTime
-from storage.database.run_folder import PART_FILE, RunFolder
-from storage.database.run_store import RunStore
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.records import IterationRecord, PaidTime
+from storage.record.run_folder import PART_FILE, RunFolder
+from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record
 
 

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from flows.post_train import prices_of
 from storage.config.price import PriceConfig
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.prices import with_prices
 
 BOOK = """device,market,zone,usd_per_hour

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 
 BASE: dict[str, Any] = {"reward": {"scorer": "shapes"}, "prompts": {"evaluate": "builtin:shapes-evaluate"}}

@@ -14,9 +14,9 @@ import pytest
 
 from flows.server.loss import leave, result_without_server
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ServerError
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 GONE = httpx.ConnectError("Connection refused")
 

@@ -18,7 +18,7 @@ from benchmarks.serving_fleet import (
     serve_alone,
 )
 from examples.lending_server import Lender, LoadForecast, Loan
-from storage.database.records import StateInterval
+from storage.record.records import StateInterval
 
 TICK_S = 0.05
 UNTIL_S = LOAD.day_s

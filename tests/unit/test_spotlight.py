@@ -17,10 +17,10 @@ import pytest
 import spotlight
 from flows import start
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunCancelledError, RunNotFoundError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from storage.record.run_store import RunStore
 from tests.document_code import python_of
 from tests.sample_run import write_sample_run
 

@@ -30,9 +30,9 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.recorded_curves import CURVES, find_curves, recorded_curves
 from tasks.what_if import WhatIf, conclusions
 from tests.sample_run import evaluation_record

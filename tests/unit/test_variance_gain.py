@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from storage.database.results import VarianceGain, variance_gain
+from storage.record.results import VarianceGain, variance_gain
 
 
 def test_it_is_that_of_the_rollouts_where_they_were_measured():

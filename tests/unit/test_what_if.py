@@ -18,10 +18,10 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
-from storage.database.run_store import RunRow, RunStore
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_store import RunRow, RunStore
 from tasks.recorded_curves import CURVES
 from tasks.recorded_profile import _score_s, recorded_profile
 from tasks.what_if import PROFILES, find_profile

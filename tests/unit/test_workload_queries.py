@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.database.queries.workload import (
+from storage.home import Home
+from storage.record.queries.workload import (
     changes_of_state,
     evaluation_work,
     losses_at_work,
     opening_s,
     start_times,
 )
-from storage.database.reading import RecordConnection
-from storage.database.records import DeviceEvent, DeviceState, StateInterval
-from storage.database.run_store import RunStore
-from storage.home import Home
+from storage.record.reading import RecordConnection
+from storage.record.records import DeviceEvent, DeviceState, StateInterval
+from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 from tests.sample_run import evaluation_record, iteration_record
 

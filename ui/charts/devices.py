@@ -119,7 +119,7 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
     """Shares of a market's paid time by state, over the iterations.
 
     Args:
-        utilisation: as `storage.database.queries.devices.utilisation` gives it.
+        utilisation: as `storage.record.queries.devices.utilisation` gives it.
         market: `reserved` or `spot`.
     """
     own = utilisation.loc[utilisation["market"] == market]

@@ -12,7 +12,7 @@ MOST_INTERVALS = 3000
 
 @dataclass(frozen=True)
 class DeviceCourse:
-    """What the devices did in some iterations; see storage/database/queries/devices.py for the columns."""
+    """What the devices did in some iterations; see storage/record/queries/devices.py for the columns."""
 
     intervals: pd.DataFrame
     events: pd.DataFrame

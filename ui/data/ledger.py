@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.reading import Records
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
+from storage.record.reading import Records
 from ui.data.run import Newest, RunView
 
 

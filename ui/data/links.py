@@ -11,9 +11,9 @@ from urllib.parse import quote, urlsplit
 
 import streamlit as st
 
-from storage.database.run_notes import NoteStore
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
+from storage.record.run_notes import NoteStore
 from storage.tracking.addresses import (
     LOCAL_SERVER,
     experiments_page,

@@ -13,15 +13,15 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.database.queries import runs as queries
-from storage.database.reading import Records
-from storage.database.run_notes import NoteStore, RunNotes
-from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
-from storage.database.run_store import RunRow, RunStore
 from storage.environment import SIMULATED
 from storage.evaluations.intervals import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
+from storage.record.queries import runs as queries
+from storage.record.reading import Records
+from storage.record.run_notes import NoteStore, RunNotes
+from storage.record.run_status import LIVE, activity_of, shown_status, shown_statuses
+from storage.record.run_store import RunRow, RunStore
 from storage.run_log import Activity, read_activity
 
 CACHE_S = 2
@@ -65,10 +65,10 @@ class Newest(NamedTuple):
 
 @dataclass(frozen=True)
 class RunView:
-    """One run's frames; see storage/database/queries/runs.py for their columns.
+    """One run's frames; see storage/record/queries/runs.py for their columns.
 
     Attributes:
-        status: as `storage.database.run_status.shown_status` has it, like every page.
+        status: as `storage.record.run_status.shown_status` has it, like every page.
         change: None before there are two evaluations.
         notes: what a person noted about it.
         damaged: files that cannot be read, and whose rows are therefore missing.
@@ -173,9 +173,9 @@ class RunView:
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_overview(home: Path) -> pd.DataFrame:
-    """All runs, newest first, as `storage.database.queries.runs.run_overview` gives them.
+    """All runs, newest first, as `storage.record.queries.runs.run_overview` gives them.
 
-    Their status is the one that `storage.database.run_status.shown_status` tells.
+    Their status is the one that `storage.record.run_status.shown_status` tells.
     """
     with Records(Home(home)).reading() as connection:
         runs = queries.run_overview(connection)

@@ -49,7 +49,7 @@ def show_before_and_after(images: pd.DataFrame, sources: Mapping[int, str] | Non
     """Show the gallery as a grid of pairs.
 
     Args:
-        images: as `storage.database.queries.runs.images_before_after` gives it.
+        images: as `storage.record.queries.runs.images_before_after` gives it.
         sources: as `course_html` takes them.
     """
     if images.empty:
@@ -65,7 +65,7 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     """Show a prompt's best and worst sample side by side, a card for each iteration.
 
     Args:
-        images: as `storage.database.queries.seeds.best_and_worst` gives it, of one prompt.
+        images: as `storage.record.queries.seeds.best_and_worst` gives it, of one prompt.
     """
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
@@ -78,7 +78,7 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
     """A card a prompt, with its pictures over the iterations; a click enlarges one, another shrinks it.
 
     Args:
-        images: as `storage.database.queries.images.pictures` gives it.
+        images: as `storage.record.queries.images.pictures` gives it.
         sources: of prompts that ask to change an image, by prompt_id: a data URI, which is shown first.
     """
     cards = []
@@ -129,7 +129,7 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
     """The pairs before and after, as a grid; for a page without Streamlit.
 
     Args:
-        images: as `storage.database.queries.runs.images_before_after` gives it, at least one.
+        images: as `storage.record.queries.runs.images_before_after` gives it, at least one.
         sources: as `course_html` takes them.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])

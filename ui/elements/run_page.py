@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.run_status import LIVE
-from storage.database.run_store import bare_folders
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
+from storage.record.run_status import LIVE
+from storage.record.run_store import bare_folders
 from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import ending_in_words, moment, plain_markdown, simulated_in_words

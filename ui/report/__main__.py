@@ -8,10 +8,10 @@ from pathlib import Path
 
 from streamlit.logger import set_log_level
 
-from storage.database.run_store import RunStore
 from storage.errors import SpotlightError
 from storage.home import Home
 from storage.quick_imports import quick_imports
+from storage.record.run_store import RunStore
 
 
 def main() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 
 from storage.config.loading import differences
-from storage.database.queries import runs as queries
-from storage.database.reading import RecordConnection
-from storage.database.run_notes import NoteStore
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
+from storage.record.queries import runs as queries
+from storage.record.reading import RecordConnection
+from storage.record.run_notes import NoteStore
+from storage.record.run_store import RunStore
 from ui.charts.cost import cost_chart, state_chart
 from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import Axis

@@ -40,9 +40,9 @@ from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
+from storage.record.records import Market
 
 MARKET_LABEL = "ray.io/market-type"
 """Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""

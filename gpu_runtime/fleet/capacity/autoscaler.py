@@ -13,8 +13,8 @@ from itertools import count
 from typing import Protocol
 
 from gpu_runtime.fleet.capacity.protocol import Offer
-from storage.database.records import Market
 from storage.errors import CapacityError
+from storage.record.records import Market
 
 
 class ScalingCluster(Protocol):

@@ -22,7 +22,7 @@ from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.sharing.grouping import Grouping
 from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
-from storage.database.records import DeviceState
+from storage.record.records import DeviceState
 
 _CALLS_AHEAD = 2
 """Chunks that a group has begun at a time, as the dispatcher of a live run starts them; of drafts one."""

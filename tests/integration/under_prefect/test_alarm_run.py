@@ -12,9 +12,9 @@ import tasks.iteration.alarm
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
 from storage.errors import HackingError
 from storage.home import Home
+from storage.record.run_store import RunStore
 from tasks.iteration.alarm import Answer
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]

@@ -17,9 +17,9 @@ from prefect.states import Running
 
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from storage.config.run_config import RunConfig
-from storage.database.records import RunStatus
-from storage.database.run_store import RunStore
 from storage.home import Home
+from storage.record.records import RunStatus
+from storage.record.run_store import RunStore
 from tests.fault.test_run_guard import run
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]  # a Prefect server

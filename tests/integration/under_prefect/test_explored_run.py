@@ -11,9 +11,9 @@ import tasks.iteration.session
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
-from storage.database.reading import Records
-from storage.database.run_store import RunStore
 from storage.ledger.ledger import read_ledger
+from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
 
 pytestmark = [pytest.mark.takes(120), pytest.mark.xdist_group("prefect")]

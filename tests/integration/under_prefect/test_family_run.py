@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flows.post_train import post_train
-from storage.database.queries.devices import sequence_groups
-from storage.database.reading import Records
+from storage.record.queries.devices import sequence_groups
+from storage.record.reading import Records
 from tasks.export import export_run
 from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import save_pipeline

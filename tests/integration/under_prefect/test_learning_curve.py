@@ -7,7 +7,7 @@ import pytest
 from benchmarks.exploration.learning_curve import make_curve
 from flows.post_train import post_train
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
+from storage.record.run_store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 

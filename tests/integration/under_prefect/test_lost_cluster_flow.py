@@ -10,9 +10,9 @@ import flows.post_train
 from flows.deployed.deployments import post_train_by_form
 from flows.deployed.forms import TrainingForm
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
 from storage.errors import ClusterLostError, RuntimeFailure
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 pytestmark = pytest.mark.xdist_group("prefect")
 

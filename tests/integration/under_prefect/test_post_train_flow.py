@@ -18,11 +18,11 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.clock import process_clock
 from storage.config.loading import load_config
-from storage.database.reading import Records
-from storage.database.results import evaluated_iterations, held_out_scores, run_result
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
+from storage.record.reading import Records
+from storage.record.results import evaluated_iterations, held_out_scores, run_result
+from storage.record.run_store import RunStore
 from storage.tracking.figures import recorded_figures
 from storage.tracking.names import mlflow_name
 from ui.data.quality import read_quality

@@ -11,11 +11,11 @@ from flows.post_train import post_train
 from flows.reproduce import reproduce
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, DriftError, RunNotFoundError
 from storage.evaluations.references import reference_of, write_reference
 from storage.evaluations.reproductions import reproduction_of, reproductions
 from storage.home import Home
+from storage.record.run_store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 

@@ -9,16 +9,16 @@ import pandas as pd
 import streamlit as st
 from scipy.special import stdtrit
 
-from storage.database.queries import comparisons
-from storage.database.queries import runs as queries
-from storage.database.reading import RecordConnection, Records
 from storage.home import Home
+from storage.record.queries import comparisons
+from storage.record.queries import runs as queries
+from storage.record.reading import RecordConnection, Records
 from ui.charts.layout import Measure
 from ui.data.run import RunView
 
 
 def load_images(home: Path, view: RunView) -> pd.DataFrame:
-    """The gallery, read again after each evaluation; see `storage.database.queries.runs.images_before_after`.
+    """The gallery, read again after each evaluation; see `storage.record.queries.runs.images_before_after`.
 
     Raises:
         StorageError: a file of the record is damaged.

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import streamlit as st
 
-from storage.database.results import too_short
+from storage.record.results import too_short
 from ui.data.methods import clips_ratio
 from ui.data.run import RunView
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd

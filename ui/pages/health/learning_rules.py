@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from storage.database.results import too_short
+from storage.record.results import too_short
 from ui.data.methods import clips_ratio, explores, least_spearman
 from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule

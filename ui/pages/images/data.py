@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.queries import images as image_queries
-from storage.database.reading import Records
 from storage.home import Home
+from storage.record.queries import images as image_queries
+from storage.record.reading import Records
 
 ORDERS = ("as in the file", "most gained", "most lost")
 """Orders of the grid."""
@@ -26,7 +26,7 @@ class Pictured:
     """The images that have pictures, and the evaluations that do.
 
     Attributes:
-        images: as `storage.database.queries.images.pictured_images` gives them.
+        images: as `storage.record.queries.images.pictured_images` gives them.
         evaluations: iterations in order; 0 is before training.
     """
 
@@ -57,7 +57,7 @@ def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
 def load_pictures(
     home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], evaluation_at: float
 ) -> pd.DataFrame:
-    """The pictures of some images at some evaluations; see `storage.database.queries.images.pictures`.
+    """The pictures of some images at some evaluations; see `storage.record.queries.images.pictures`.
 
     Args:
         home: where the runs are.

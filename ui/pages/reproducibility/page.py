@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.reading import Records
 from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
+from storage.record.reading import Records
 from ui.data.run import CACHE_S
 from ui.elements.formatting import duration, markdown_text, moment
 from ui.elements.run_page import show_error

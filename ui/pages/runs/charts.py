@@ -23,7 +23,7 @@ def comparison_chart(
     """The held-out curves of several runs.
 
     Args:
-        courses: as `storage.database.queries.comparisons.score_courses` gives them.
+        courses: as `storage.record.queries.comparisons.score_courses` gives them.
         run_ids: in the order of the legend; at most as many as colours.
         measure: which figure.
         over: what runs along the bottom.

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from storage.database.queries import comparisons
-from storage.database.reading import Records
-from storage.database.run_notes import NoteStore, RunNotes
-from storage.database.run_status import shown_statuses
 from storage.environment import PRESET
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
+from storage.record.queries import comparisons
+from storage.record.reading import Records
+from storage.record.run_notes import NoteStore, RunNotes
+from storage.record.run_status import shown_statuses
 from ui.charts.layout import Measure
 from ui.data.run import CACHE_S
 
@@ -29,7 +29,7 @@ MOST_RUNS = 200
 def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
     """The latest runs; archived ones are among them, and count, only where they are asked for.
 
-    Columns: those of `storage.database.queries.comparisons.run_table`, and preset, reward, strategy, task
+    Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
     (what is judged, on which held-out prompts), scale (see `of_one_scale`), modelled (whether its dollars
     are), tags, note, archived.
 
@@ -134,7 +134,7 @@ def first_compared(table: pd.DataFrame, most: int) -> list[str]:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    """The held-out scores of several runs; see `storage.database.queries.comparisons.score_courses`.
+    """The held-out scores of several runs; see `storage.record.queries.comparisons.score_courses`.
 
     Raises:
         StorageError: a file of the record is damaged.

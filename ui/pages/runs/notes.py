@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.run_notes import LONGEST_NOTE, NoteStore
 from storage.errors import SpotlightError
 from storage.home import Home
+from storage.record.run_notes import LONGEST_NOTE, NoteStore
 from ui.elements.formatting import plain_markdown
 from ui.pages.runs.data import load_table
 

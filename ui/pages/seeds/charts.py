@@ -29,7 +29,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
     """Every seed's score by the stale draft against its fresh one; a circle grows with the number of seeds.
 
     Args:
-        pairs: as `storage.database.queries.seeds.pair_counts` gives it; at least one.
+        pairs: as `storage.record.queries.seeds.pair_counts` gives it; at least one.
     """
     scores = [*pairs["stale"], *pairs["fresh"]]
     low, high = min(0.0, *scores), max(1.0, *scores)
@@ -106,7 +106,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
     """Drafts by prompt and iteration, the most drafted prompts on top; empty where one was not drafted.
 
     Args:
-        drafts: as `storage.database.queries.seeds.drafts_by_prompt` gives it.
+        drafts: as `storage.record.queries.seeds.drafts_by_prompt` gives it.
 
     Returns:
         None where nearly all of it would be empty, as in short runs over many prompts.
@@ -151,7 +151,7 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
     """Each prompt's drafts an iteration against how often they succeed: the budget should go to the middle.
 
     Args:
-        drafts: as `storage.database.queries.seeds.drafts_by_prompt` gives it.
+        drafts: as `storage.record.queries.seeds.drafts_by_prompt` gives it.
     """
     by_prompt: dict[int, list[dict]] = {}
     for row in drafts.to_dict("records"):

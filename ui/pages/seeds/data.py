@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.queries import runs as queries
-from storage.database.queries import seeds as seed_queries
-from storage.database.reading import RecordConnection, Records
 from storage.home import Home
+from storage.record.queries import runs as queries
+from storage.record.queries import seeds as seed_queries
+from storage.record.reading import RecordConnection, Records
 from ui.data.run import Newest, RunView
 
 ALERT_KINDS = ("staleness", "exploration")
@@ -29,7 +29,7 @@ class Pairs:
     """Stale against fresh scores of some iterations.
 
     Attributes:
-        counts: as `storage.database.queries.seeds.pair_counts` gives them.
+        counts: as `storage.record.queries.seeds.pair_counts` gives them.
         iterations: those that were looked at.
     """
 
@@ -39,7 +39,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class SeedsView:
-    """A run's frames; see storage/database/queries/seeds.py for their columns.
+    """A run's frames; see storage/record/queries/seeds.py for their columns.
 
     Attributes:
         pairs: of all iterations.

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.database.results import variance_gain
+from storage.record.results import variance_gain
 from ui.data.methods import least_spearman
 from ui.data.run import RunView
 from ui.elements.formatting import figure as as_figure

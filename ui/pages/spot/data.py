@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.database.queries import devices as device_queries
-from storage.database.queries import runs as run_queries
-from storage.database.reading import RecordConnection, Records
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
+from storage.record.queries import devices as device_queries
+from storage.record.queries import runs as run_queries
+from storage.record.reading import RecordConnection, Records
 from ui.data.devices import MOST_INTERVALS, DeviceCourse
 from ui.data.run import Newest, RunView
 
@@ -24,11 +24,11 @@ _MOST_BARS = 100  # of a market's utilisation
 
 @dataclass(frozen=True)
 class SpotView:
-    """A run's account and frames; see storage/database/queries/devices.py for the columns.
+    """A run's account and frames; see storage/record/queries/devices.py for the columns.
 
     Attributes:
         iterations: those with recorded device time, in order; 0 is the evaluation before training.
-        decisions: on the number of spot devices, as `storage/database/queries/runs.py::events` gives them.
+        decisions: on the number of spot devices, as `storage/record/queries/runs.py::events` gives them.
     """
 
     ledger: Ledger

@@ -77,7 +77,7 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     """The degree that devices worked at longest, and what a denoising step took at each.
 
     Args:
-        degrees: of a run, with at least one row; see storage/database/queries/devices.py for the columns.
+        degrees: of a run, with at least one row; see storage/record/queries/devices.py for the columns.
     """
     most = degrees.loc[degrees["share"].idxmax()]
     count, share = int(most["degree"]), float(most["share"])

@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.database.records import EvaluationRecord, IterationRecord, PaidTime, StandbyTime
 from storage.errors import StorageError
+from storage.record.records import EvaluationRecord, IterationRecord, PaidTime, StandbyTime
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from storage.database.reading import RecordConnection
-from storage.database.results import OVERVIEW
+from storage.record.reading import RecordConnection
+from storage.record.results import OVERVIEW
 
 _SPANS = """
     SELECT started_at, ended_at FROM iterations WHERE run_id = $run

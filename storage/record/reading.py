@@ -16,10 +16,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from storage.database.run_folder import Listing, RunFolder, is_whole, read_json
-from storage.database.tables import COLUMNS, EVALUATION_COLUMNS
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.run_folder import Listing, RunFolder, is_whole, read_json
+from storage.record.tables import COLUMNS, EVALUATION_COLUMNS
 
 # One thread more is a thread started at each open, and our tables are small. The extensions are off because
 # a machine without a network would wait for them.

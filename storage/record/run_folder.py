@@ -460,7 +460,7 @@ def _merge(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from storage.database.tables import schema
+    from storage.record.tables import schema
 
     with pq.ParquetWriter(file, schema(table), compression="zstd") as writer:
         waiting: list[pa.Table] = []

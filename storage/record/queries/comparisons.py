@@ -1,6 +1,6 @@
 """What the dashboard asks about several runs: all of them in a table, and their courses beside each other.
 
-Like storage/database/queries/runs.py: each function takes an open connection.
+Like storage/record/queries/runs.py: each function takes an open connection.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from storage.config.stored import carried_over
-from storage.database.queries.runs import cost_by_iteration, score_curve
-from storage.database.reading import RecordConnection
+from storage.record.queries.runs import cost_by_iteration, score_curve
+from storage.record.reading import RecordConnection
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings in which two runs may differ that are still the same but for the seed."""

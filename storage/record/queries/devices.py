@@ -1,13 +1,13 @@
 """What the dashboard asks about the devices: what each did and when, and how well a market was used.
 
-Like storage/database/queries/runs.py: each function takes an open connection and gives a pandas frame.
+Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 def device_intervals(

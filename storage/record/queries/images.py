@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:

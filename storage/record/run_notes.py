@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage.clock import now
-from storage.database.run_folder import NOTES_FILE, RunFolder
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from storage.record.run_folder import NOTES_FILE, RunFolder
 
 MOST_TAGS = 20
 LONGEST_TAG = 40

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 def spread_iterations(

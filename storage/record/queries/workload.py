@@ -1,6 +1,6 @@
 """What a recorded run says of its workload: time and samples of each iteration, starts, loads, evaluations.
 
-Like storage/database/queries/runs.py: each function takes an open connection and gives a pandas frame, or a
+Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame, or a
 list of seconds.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 _PHASES = ("rollout_s", "reward_s", "train_beside_s", "explore_s", "redraft_s", "iteration_s")
 

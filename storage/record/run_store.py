@@ -17,15 +17,15 @@ import psutil
 from storage.clock import now, process_start_s
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
-from storage.database.catalogue import refresh_catalogue
-from storage.database.reading import Records
-from storage.database.records import EvaluationRecord, IterationRecord, RunStatus
-from storage.database.run_folder import COMPACTED_AT, RUN_FILE, RunFolder
-from storage.database.run_status import run_is_alive
-from storage.database.tables import evaluation_rows, iteration_rows
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
+from storage.record.catalogue import refresh_catalogue
+from storage.record.reading import Records
+from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
+from storage.record.run_folder import COMPACTED_AT, RUN_FILE, RunFolder
+from storage.record.run_status import run_is_alive
+from storage.record.tables import evaluation_rows, iteration_rows
 
 _IDENTITY = (
     "run_id", "name", "status", "created_at", "ended_at", "host", "pid", "process_started_at", "environment",

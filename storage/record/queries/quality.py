@@ -1,14 +1,14 @@
 """What pages, the report and the alarm ask about the looks of held-out images and the parts of their score.
 
-Like storage/database/queries/runs.py: each function takes an open connection.
+Like storage/record/queries/runs.py: each function takes an open connection.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage.database.every_time import EVERY_TIME
-from storage.database.reading import RecordConnection
+from storage.record.every_time import EVERY_TIME
+from storage.record.reading import RecordConnection
 
 if TYPE_CHECKING:
     import pandas as pd

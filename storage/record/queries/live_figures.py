@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from storage.database.reading import RecordConnection
+from storage.record.reading import RecordConnection
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from storage.database.every_time import EVERY_TIME
-from storage.database.reading import RecordConnection, Records
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
+from storage.record.every_time import EVERY_TIME
+from storage.record.reading import RecordConnection, Records
 
 OVERVIEW = """
     SELECT run_id, name, status, created_at, ended_at,

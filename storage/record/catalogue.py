@@ -16,8 +16,10 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
-from storage.database.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
-from storage.database.run_folder import (
+from storage.errors import StorageError
+from storage.home import Home
+from storage.record.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
+from storage.record.run_folder import (
     EVENTS_FILE,
     KEPT_OF_DISCARDED,
     NOTES_FILE,
@@ -28,9 +30,7 @@ from storage.database.run_folder import (
     refusals,
     write_json,
 )
-from storage.database.tables import COLUMNS, EVALUATION_COLUMNS, schema
-from storage.errors import StorageError
-from storage.home import Home
+from storage.record.tables import COLUMNS, EVALUATION_COLUMNS, schema
 
 _EXAMPLES = "_examples"
 """Folder with a file of each kind and no rows: DuckDB refuses a view over no file at all."""

@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from pydantic_settings import BaseSettings, InitSettingsSource
 
-from storage.config.errors import KeyPath, explain, naming_sources
+from storage.config.errors import KeyPath, dotted, explain, naming_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted, shortened
 from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, UP_TOKEN_VARIABLE
@@ -278,3 +279,26 @@ def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
         count = f"{len(problems)} settings are wrong:\n" if len(problems) > 1 else ""
         raise ConfigurationError(count + "\n".join(map(one_line, problems)))
     return config
+
+
+def stored_config(stored: str | Mapping[str, Any], owner: str, advice: str) -> RunConfig:
+    """Read a configuration that was stored with something.
+
+    Args:
+        stored: JSON, or its values, as `RunConfig.model_dump(mode="json")` made them.
+        owner: whose it is, for the message: `run glyphs-1`.
+        advice: what to do where it cannot be read.
+
+    Raises:
+        ConfigurationError: it has settings, or values, that this version does not have.
+    """
+    try:
+        return RunConfig.model_validate(from_json(stored) if isinstance(stored, str) else stored)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        raise ConfigurationError(
+            f"{owner} was made with other settings than this version has "
+            f"({dotted(tuple(map(str, first['loc'])))}: {first['msg']}); {advice}"
+        ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"the settings of {owner} are not JSON ({error}); {advice}") from error

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from storage.checkpoints import CheckpointStore
+from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.config.stored import stored_config
 from storage.errors import ConfigurationError
 from storage.record.run_store import RunStore
 from storage.text import read_text_file

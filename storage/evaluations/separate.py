@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.config.stored import stored_config
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.reading import EVALUATION_FILE, Records, separate_evaluations
@@ -80,7 +80,7 @@ class SeparateEvaluation:
         Raises:
             ConfigurationError: it was stored by a version whose settings this one does not know.
         """
-        return stored_config(self.config_json, f"evaluation {self.evaluation_id}", "evaluate anew")
+        return stored_config(self.config_json, f"evaluation {self.evaluation_id}", "evaluate again")
 
 
 class EvaluationStore:

@@ -15,8 +15,8 @@ from typing import Any, get_args
 import psutil
 
 from storage.clock import now, process_start_s
+from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.config.stored import stored_config
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home

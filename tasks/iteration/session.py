@@ -19,8 +19,8 @@ from gpu_runtime.runtime import Runtime
 from storage.checkpoint_mirror import CheckpointMirror, refuse_if_continued
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
+from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.config.stored import stored_config
 from storage.environment import DEVICES
 from storage.errors import CheckpointError, ClusterLostError, StorageError
 from storage.evaluations.alarm import AlarmCourse

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from storage.config.stored import carried_over
 from storage.environment import DEVICES, PRESET
 from storage.evaluations.references import HeldOut, Reference
 from storage.evaluations.reproductions import Verdict
@@ -68,7 +67,7 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     """
     causes = [
         *_environment(was.environment, now.environment),
-        *_configuration(carried_over(was.config), carried_over(now.config)),
+        *_configuration(was.config, now.config),
         *_prompts(was, now),
     ]
     results = [*_results(was, now)]

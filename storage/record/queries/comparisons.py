@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from storage.config.stored import carried_over
 from storage.record.queries.runs import cost_by_iteration, score_curve
 from storage.record.reading import RecordConnection
 
@@ -132,7 +131,6 @@ def _without_seed(config: str) -> tuple[dict[str, Any], int | None]:
     settings = json.loads(config)
     if not isinstance(settings, dict):
         return {}, None
-    settings = carried_over(settings)
     seed = settings.get("seed")
     for *sections, last in _SAME_RUN:
         part: Any = settings

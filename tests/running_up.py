@@ -20,6 +20,7 @@ from flows.server.note import living_server
 from flows.server.password import home_password
 from flows.server.up_state import left_of, read_state
 from storage.home import Home
+from storage.processes import python_command
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE_S = 200.0
@@ -59,13 +60,18 @@ def client_of(home: Home) -> httpx.Client:
 class RunningUp:
     """A `spotlight up` of a home, ready to be used.
 
+    Args:
+        home: the home.
+        options: more words of the command.
+        folder: the current one.
+
     Attributes:
         api: address of Prefect's API.
         client: asks it with the home's password.
         log: what it has printed.
     """
 
-    def __init__(self, home: Home, *options: str) -> None:
+    def __init__(self, home: Home, *options: str, folder: Path = ROOT) -> None:
         server_port, ui_port = free_ports()
         self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
         self.dashboard = f"http://127.0.0.1:{ui_port}"
@@ -74,8 +80,8 @@ class RunningUp:
         ports = ("--server-port", str(server_port), "--ui-port", str(ui_port))
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.cli.command_line", "up", *ports, *options],
-                cwd=ROOT, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                python_command("-m", "flows.cli.command_line", "up", *ports, *options),
+                cwd=folder, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 umask=0o022,
             )  # fmt: skip
         wait_until(
@@ -167,9 +173,9 @@ class RunningUp:
 
 
 @contextmanager
-def running_up(home: Home, *options: str) -> Iterator[RunningUp]:
+def running_up(home: Home, *options: str, folder: Path = ROOT) -> Iterator[RunningUp]:
     """Have one while the context lasts; whatever the test did to it, nothing is left."""
-    running = RunningUp(home, *options)
+    running = RunningUp(home, *options, folder=folder)
     try:
         yield running
     finally:

@@ -1,12 +1,14 @@
-"""Prefect's settings without the files of the current folder, which are a person's for other servers.
+"""Prefect without the files of the current folder: its settings there, and modules that bear our names.
 
-Prefect reads `.env`, `prefect.toml` and `pyproject.toml` as soon as it is imported; no setting stops it.
-A child may import it first of all: `python -m flows.process.prefect_settings MODULE ...` does what
-`python -m MODULE ...` does, without the files.
+Prefect reads `.env`, `prefect.toml` and `pyproject.toml`, which are a person's for other servers, once it is
+imported; no setting stops it. To find a flow it imports the flow's module with the current folder first,
+even in a process that was started without it. A child may import Prefect first of all: `python -m
+flows.process.prefect_settings MODULE ...` does what `python -m MODULE ...` does, without the files.
 """
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import sys
 from collections.abc import Iterator
@@ -48,6 +50,9 @@ def main() -> None:
     """Run the module that the first argument names."""
     del sys.argv[0]
     with files_ignored():
+        from prefect.utilities import importtools  # which reads settings
+
+        importtools.load_module = importlib.import_module
         runpy.run_module(sys.argv[0], run_name="__main__")
 
 

@@ -13,12 +13,13 @@ import pytest
 from benchmarks.attack import Target, attack, attack_dashboard
 from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.evaluations.references import reference_of
+from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.record.run_store import RunStore
 from tasks.reproduction.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others
-from tests.running_up import RunningUp, spotlight, wait_until
+from tests.running_up import RunningUp, running_up, spotlight, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
@@ -199,3 +200,14 @@ def test_a_finished_run_is_not_resumed(up: RunningUp):
     state = up.wait_for_end(flow_run["id"])
     assert state["type"] == "FAILED"
     assert "RunNotFoundError: no run 'nowhere'" in state["message"]
+
+
+def test_modules_of_the_folder_that_it_is_started_in_are_not_imported(tmp_path: Path):
+    (folder := tmp_path / "own").mkdir()
+    for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
+    form = {"preset": "smoke", "iterations": 1, "settings": SETTINGS}
+    with running_up(Home(tmp_path / "home").ensure(), folder=folder) as up:
+        flow_run = up.start_run("post-train", form).json()
+        state = up.wait_for_end(flow_run["id"])
+    assert state["type"] == "COMPLETED", state["message"]

@@ -1,4 +1,4 @@
-"""Processes of a home's own server take none of the settings of Prefect that lie in the current folder."""
+"""Prefect in the processes of a home: without the settings and the modules that lie in the current folder."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ with server.prefect_server(Home(Path.home() / "home")):
     exec({LOOK!r})
 """
 
+FIND_FLOWS = """
+from prefect.utilities.importtools import import_object
+for module in ("flows", "tasks", "cProfile"):
+    print(import_object(f"{module}:__file__"))
+"""
+
 FILES = {
     "prefect.toml": '[tasks]\ndefault_persist_result = true\n[client.custom_headers]\nsecret = "x"\n',
     ".env": "PREFECT_TASKS_DEFAULT_RETRY_DELAY_SECONDS=99\nPREFECT_RESULTS_PERSIST_BY_DEFAULT=true\n",
@@ -45,8 +51,8 @@ FILES = {
 }
 
 
-def settings(command: list[str], folder: Path) -> str:
-    """Return the settings that a child in the folder prints; its home and modules lie beside the folder."""
+def printed(command: list[str], folder: Path) -> str:
+    """Return what a child in the folder prints; its home and modules lie beside the folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     home = folder.parent
     own = {"HOME": str(home), "PYTHONPATH": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
@@ -65,9 +71,17 @@ def test_the_files_of_the_current_folder_do_not_count(tmp_path: Path, command: l
     for name, text in FILES.items():
         (full / name).write_text(text)
     (torn / "prefect.toml").write_text("[torn")
-    assert settings(command, full) == settings(command, empty) != ""
-    assert settings(command, torn) == settings(command, empty)
-    assert settings([sys.executable, "-P", "-m", "look"], full) != settings(command, full)
+    assert printed(command, full) == printed(command, empty) != ""
+    assert printed(command, torn) == printed(command, empty)
+    assert printed([sys.executable, "-P", "-m", "look"], full) != printed(command, full)
+
+
+def test_a_flow_is_found_without_the_modules_of_the_current_folder(tmp_path: Path):
+    (tmp_path / "look.py").write_text(FIND_FLOWS)
+    (folder := tmp_path / "own").mkdir()
+    for name in ("flows", "tasks", "cProfile"):
+        (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
+    assert str(tmp_path) not in printed(command_without_files("look"), folder)
 
 
 def test_a_deployed_run_starts_without_the_files(monkeypatch: pytest.MonkeyPatch):

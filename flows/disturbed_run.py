@@ -14,7 +14,7 @@ from flows.progress import reporter
 from flows.server.children import launch
 from flows.server.note import living_server
 from storage.errors import RuntimeFailure
-from storage.home import HOME_VARIABLE, Home
+from storage.home import HOME_VARIABLE, PURPOSE_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.run_store import RunStore
 from tasks.chaos.faults import Done, Fault, FaultInjector, inject, left_of, simulated_notices
@@ -105,7 +105,7 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
 
     It ends when this process does.
     """
-    environment = os.environ | {HOME_VARIABLE: str(home.path)}
+    environment = os.environ | {HOME_VARIABLE: str(home.path), PURPOSE_VARIABLE: "chaos"}
     return launch(python_command("-m", "flows.cli.command_line", *arguments), environment, sys.stderr)
 
 

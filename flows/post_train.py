@@ -32,9 +32,9 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.environment import environment, preset_fact
+from storage.environment import PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
-from storage.home import Home
+from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.of_a_run import held_out_in_words
 from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_notes import NoteStore
@@ -52,13 +52,16 @@ COMMIT_WAIT_S = 60.0
 """How long a run that is over waits for the commit under way."""
 
 
-def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") -> dict[str, Any]:
+def train_run(
+    config: RunConfig, run_id: str | None = None, preset: str = "", purpose: str = ""
+) -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning.
 
     Args:
         config: the run's configuration.
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
+        purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
 
     Returns:
         The run's summary: scores before and after, wall-clock, cost.
@@ -67,7 +70,7 @@ def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") ->
     run_id = run_id or new_run_id(config.name)
     store = RunStore(home)
     config = prices_of(store, run_id, config)
-    enter_run(store, run_id, config, preset)
+    enter_run(store, run_id, config, preset, purpose or os.environ.get(PURPOSE_VARIABLE, ""))
     show_links(run_id, home, config.tracking.uri)
     if page := flow_run_page():
         NoteStore(home).link(run_id, "prefect", page)
@@ -123,7 +126,7 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "") -> None:
+def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "", purpose: str = "") -> None:
     """Note that this process works on the run, new or interrupted.
 
     Args:
@@ -131,6 +134,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "")
         run_id: the run.
         config: what it is to go on with.
         preset: that a new run was started with.
+        purpose: `storage.environment.PURPOSE` of a new run.
 
     Raises:
         ConfigurationError: the run is finished, goes on elsewhere, has another configuration, or its
@@ -142,6 +146,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "")
     except RunNotFoundError:
         check_run_id(run_id)
         facts = environment() | input_digests(config) | plugin_facts(config) | preset_fact(preset)
+        facts |= {PURPOSE: purpose} if purpose else {}
         store.create_run(run_id, config, facts, os.getpid())
         return
     check_resumable(known, os.getpid())

@@ -70,7 +70,7 @@ def do_again(
             was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
         else:
             started = dataclasses.replace(started, run_id=again)
-            train_run(config, again, preset_again(form, was))
+            train_run(config, again, preset_again(form, was), "reproduction")
             now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

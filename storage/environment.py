@@ -19,6 +19,9 @@ CLIPS_RATIO = "objective clips the ratio"
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the TOML file as it was given."""
 
+PURPOSE = "purpose"
+"""Fact stored with a run that is part of a check, not trained for its own sake: `chaos` or `reproduction`."""
+
 DEVICES = "devices"
 """Fact stored with a run once its workers have loaded: what they compute on, `cpu` or the GPUs' names."""
 

@@ -20,6 +20,9 @@ UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
 DASHBOARD_URL_VARIABLE = "SPOTLIGHT_DASHBOARD_URL"
 """Environment variable with the dashboard's address, for links to it; `spotlight up` sets it for its runs."""
 
+PURPOSE_VARIABLE = "SPOTLIGHT_PURPOSE"
+"""Environment variable that gives the runs of a process `storage.environment.PURPOSE`."""
+
 PRIVATE_UMASK = 0o077
 """New files 0600, new folders 0700."""
 

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from storage.environment import PURPOSE
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 from storage.record.every_time import EVERY_TIME
 from storage.record.reading import RecordConnection, Records
 
-OVERVIEW = """
+OVERVIEW = f"""
     SELECT run_id, name, status, created_at, ended_at,
         coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
         coalesce((summary->>'score_before')::DOUBLE, e.score_before) AS score_before,
@@ -24,7 +25,8 @@ OVERVIEW = """
             (SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), (summary->>'cost_usd')::DOUBLE, 0.0
         ) AS usd,
         host, pid, process_started_at,
-        run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived
+        run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived,
+        coalesce(environment->>'{PURPOSE}', '') AS purpose
     FROM runs r LEFT JOIN (
         SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
             arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from storage.environment import DEVICES, PRESET
+from storage.environment import DEVICES, PRESET, PURPOSE
 from storage.evaluations.references import HeldOut, Reference
 from storage.evaluations.reproductions import Verdict
 
@@ -127,7 +127,7 @@ def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Dif
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
         # Scoring again records no devices, and neither did earlier versions.
         is_missing = name == DEVICES and not (name in was and name in now)
-        if before == after or name == PRESET or is_missing:
+        if before == after or name in (PRESET, PURPOSE) or is_missing:
             continue
         if name.startswith(_DATA):
             yield _difference("data", f"SHA-256 of {name.removeprefix(_DATA)}", before[:12], after[:12])

@@ -160,6 +160,21 @@ def test_the_newest_run_at_work_is_opened(store: RunStore):
     assert opened().selectbox[0].value == "killed-on-purpose"
 
 
+def test_a_run_of_a_check_is_marked_and_gives_way(store: RunStore):
+    store.create_run("own", RunConfig(), {}, os.getpid())
+    for purpose in ("chaos", "reproduction"):
+        store.create_run(purpose, RunConfig(), {"purpose": purpose}, os.getpid())
+    assert opened().selectbox[0].value == "own"
+    page = opened(run="chaos")
+    assert page.header[0].value == "chaos :blue-badge[running] :gray-badge[:material/labs: chaos]"
+    assert [option.split(" · ")[1] for option in page.selectbox[0].options] == [
+        "reproduction", "chaos", "running"
+    ]  # fmt: skip
+    store.set_status("own", "finished")
+    read_anew()
+    assert opened().selectbox[0].value == "reproduction", "the newest at work"
+
+
 def test_scorer_errors_and_hostile_text(store: RunStore):
     begin = time.time()
     store.create_run("r", RunConfig(), {}, os.getpid())

@@ -63,6 +63,15 @@ def test_runs_are_found_by_words_and_filters(page: AppTest):
     assert "No run matches" in "\n".join(caption.value for caption in page.caption)
 
 
+def test_runs_of_checks_are_marked_and_found(store: RunStore):
+    begun(store, "own")
+    store.create_run("again", RunConfig(), {"purpose": "reproduction"}, os.getpid())
+    page = opened_page(page_file("runs"), {})
+    assert page.dataframe[0].value["purpose"].tolist() == ["reproduction", ""]
+    page.text_input("run_words").input("reproduction").run()
+    assert listed(page) == ["again"]
+
+
 def test_runs_of_one_task_are_compared_at_first(page: AppTest):
     assert page.multiselect("compared").value == ["shapes-2", "shapes-1"]
     page.multiselect("run_reward").set_value(["ocr"]).run()

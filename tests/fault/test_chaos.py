@@ -59,6 +59,7 @@ def test_a_tiny_run_keeps_its_promises_under_three_faults(home, tmp_path):
     assert result["samples"] == result["runs"] * (3 * 16 + 2 * 8)
     rows = RunStore(Home(home)).runs()
     assert {row.status for row in rows} == {"finished"} and len(rows) == 1 + result["runs"]
+    assert {row.environment["purpose"] for row in rows} == {"chaos"}, "marked on the dashboard"
 
 
 def test_a_run_keeps_its_promises_while_instances_come_and_go(home, tmp_path):

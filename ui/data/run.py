@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.environment import SIMULATED
+from storage.environment import PURPOSE, SIMULATED
 from storage.evaluations.intervals import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -118,6 +118,11 @@ class RunView:
     def simulated(self) -> str | None:
         """Of a run that nothing has done, what was simulated, in words; None of any other."""
         return self.row.environment.get(SIMULATED)
+
+    @property
+    def purpose(self) -> str:
+        """The check that the run is part of, such as `chaos`; empty of any other."""
+        return self.row.environment.get(PURPOSE, "")
 
     @property
     def paid_usd(self) -> float:

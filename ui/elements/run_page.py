@@ -107,6 +107,7 @@ def _show_nothing(home: Path) -> None:
 def _choose(overview: pd.DataFrame) -> str | None:
     """The run to show: the address's `?run=`, else the page before's, else the newest at work, or of all.
 
+    A run that is part of a check, such as one under faults, gives way to one trained for its own sake.
     An archived run is offered only where it is that one, or where all are archived.
 
     None where the address names a run that is not there: another one would be taken for it.
@@ -117,9 +118,9 @@ def _choose(overview: pd.DataFrame) -> str | None:
     known = list(zip(overview["run_id"].tolist(), overview["archived"].tolist(), strict=True))
     ids = [run_id for run_id, archived in known if run_id == wanted or not archived]
     ids = ids or [run_id for run_id, _ in known]
-    at_work = overview.loc[overview["status"].isin(LIVE), "run_id"].tolist()
-    first = next((ids.index(run_id) for run_id in at_work if run_id in ids), 0)
-    index = ids.index(wanted) if wanted in ids else first if named is None else None
+    offered = overview.set_index("run_id").loc[ids]
+    gives_way = 2 * (~offered["status"].isin(LIVE)).astype(int) + (offered["purpose"] != "")
+    index = ids.index(wanted) if wanted in ids else int(gives_way.argmin()) if named is None else None
     chosen = st.selectbox(
         "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
     )
@@ -149,8 +150,9 @@ def _show_unknown(home: Path, run_id: str) -> None:
         show_error(error)
 
 
-def _show_title(run_id: str, status: str) -> None:
-    st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
+def _show_title(run_id: str, status: str, purpose: str = "") -> None:
+    marked = f" :gray-badge[:material/labs: {plain_markdown(purpose)}]" if purpose else ""
+    st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]{marked}", anchor=False)
 
 
 def _show_notes(view: RunView) -> None:
@@ -165,7 +167,8 @@ def _show_notes(view: RunView) -> None:
 
 
 def _label(row: dict) -> str:
-    text = f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}"
+    parts = (row["run_id"], row["purpose"], row["status"], moment(row["created_at"]))
+    text = " · ".join(filter(None, parts))
     if row["status"] in LIVE or pd.isna(row["score_before"]):  # the list is older than the page below
         return text
     return f"{text} · score {row['score_before']:.2f} → {row['score_now']:.2f}"
@@ -176,7 +179,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         view = load_run(home, run_id)
         if live and not view.is_live:
             st.rerun()  # it has ended: the whole page again, without the refreshing
-        _show_title(view.row.run_id, view.status)
+        _show_title(view.row.run_id, view.status, view.purpose)
         _show_notes(view)
         show_links(home, run_id, load_links(home, view))
         _show_trouble(view)

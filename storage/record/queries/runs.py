@@ -34,7 +34,7 @@ def run_overview(connection: RecordConnection) -> pd.DataFrame:
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
     score_before, score_now, exact_before, exact_now (the result of a finished run; else over the prompts that
     every evaluation has), usd; host, pid, process_started_at of the process that does it or did it last;
-    archived.
+    archived, purpose (`storage.environment.PURPOSE`; empty for a run that is trained for its own sake).
     """
     return connection.execute(OVERVIEW).df()
 

@@ -52,6 +52,8 @@ def test_the_same_run_again_is_identical(store: RunStore):
     row = reproduction_of(store.home, "again")
     assert (row.verdict, row.reference, row.run_id) == ("identical", "was", "again")
     assert store.run("again").environment["preset"] == "smoke"
+    assert store.run("again").environment["purpose"] == "reproduction"
+    assert "purpose" not in store.run("was").environment
     assert row.score_was == row.score_is == pytest.approx(store.run("was").summary["score_after"])
 
 

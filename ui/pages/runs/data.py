@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from storage.environment import PRESET
+from storage.environment import PRESET, PURPOSE
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.record.queries import comparisons
@@ -31,7 +31,7 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
 
     Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
     (what is judged, on which held-out prompts), scale (see `of_one_scale`), modelled (whether its dollars
-    are), tags, note, archived.
+    are), purpose (the check that it is part of; empty for most), tags, note, archived.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -56,7 +56,10 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
 NO_PRESET = "–"
 """In place of the preset of a run that was started without one, or by a version that noted none."""
 
-_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled")
+_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "purpose")
+
+
+_SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 
 
 def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -75,6 +78,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "scale": f"{_judged_by(settings.get('reward'))} from {setting('model', 'path')}",
         "modelled": is_modelled(settings, environment),
+        "purpose": environment.get(PURPOSE, ""),
     }
 
 
@@ -105,7 +109,7 @@ def matching(
 
     Args:
         table: as `load_table` gives it.
-        words: all of them stand in the run's identifier, preset, reward, strategy, tags or note.
+        words: all of them stand in the run's identifier, purpose, preset, reward, strategy, tags or note.
         chosen: column -> the values to keep; all where it is empty.
         archived: whether archived runs are among them.
     """
@@ -114,7 +118,7 @@ def matching(
         if values:
             kept = kept.loc[kept[column].isin(values)]
     texts = [
-        " ".join((row["run_id"], row["preset"], row["reward"], row["strategy"], *row["tags"], row["note"]))
+        " ".join((*(row[name] for name in _SEARCHED), *row["tags"], row["note"]))
         for row in kept.to_dict("records")
     ]
     wanted = words.casefold().split()

@@ -56,7 +56,7 @@ def show_table(table: pd.DataFrame) -> None:
         st.caption("No run matches; empty the search and the filters to see all.")
         return
     shown = _shown(table)
-    unused = [name for name in ("tags", "note") if not any(table[name].tolist())]
+    unused = [name for name in ("purpose", "tags", "note") if not any(table[name].tolist())]
     shown = shown.drop(columns=unused)
     event = st.dataframe(
         shown, hide_index=True, key="run_table", on_select="rerun", selection_mode="single-cell",
@@ -80,6 +80,7 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "run": table["run_id"],
+            "purpose": table["purpose"],
             "status": table["status"],
             "started": table["created_at"].map(moment),
             "preset": table["preset"],

@@ -24,9 +24,10 @@ from prefect.utilities.urls import url_for
 import flows.progress as progress
 from flows.progress import Reporter
 from flows.run_identity import is_made_up
+from storage.config.tracking import TrackingConfig
 from storage.home import Home, dashboard_page
+from storage.readers.mlflow_pages import LOCAL_SERVER, experiments_page, serve_command
 from storage.record.records import IterationRecord
-from storage.tracking.addresses import LOCAL_SERVER, experiments_page, serve_command
 
 
 class PrefectReporter(Reporter):
@@ -92,17 +93,17 @@ def name_given_in_prefect() -> str | None:
     return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
 
 
-def show_links(run_id: str, home: Home, mlflow_server: str) -> None:
+def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
     """Show where else the run can be looked at: one artefact with a line a place.
 
     Args:
         run_id: our run.
         home: where it is kept.
-        mlflow_server: `tracking.uri` of its settings; empty for the file of the home.
+        tracking: of its settings.
     """
     page = dashboard_page(run_id)
-    if mlflow_server:
-        mlflow = f"[{mlflow_server}]({experiments_page(mlflow_server)}), after its first iteration"
+    if server := tracking.uri:
+        mlflow = f"[{server}]({experiments_page(server)}), after its first iteration"
     else:
         serve, then = serve_command(home.mlflow_uri), experiments_page(LOCAL_SERVER)
         mlflow = f"after its first iteration: `{serve}`, then <{then}>"
@@ -111,8 +112,9 @@ def show_links(run_id: str, home: Home, mlflow_server: str) -> None:
         if page
         else f"`spotlight ui`, then `?run={run_id}` after its address",
         "Report": f"the button *Report* of the dashboard, or `spotlight report {run_id}`",
-        "MLflow": mlflow,
     }
+    if "mlflow" in tracking.to:
+        places["MLflow"] = mlflow
     if own := flow_run_page():
         places["Prefect"] = f"[this flow run]({own})"
     lines = "\n".join(f"- {place}: {how}" for place, how in places.items())

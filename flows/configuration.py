@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from flows.progress import reporter
 from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.config.tracking import TRACKING_VARIABLE
+from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
 
-_PLACES = (TRACKING_VARIABLE, MIRROR_VARIABLE)
+_PLACES = (READERS_VARIABLE, TRACKING_VARIABLE, MIRROR_VARIABLE)
 
 
 def given_configuration(

@@ -71,7 +71,7 @@ def train_run(
     store = RunStore(home)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config, preset, purpose or os.environ.get(PURPOSE_VARIABLE, ""))
-    show_links(run_id, home, config.tracking.uri)
+    show_links(run_id, home, config.tracking)
     if page := flow_run_page():
         NoteStore(home).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
@@ -101,8 +101,9 @@ def train_run(
         guard.close()
     store.compact(run_id)
     session.finish_mirror()
-    reporter().note("copying weights and report to MLflow")
-    session.finish_tracking()
+    if config.tracking.to:
+        reporter().note(f"sending weights and report to {', '.join(config.tracking.to)}")
+    session.finish_readers()
     return summary
 
 

@@ -28,7 +28,7 @@ PRIVATE_UMASK = 0o077
 
 _ENTRIES = (
     "spotlight.duckdb*", "mlflow.db*", "artifacts", "runs", "evaluations", "reproductions", "logs", "prefect",
-    "up.*",
+    "up.*", "tensorboard", "wandb",
 )  # fmt: skip
 """What is in a home."""
 
@@ -78,6 +78,11 @@ class Home:
     def artifacts(self) -> Path:
         """Folder of MLflow's artifacts."""
         return self.path / "artifacts"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of TensorBoard's event files, a folder a run."""
+        return self.path / "tensorboard"
 
     @property
     def logs(self) -> Path:

@@ -18,6 +18,7 @@ NO_REPORTS = {
     "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "ORT_DISABLE_TELEMETRY": "1",
+    "WANDB_ERROR_REPORTING": "false",
 }
 """Libraries that report their use unless told not to. A person who wants them to sets the variable."""
 

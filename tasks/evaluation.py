@@ -24,8 +24,9 @@ from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateE
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.subset import draw_subset
-from storage.tracking.names import QUALITY_FIGURE
-from storage.tracking.tracker import Tracker
+from storage.readers.following import send_evaluation
+from storage.readers.names import EVALUATION, QUALITY_FIGURE
+from storage.readers.protocol import ReadRun
 from tasks.image_folder import write_images
 from tasks.inputs import input_digests
 
@@ -93,10 +94,10 @@ def record_separately(
     folder: Path | None,
     preset: str = "",
 ) -> dict[str, Any]:
-    """Write scores to the record, images to their folder, figures to MLflow.
+    """Write scores to the record, images to their folder, figures to the readers.
 
     Args:
-        home: where the runs and MLflow's store lie.
+        home: where the runs lie.
         config: what it was evaluated with.
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.
@@ -118,7 +119,7 @@ def record_separately(
     )  # fmt: skip
     EvaluationStore(home).commit(row, images)
     figures = figures_of(images)
-    _track(home, config, row, figures | {"parts": part_means(evaluation.scores)})
+    _to_readers(home, config, row, figures | {"parts": part_means(evaluation.scores)})
     if folder is not None:
         write_images(folder, evaluation.samples, evaluated.prompts)
     parts = part_means(evaluation.scores)
@@ -168,22 +169,17 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
     for ending, values in groups.items():
         for name in ("score", "exact") if values else ():
             low, high = values[f"{name}_interval"]
-            found[f"evaluation_{name}{ending}"] = values[name]
-            found[f"evaluation_{name}_low{ending}"] = low
-            found[f"evaluation_{name}_high{ending}"] = high
-    found |= {f"evaluation_part_{name}": value for name, value in figures.get("parts", {}).items()}
+            found[f"{EVALUATION}{name}{ending}"] = values[name]
+            found[f"{EVALUATION}{name}_low{ending}"] = low
+            found[f"{EVALUATION}{name}_high{ending}"] = high
+    found |= {f"{EVALUATION}part_{name}": value for name, value in figures.get("parts", {}).items()}
     found |= {f"{QUALITY_FIGURE}{name}": value for name, value in figures.get("quality", {}).items()}
     return found
 
 
-def _track(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapping[str, Any]) -> None:
-    """A run of MLflow's own for each evaluation, so that its table compares them."""
-    tracker = Tracker(home)
-    tracker.start(
-        row.evaluation_id,
-        config,
-        row.environment,
-        {"spotlight.evaluates": row.run_id or "untouched model"},
-    )
-    tracker.metrics(row.iteration, tracked_metrics(figures))
-    tracker.finish("finished")
+def _to_readers(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapping[str, Any]) -> None:
+    """Send an evaluation as a run of its own, so that the tables of MLflow and others compare them."""
+    settings = config.model_dump(mode="json")
+    evaluates = row.run_id or "untouched model"
+    run = ReadRun(row.evaluation_id, settings, row.environment, row.started_at, evaluates=evaluates)
+    send_evaluation(home, config.tracking, run, row.iteration, tracked_metrics(figures), row.ended_at)

@@ -1,4 +1,4 @@
-"""The setting of where a run's figures are copied to."""
+"""The settings of the readers that a run's figures go to."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from pydantic import field_validator
 from storage.config.section import Section
 from storage.errors import quoted
 
-TRACKING_VARIABLE = "SPOTLIGHT_TRACKING__URI"
-"""Environment variable of `tracking.uri`, which also counts where a run is resumed."""
+TRACKING_VARIABLE, READERS_VARIABLE = "SPOTLIGHT_TRACKING__URI", "SPOTLIGHT_TRACKING__TO"
+"""Environment variables of `tracking.uri` and `tracking.to`, which also count where a run is resumed."""
 
 
 class TrackingConfig(Section):
-    """Where a run's figures, images and report are copied to, beside the record: MLflow."""
+    """Where a run's figures, images and report are copied to, beside the record."""
+
+    to: tuple[str, ...] = ("mlflow",)
+    """Readers of the record: `mlflow`, `wandb`, `tensorboard`; one of your own by the name of its entry point
+    or as `package.module:Name` (docs/storage.md). An empty list copies nothing."""
 
     uri: str = ""
     """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home
     folder. A login comes from MLflow's own variables, such as MLFLOW_TRACKING_USERNAME (docs/storage.md)."""
+
+    @field_validator("to")
+    @classmethod
+    def _is_named_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError(f"tracking.to is {list(value)}; name each reader once")
+        return value
 
     @field_validator("uri")
     @classmethod

@@ -255,8 +255,8 @@ class EvaluationRecord:
     Its means are over the prompts that every evaluation of the run has; `images` may be of more.
 
     Attributes:
-        parts: mean of each part of a weighted sum; goes to MLflow, as the images' figures have them.
-        looks: mean of each figure of the images' looks; goes to MLflow, too.
+        parts: mean of each part of a weighted sum.
+        looks: mean of each figure of the images' looks.
     """
 
     run_id: str

@@ -134,16 +134,6 @@ def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
         return {row[0]: dict(zip(names, row, strict=True)) for row in found.fetchall()}
 
 
-def paid_usd(records: Records, run_id: str) -> float:
-    """Dollars that the devices of a run have cost so far, at the prices of its settings."""
-    with records.reading(run_id) as connection:
-        row = connection.execute(
-            "SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
-            [run_id],
-        ).fetchone()
-    return 0.0 if row is None or row[0] is None else float(row[0])
-
-
 def run_result(records: Records, run_id: str) -> dict[str, Any]:
     """Held-out scores of the first and the last evaluation, time and money.
 

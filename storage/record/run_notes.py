@@ -116,11 +116,6 @@ class NoteStore:
         links = RunFolder(self.home.run(run_id)).notes().get("links", {})
         return {place: link["address"] for place, link in links.items()}
 
-    def noted_at(self, run_id: str, place: str) -> float | None:
-        """Return when a link was noted (Unix seconds); None where there is none."""
-        links = RunFolder(self.home.run(run_id)).notes().get("links", {})
-        return links[place]["noted_at"] if place in links else None
-
     def _known(self, run_id: str) -> RunFolder:
         folder = RunFolder(self.home.run(run_id))
         if not folder.exists:

@@ -40,6 +40,7 @@ COLUMNS: Mapping[str, Mapping[str, pa.DataType]] = {
     },
     "sample_images": {**_ITERATION, **_SEED, "png": _BYTES},
     "evaluations": {**_ITERATION, **_MADE, "score": _F64, "exact": _F64},
+    "evaluation_metrics": {**_ITERATION, "name": _TEXT, "value": _F64},
     "evaluation_images": {**_ITERATION, **_SEED, **_JUDGED, "png": _BYTES},
     "evaluation_image_figures": {**_ITERATION, **_SEED, "name": _TEXT, "value": _F64},
     "worker_states": {
@@ -151,10 +152,12 @@ def evaluation_rows(record: EvaluationRecord) -> Rows:
     """Return the rows of a held-out evaluation."""
     images = record.images
     prompts = {image.prompt_id: image.prompt for image in images}
+    metrics = {f"part_{name}": mean for name, mean in record.parts.items()} | record.looks
     pngs = [None if i.png_base64 is None else base64.b64decode(i.png_base64) for i in images]
     return tables_of(
         {
             "evaluations": columns_of("evaluations", [record], _ITERATION),
+            "evaluation_metrics": {"name": list(metrics), "value": list(metrics.values())},
             "prompts": {"prompt_id": list(prompts), "prompt": list(prompts.values())},
             "evaluation_images": {
                 **columns_of("evaluation_images", images, (*_ITERATION, "png")), "png": pngs,

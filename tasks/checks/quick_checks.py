@@ -20,7 +20,7 @@ from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
 from storage.prompts.sources import check_source
-from storage.tracking.server import refuse_silent_server
+from storage.readers.registry import check_readers
 
 _MOST_PROCESSES_A_CORE = 8
 """Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""
@@ -99,7 +99,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     refuse_silent_address(config.runtime.ray_address)
     if config.runtime.cluster == "ray":
         refuse_unusable_folder()
-    refuse_silent_server(config.tracking.uri)
+    check_readers(config.tracking)
     scorer.check_servers()
     if judge is not None:
         judge.check_servers()

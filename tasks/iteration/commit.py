@@ -1,13 +1,9 @@
-"""What a phase left behind goes into checkpoint, record and MLflow."""
+"""What a phase left behind goes into checkpoint and record, and the readers are woken."""
 
 from __future__ import annotations
 
-import base64
-import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
-from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -28,14 +24,11 @@ from storage.record.records import (
     StateInterval,
     record_to_json,
 )
-from storage.tracking.figures import evaluation_figures, iteration_figures
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
 
 GALLERY = 12
 """Images of an evaluation that are kept for the dashboard: the same prompts and seeds every time."""
-
-_SLUG_CHARACTERS = 40
 
 
 @task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
@@ -68,8 +61,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
     session.store.compact(record.run_id, before=session.checkpoints.oldest)
     if session.mirror is not None:
         session.mirror.copy_newest()
-    session.spent_usd += record.metrics["cost_usd"]
-    session.tracker.metrics(record.iteration, iteration_figures(record.metrics, session.spent_usd))
+    session.readers.wake()
 
 
 @task(
@@ -79,33 +71,13 @@ def _commit(session: Session, record: IterationRecord) -> None:
     persist_result=False,
 )
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
-    """Write a held-out evaluation to the record and to MLflow.
+    """Write a held-out evaluation to the record.
 
     What its images say is answered by `tasks.iteration.alarm`.
     """
     session.store.commit_evaluation(record)
-    usd = sum(interval.usd for interval in record.intervals)
-    session.spent_usd += usd
-    figures = evaluation_figures(
-        record.score, record.exact, record.parts, record.looks, usd, session.spent_usd
-    )
-    session.tracker.metrics(record.iteration, figures)
-    session.tracker.images(record.iteration, _gallery(record))
-
-
-def _gallery(record: EvaluationRecord) -> dict[str, Callable[[], bytes]]:
-    """The pictures of an evaluation by a name that is the same at every evaluation: number and prompt."""
-    return {
-        f"held-out/{image.prompt_id + 1:03d}-{_slug(image.prompt)}-{image.seed_index}": partial(
-            base64.b64decode, image.png_base64
-        )
-        for image in record.images
-        if image.png_base64 is not None
-    }
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:_SLUG_CHARACTERS]
+    if record.iteration:  # before the first iteration, importing MLflow would slow the start down
+        session.readers.wake()
 
 
 def iteration_record(

@@ -22,19 +22,20 @@ from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
 from storage.environment import DEVICES
-from storage.errors import CheckpointError, ClusterLostError, StorageError
+from storage.errors import CheckpointError, ClusterLostError, ServerError, StorageError
 from storage.evaluations.alarm import AlarmCourse
-from storage.home import Home, dashboard_page
+from storage.home import Home
+from storage.readers.follower import REPORT
+from storage.readers.following import FLUSH_WAIT_S, Readers
 from storage.record.records import IterationRecord, RunStatus, record_from_json
-from storage.record.results import last_recorded_at, paid_usd
+from storage.record.results import last_recorded_at
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from storage.run_log import RunLog
-from storage.tracking.tracker import FLUSH_WAIT_S, Tracker
 from tasks.report import report_file
 
 CANCELLED_FLUSH_S = 1.5
-"""How long a cancelled run waits for MLflow, which holds a copy."""
+"""How long a cancelled run waits for its readers, which hold copies."""
 
 
 _MIRROR_WAIT_S = 600.0
@@ -54,7 +55,6 @@ class Session:
         devices_noted: what the workers are known to compute on.
         alarm: what the evaluations have come to so far; see `tasks/iteration/alarm.py`.
         seconds: how long each phase of the running iteration took.
-        spent_usd: what the run's devices have cost so far, in all its lives.
         log: says which phases go on, for the dashboard.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
@@ -67,7 +67,7 @@ class Session:
         runtime: Runtime,
         store: RunStore,
         checkpoints: CheckpointStore,
-        tracker: Tracker,
+        readers: Readers,
         opened: ExitStack,
         mirror: CheckpointMirror | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class Session:
         self.runtime = runtime
         self.store = store
         self.checkpoints = checkpoints
-        self.tracker = tracker
+        self.readers = readers
         self.mirror = mirror
         self._opened = opened
         self._cancelled = False
@@ -88,7 +88,6 @@ class Session:
         self.devices_noted: set[str] = set()
         self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
-        self.spent_usd = 0.0
         self.log = RunLog(store.home, run_id)
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
@@ -117,27 +116,27 @@ class Session:
         self._cancelled = status == "cancelled"
         self._opened.close()
         if kind is None:
-            return  # `finish_mirror` and `finish_tracking` follow once the run is marked as finished
+            return  # `finish_mirror` and `finish_readers` follow once the run is marked as finished
         if self.mirror is not None:  # last, as the devices are paid for until they are given back
             self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
-        # Who cancels waits for the end: MLflow's import alone may take longer than all else.
-        self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
+        # A person who cancels waits for the end: MLflow's import alone may take longer than all else.
+        self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def finish_mirror(self) -> None:
         """Copy a finished run to the mirror as it will stay: result, status and all rows."""
         if self.mirror is not None:
             self.mirror.close(_MIRROR_WAIT_S)
 
-    def finish_tracking(self) -> None:
-        """Copy the weights of a finished run to MLflow, mark its end there, and add its report."""
-        newest = self.checkpoints.load_latest()
-        if newest is not None:
-            self.tracker.artifact(newest.path / "weights.safetensors")
-            self.tracker.artifact(newest.path / "average.safetensors")
-        self.tracker.end("finished")
+    def finish_readers(self) -> None:
+        """Write the report of a finished run into its folder, and have the readers take what is left."""
+        if not self.config.tracking.to:
+            return
         home, run_id = self.store.home, self.run_id
-        self.tracker.made_artifact("report.html", lambda file: report_file(home, run_id, file))
-        self.tracker.close()
+        try:
+            report_file(home, run_id, home.run(run_id) / REPORT)
+        except ServerError as error:
+            self.store.add_event(run_id, "report", str(error))
+        self.readers.finish("finished")
 
     def note_devices(self) -> None:
         """Store what the workers compute on, where one has joined that computes on something else."""
@@ -185,19 +184,17 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
         notes = NoteStore(home)
-        tracker = Tracker(
+        readers = Readers(
             home,
-            on_trouble=lambda message: store.add_event(run_id, "mlflow", message),
-            on_page=lambda page: notes.link(run_id, "mlflow", page),
+            run_id,
+            config.tracking,
+            tell=lambda reader, message: store.add_event(run_id, reader, message),
+            link=lambda reader, page: notes.link(run_id, reader, page),
         )
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
-        session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
+        session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)
     try:
         environment = store.run(run_id).environment
-        page = dashboard_page(run_id)
-        described = {"mlflow.note.content": f"[This run in the dashboard]({page})"} if page else {}
-        tracker.start(run_id, config, environment, described)
-        tracker.catch_up()
         session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
         session.note_devices()
         if checkpoint is not None:
@@ -205,7 +202,6 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         else:
             # Killed before its first checkpoint: whatever was recorded is done again.
             store.discard_after(run_id, -1)
-        session.spent_usd = paid_usd(store.records, run_id)
     except BaseException as error:
         session.__exit__(type(error))
         raise

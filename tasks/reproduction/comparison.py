@@ -19,7 +19,7 @@ _DATA = "digest "
 _CODE = "commit"
 _CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
-_IGNORED_SETTINGS = {"runtime.cluster", "tracking.uri"}
+_IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
 """Where a run computes and is copied to, not what it computes."""
 
 Difference = dict[str, str]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,13 +14,24 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-import storage.tracking.tracker
-from storage.config.run_config import RunConfig
+import storage.readers.following
 from storage.home import Home
-from storage.tracking.addresses import run_page
-from storage.tracking.mlflow_run import EXPERIMENT
-from storage.tracking.server import refuse_silent_server
-from storage.tracking.tracker import Tracker
+from storage.readers.follower import REPORT
+from storage.readers.following import FLUSH_WAIT_S
+from storage.readers.mlflow_pages import run_page
+from storage.readers.mlflow_reader import EXPERIMENT
+from storage.readers.mlflow_server import refuse_silent_server
+from storage.record.run_store import RunStore
+from tests.read_runs import (
+    Followed,
+    begin,
+    commit,
+    followed,
+    mlflow_points,
+    mlflow_run,
+    recorded_points,
+    steps,
+)
 from tests.running_up import free_ports, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,97 +89,81 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "home")
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(Home(tmp_path / "home").ensure())
 
 
-def config(server: MlflowServer) -> RunConfig:
-    return RunConfig.model_validate({"name": "smoke", "tracking": {"uri": server.uri}})
-
-
-def history(server: MlflowServer, run_id: str, figure: str) -> list[tuple[int, float]]:
-    client = MlflowClient(tracking_uri=server.uri)
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    [run] = client.search_runs([experiment.experiment_id], f"tags.`spotlight.run_id` = '{run_id}'")
-    return sorted((one.step, one.value) for one in client.get_metric_history(run.info.run_id, figure))
-
-
-def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home, tmp_path: Path):
+def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, store: RunStore):
     refuse_silent_server(server.uri, {})
-    troubles: list[str] = []
-    pages: list[str] = []
-    tracker = Tracker(home, troubles.append, pages.append)
-    tracker.start("there", config(server), {"commit": "cf706f1", "preset": "smoke"})
-    tracker.metrics(1, {"reward_mean": 0.5, "cost_total_usd": 0.25})
-    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all</p>"))
-    (tmp_path / "weights.safetensors").write_bytes(b"weights")
-    tracker.artifact(tmp_path / "weights.safetensors")
-    tracker.finish("finished")
-    assert troubles == []
+    config = begin(store, "there", os.getpid(), uri=server.uri)
+    commit(store, "there", 1)
+    (store.home.run("there") / REPORT).write_text("<p>all</p>")
+    checkpoint = store.home.checkpoints("there") / "iteration-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "weights.safetensors").write_bytes(b"weights")
+    own = Followed(store, "there", config)
+    own.readers.finish("finished")
+    assert own.troubles == []
     client = MlflowClient(tracking_uri=server.uri)
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-    [run] = client.search_runs([experiment.experiment_id], "tags.`spotlight.run_id` = 'there'")
+    run = mlflow_run(server.uri, "there")
+    assert run is not None
     assert (run.info.status, run.info.run_name) == ("FINISHED", "there")
-    assert pages == [run_page(server.uri, experiment.experiment_id, run.info.run_id)]
-    assert run.data.metrics == {"score/reward_mean": 0.5, "cost/total_usd": 0.25}
+    assert own.pages == [run_page(server.uri, experiment.experiment_id, run.info.run_id)]
+    assert mlflow_points(server.uri, "there") == recorded_points(store.home, "there")
     assert run.data.params["tracking.uri"] == server.uri
     assert run.data.params["price.book"] == '""'
-    assert run.data.tags["spotlight.preset"] == "smoke"
+    assert run.data.tags["spotlight.preset"] == "glyphs"
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert files == {"report.html", "weights.safetensors"}
-    assert not (home.path / "mlflow.db").exists(), "nothing is kept twice"
+    assert files == {"images", "report.html", "weights.safetensors"}
+    assert not (store.home.path / "mlflow.db").exists(), "nothing is kept twice"
 
 
 def test_figures_of_a_server_s_absence_are_sent_when_it_is_back(
-    server: MlflowServer, home: Home, monkeypatch: pytest.MonkeyPatch
+    server: MlflowServer, store: RunStore, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(storage.tracking.tracker, "RETRY_S", 0.5)
-    troubles: list[str] = []
-    tracker = Tracker(home, troubles.append)
-    tracker.start("away", config(server), {})
-    tracker.metrics(1, {"reward_mean": 0.1})
-    wait_until("the first figures are there", lambda: history_or_none(server, "away") == [(1, 0.1)])
+    monkeypatch.setattr(storage.readers.following, "RETRY_S", 0.5)
+    own = Followed(store, "away", begin(store, "away", os.getpid(), uri=server.uri))
+    commit(store, "away", 1)
+    own.readers.wake()
+    wait_until("the first figures are there", lambda: steps(mlflow_points(server.uri, "away")) == [1])
     server.kill()
     for iteration in (2, 3, 4):
-        tracker.metrics(iteration, {"reward_mean": iteration / 10})
-    wait_until("the silence is noticed", lambda: bool(troubles))
-    assert troubles[0].startswith(f"MLflow at {server.uri} does not answer (")
-    assert troubles[0].endswith("; the run goes on, and its figures are kept and sent when it does")
+        commit(store, "away", iteration)
+        own.readers.wake()
+    wait_until("the silence is noticed", lambda: bool(own.troubles))
+    assert own.troubles[0].startswith(f"MLflow at {server.uri} failed (")
+    assert own.troubles[0].endswith("; the run goes on, and what it lacks is sent when it answers")
     server.start()
-    wait_until("the kept figures are sent", lambda: len(troubles) == 2)
-    tracker.metrics(5, {"reward_mean": 0.5})
-    tracker.finish("finished")
-    assert troubles[1:] == [f"MLflow at {server.uri} answers again; the figures that were kept are sent"]
-    assert history(server, "away", "score/reward_mean") == [(step, step / 10) for step in range(1, 6)]
+    wait_until("the kept figures are sent", lambda: len(own.troubles) == 2)
+    commit(store, "away", 5)
+    own.readers.finish("finished")
+    assert own.troubles[1:] == [f"MLflow at {server.uri} answers again; what it lacked was sent"]
+    assert mlflow_points(server.uri, "away") == recorded_points(store.home, "away")
 
 
-def test_what_a_server_that_stays_away_lacks_is_named_at_the_end(server: MlflowServer, home: Home):
-    troubles: list[str] = []
-    tracker = Tracker(home, troubles.append)
-    tracker.start("gone", config(server), {})
-    tracker.metrics(1, {"reward_mean": 0.1})
-    wait_until("the first figures are there", lambda: history_or_none(server, "gone") == [(1, 0.1)])
+def test_what_a_server_that_stays_away_lacks_is_named_at_the_end_and_sent_by_the_next_run(
+    server: MlflowServer, store: RunStore
+):
+    config = begin(store, "gone", os.getpid(), uri=server.uri)
+    own = Followed(store, "gone", config)
+    commit(store, "gone", 1)
+    own.readers.wake()
+    wait_until("the first figures are there", lambda: steps(mlflow_points(server.uri, "gone")) == [1])
     server.kill()
     try:
-        for iteration in (2, 3):
-            tracker.metrics(iteration, {"reward_mean": 0.2})
-        wait_until("the silence is noticed", lambda: bool(troubles))
-        tracker.images(3, {"held-out/001": lambda: b"never made"})
-        tracker.finish("finished")
+        commit(store, "gone", 2, 3)
+        own.readers.wake()
+        wait_until("the silence is noticed", lambda: bool(own.troubles))
+        began = time.monotonic()
+        own.readers.finish("finished")
+        assert time.monotonic() - began < FLUSH_WAIT_S / 2
+        store.set_status("gone", "finished")
     finally:
         server.start()
-    assert len(troubles) == 2
-    lacking = "the figures of iterations 2 to 3, the images after iteration 3, the run's end"
-    assert f"lacks {lacking}" in troubles[1]
-    assert troubles[1].endswith("; all figures are in the run's record")
-
-
-def history_or_none(server: MlflowServer, run_id: str) -> list[tuple[int, float]] | None:
-    """The scores of a run, or None while MLflow does not know it yet."""
-    try:
-        return history(server, run_id, "score/reward_mean")
-    except (AssertionError, ValueError):
-        return None
+    assert len(own.troubles) == 2
+    assert "lacks the figures of iterations 2 to 3, the run's end" in own.troubles[1]
+    assert followed(store, "next", begin(store, "next", os.getpid(), uri=server.uri)) == []
+    assert mlflow_points(server.uri, "gone") == recorded_points(store.home, "gone")

@@ -17,7 +17,6 @@ from storage.record.queries.quality import figure_means, paired_figures
 from storage.record.records import EvaluationImage, EvaluationRecord
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
-from storage.tracking.figures import recorded_figures
 from ui.data.quality import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.charts import score_chart
@@ -117,10 +116,8 @@ def test_evaluations_compare_over_the_prompts_that_all_have(store: RunStore):
     store.commit_evaluation(dataclasses.replace(last, images=[*last.images[:8], *late]))
     with store.records.reading() as connection:
         means = figure_means(connection, "r")
-        told = recorded_figures(connection, "r", 2.0)
     expected = [distance * 1.035 for distance in (0.1, 0.2, 0.3)]
     assert means["truth_distance"].tolist() == pytest.approx(expected)
-    assert [one.figures["evaluation_quality_truth_distance"] for one in told] == pytest.approx(expected)
     assert [len(of_prompt) for of_prompt in held_out_scores(store.records, "r").values()] == [8, 8, 8]
     result = run_result(store.records, "r")
     assert (result["score_before"], result["held_out_prompts"]) == (pytest.approx(0.2), 16)

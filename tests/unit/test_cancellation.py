@@ -117,8 +117,8 @@ def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path)
     nothing: Any = None
     store = RunStore(Home(tmp_path).ensure())
     opened: Any = type("Opened", (), {"close": lambda self: None})()
-    tracker: Any = type("Tracker", (), {"finish": lambda self, status, wait_s: None})()
-    session = Session("r", RunConfig(), nothing, store, nothing, tracker, opened)
+    readers: Any = type("Readers", (), {"finish": lambda self, status, wait_s: None})()
+    session = Session("r", RunConfig(), nothing, store, nothing, readers, opened)
     with pytest.raises(OSError), session.timed("explore"):
         raise OSError("a failure")
     session.__exit__(Stopped)

@@ -22,7 +22,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
-from storage.record.results import paid_usd
+from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
@@ -379,8 +379,9 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert code == 0
     assert table.index("newer") < table.index("older")
     (line,) = [line for line in table.splitlines() if "older" in line]
+    usd = run_result(store.records, "older")["cost_usd"]
     assert [cell.strip() for cell in line.strip("│┃ ").split("│")] == [
-        "older", "finished", "2/40", "0.250", "0.500", f"${paid_usd(store.records, 'older'):.2f}",
+        "older", "finished", "2/40", "0.250", "0.500", f"${usd:.2f}",
     ]  # fmt: skip
     newer, older = (json.loads(line) for line in shell("runs", "--json")[1].splitlines())
     assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
@@ -393,7 +394,8 @@ def test_a_cancelled_run_shows_what_it_cost_and_scored(shell: Shell, home: Home)
     write_sample_run(store, "r", iterations=10, status="running")
     store.set_status("r", "cancelled")
     [line] = [line for line in shell("runs")[1].splitlines() if " r " in line]
-    usd, scores = paid_usd(store.records, "r"), [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
+    usd = run_result(store.records, "r")["cost_usd"]
+    scores = [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
     assert "cancelled" in line and f"${usd:.2f}" in line and usd > 0
     [facts] = [json.loads(line) for line in shell("runs", "--json")[1].splitlines()]
     assert facts["cost_usd"] == pytest.approx(usd)

@@ -18,10 +18,12 @@ from storage import empty_database
 from storage.config.run_config import RunConfig
 from storage.empty_database import provide_database
 from storage.home import Home
+from storage.readers import mlflow_tables
+from storage.readers.mlflow_reader import MlflowReader
+from storage.readers.protocol import ReadRun
 from storage.record.run_store import RunStore
-from storage.tracking import mlflow_tables
-from storage.tracking.mlflow_run import MlflowRun
 from tests.odd_names import NO_HOME, ODD_NAMES
+from tests.read_runs import mlflow_points
 from tests.sample_run import evaluation_record
 
 
@@ -75,12 +77,12 @@ def test_the_databases_of_a_home_are_in_it_whatever_it_is_called(tmp_path: Path,
     store.commit_evaluation(evaluation_record("a-run", 0, 0.0, images=1))
     with store.records.reading() as connection:
         assert connection.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
-    run = MlflowRun(home.mlflow_uri, home.artifacts, "a-run", {}, {})
-    run.open()
-    run.log_metrics(1, {"reward_mean": 0.5}, 0)
+    reader = MlflowReader(home.mlflow_uri, home.artifacts)
+    assert reader.open(ReadRun("a-run", {}, {}, 0.0), -1) == 0
+    reader.iteration(1, {"score/reward_mean": 0.5}, 0.0)
     (tmp_path / "weights").write_bytes(b"all")
-    run.log_artifact(tmp_path / "weights")
-    assert run.logged_steps("reward_mean") == {1}
+    reader.artifact(tmp_path / "weights")
+    assert mlflow_points(home.mlflow_uri, "a-run") == {"score/reward_mean": [(1, 0.5)]}
     with duckdb.connect(str(home.database), read_only=True) as catalogue:
         assert catalogue.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
     assert [path.read_bytes() for path in home.artifacts.rglob("weights")] == [b"all"]
@@ -212,6 +214,6 @@ def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
     client.log_metric(client.create_run(experiment).info.run_id, "score", 0.5)
     assert len(client.search_runs([experiment])) == 1
     monkeypatch.setattr(mlflow_tables, "make_tables", lambda database: pytest.fail("it was not copied"))
-    run = MlflowRun(f"sqlite:///{tmp_path / 'third.db'}", tmp_path / "artifacts", "run-1", {}, {})
-    run.open()
-    run.end("finished")
+    reader = MlflowReader(f"sqlite:///{tmp_path / 'third.db'}", tmp_path / "artifacts")
+    reader.open(ReadRun("run-1", {}, {}, 0.0), -1)
+    reader.end("finished", 1.0)

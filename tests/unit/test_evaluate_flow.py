@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ CONFIG = RunConfig.model_validate(
         "prompts": {"train": "builtin:shapes-train", "evaluate": "builtin:shapes-evaluate"},
         "reward": {"scorer": "shapes"},
         "evaluation": {"prompts": 6, "images_per_prompt": 2},
+        "tracking": {"to": []},
     }
 )
 
@@ -52,24 +52,7 @@ def evaluated(run_id: str | None, scores: list[float]) -> Evaluated:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home without MLflow: `tests/integration/under_prefect/test_post_train_flow.py` has the real one."""
-
-    class Silent:
-        def __init__(self, home: Home) -> None:
-            pass
-
-        def start(self, run_id: str, config: RunConfig, facts: dict[str, str], tags: dict[str, str]) -> None:
-            tracked.append((run_id, tags))
-
-        def metrics(self, iteration: int, values: dict[str, float]) -> None:
-            tracked.append((iteration, values))
-
-        def finish(self, status: str) -> None:
-            tracked.append(status)
-
-    tracked: list[Any] = []
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(tasks.evaluation, "Tracker", Silent)
     monkeypatch.setattr(flows.evaluate, "record_separately", tasks.evaluation.record_separately.fn)
     return Home(tmp_path / "home")
 
@@ -136,7 +119,7 @@ def test_what_cannot_be_compared_is_refused_before_the_work(home: Home, monkeypa
         flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, "nothing")
 
 
-def test_the_names_in_mlflow_begin_like_those_of_a_run():
+def test_the_names_for_readers_begin_like_those_of_a_run():
     values = {"score": 0.5, "score_interval": [0.4, 0.6], "exact": 0.25, "exact_interval": [0.2, 0.3]}
     found = tracked_metrics(
         values | {"by_tag": {"counting": values}, "over_tags": values, "parts": {"ocr": 1.0}}

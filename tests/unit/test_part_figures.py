@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,11 @@ from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
 from storage.config.run_config import RunConfig
+from storage.home import Home
 from storage.prompts.files import PromptRecord
+from storage.readers.figures import gallery, moments_after
 from storage.record.records import EvaluationImage, EvaluationRecord, StateInterval
+from storage.record.run_store import RunStore
 from tasks.iteration.commit import evaluation_record, record_evaluation
 
 SCORES = [
@@ -24,17 +28,18 @@ SCORES = [
 ]
 
 
-def drawn(prompt_id: int) -> Any:
+def drawn(prompt_id: int, seed_index: int = 0) -> Any:
     """An image of a prompt, as far as it is asked for."""
-    request = evaluation_request(0, prompt_id, 0, "a sign", WeightsVersion(1))
+    request = evaluation_request(0, prompt_id, seed_index, "a sign", WeightsVersion(1))
     return SimpleNamespace(request=request, image_HWC=None)
 
 
 @pytest.mark.parametrize("scores", [SCORES, [Score(0.5, False, "")]])
-def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: pytest.MonkeyPatch):
+def test_an_evaluation_s_parts_go_to_readers(
+    scores: list[Score], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setattr(tasks.iteration.commit, "GALLERY", 0)
-    told: dict[str, float] = {}
-    shown: dict[str, Any] = {}
+    store = entered(tmp_path)
     session: Any = SimpleNamespace(
         config=RunConfig(),
         run_id="r",
@@ -47,18 +52,16 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
             take_standby_time=list,
             take_judge_usd=float,
         ),
-        store=SimpleNamespace(commit_evaluation=lambda record: None),
-        tracker=SimpleNamespace(
-            metrics=lambda iteration, figures: told.update(figures),
-            images=lambda iteration, pictures: shown.update(pictures),
-        ),
-        spent_usd=2.0,
+        store=store,
     )
     figures = [{"grain": 0.01 * (place + 1)} | part_figures(score) for place, score in enumerate(scores)]
     # Of a prompt that the other evaluations do not have: it counts in nothing that is compared with them.
     alone = Score(1.0, True, "", parts={"ocr": 1.0, "jpeg": 1.0})
     evaluation = Evaluation(
-        [drawn(0)] * len(scores) + [drawn(1)], [*scores, alone], 1, [*figures, {"grain": 1.0}]
+        [*(drawn(0, seed) for seed in range(len(scores))), drawn(1)],
+        [*scores, alone],
+        1,
+        [*figures, {"grain": 1.0}],
     )
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
     record = evaluation_record(session, evaluation, 0, 0.0, 1.0, [paid])
@@ -66,26 +69,29 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
     assert len(record.images) == len(scores) + 1
     assert record.images[0].figures == {"grain": 0.01} | part_figures(scores[0])
     # The image that a scorer failed on counts in no mean.
-    parts = {"evaluation_part_ocr": 0.5, "evaluation_part_jpeg": 0.5} if scores is SCORES else {}
-    costs = {"cost_evaluation_usd": 1.0, "cost_total_usd": 3.0}
-    grain = {"evaluation_quality_grain": pytest.approx(0.02 if scores is SCORES else 0.01)}
-    exact = 0.5 if scores is SCORES else 0.0
-    assert told == {"evaluation_score": 0.5, "evaluation_exact": exact, **parts, **grain, **costs}
-    assert shown == {}
+    parts = {"score/evaluation_part_ocr": 0.5, "score/evaluation_part_jpeg": 0.5} if scores is SCORES else {}
+    costs = {"cost/evaluation_usd": 1.0, "cost/total_usd": 1.0}
+    grain = {"quality/grain": pytest.approx(0.02 if scores is SCORES else 0.01)}
+    both = {"score/evaluation_score": 0.5, "score/evaluation_exact": 0.5 if scores is SCORES else 0.0}
+    with store.records.reading("r") as connection:
+        [moment] = moments_after(connection, "r", -1)
+        assert moment.figures == both | parts | grain | costs
+        assert gallery(connection, "r", 0) == {}
 
 
-def test_pictures_have_the_same_names_at_every_evaluation():
+def test_pictures_have_the_same_names_at_every_evaluation(tmp_path: Path):
     images = [
         EvaluationImage(0, 'a sign that says "K7A"', 1, 0.5, False, "", None, b64encode(b"png").decode()),
         EvaluationImage(1, "not kept", 0, 0.5, False, "", None),
     ]
-    shown: dict[str, Any] = {}
-    session: Any = SimpleNamespace(
-        store=SimpleNamespace(commit_evaluation=lambda record: None),
-        tracker=SimpleNamespace(
-            metrics=lambda *_: None, images=lambda iteration, pictures: shown.update(pictures)
-        ),
-        spent_usd=0.0,
-    )
-    record_evaluation.fn(session, EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))
-    assert {name: made() for name, made in shown.items()} == {"held-out/001-a-sign-that-says-K7A-1": b"png"}
+    store = entered(tmp_path)
+    store.commit_evaluation(EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))
+    with store.records.reading("r") as connection:
+        assert gallery(connection, "r", 0) == {"held-out/001-a-sign-that-says-K7A-1": b"png"}
+
+
+def entered(path: Path) -> RunStore:
+    """A home with the run "r"."""
+    store = RunStore(Home(path))
+    store.create_run("r", RunConfig(), {}, 0)
+    return store

@@ -20,6 +20,7 @@ from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed.up import UpOptions, _say_where
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
+from storage.config.tracking import TrackingConfig
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -114,9 +115,9 @@ def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, mon
     )
     monkeypatch.setattr(flows.artifacts, "flow_run_page", lambda: "http://127.0.0.1:4200/v2/runs/flow-run/1")
     monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
-    show_links("mine", Home(tmp_path), "")
+    show_links("mine", Home(tmp_path), TrackingConfig())
     monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "http://127.0.0.1:8600/")
-    show_links("mine", Home(tmp_path), "http://mlflow:5000")
+    show_links("mine", Home(tmp_path), TrackingConfig(uri="http://mlflow:5000"))
     assert [key for key, _ in made] == ["links", "links"], "one artefact a run"
     by_hand, by_link = (text.splitlines() for _, text in made)
     assert by_hand == [
@@ -129,6 +130,8 @@ def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, mon
     assert by_link[0] == "- Dashboard: [mine](http://127.0.0.1:8600/?run=mine)"
     page = "http://mlflow:5000/#/experiments?workflowType=machine_learning"
     assert by_link[2] == f"- MLflow: [http://mlflow:5000]({page}), after its first iteration"
+    show_links("mine", Home(tmp_path), TrackingConfig(to=()))
+    assert "MLflow" not in made[-1][1]
     assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
 
 

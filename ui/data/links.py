@@ -13,14 +13,14 @@ import streamlit as st
 
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.record.run_notes import NoteStore
-from storage.tracking.addresses import (
+from storage.readers.mlflow_pages import (
     LOCAL_SERVER,
     experiments_page,
     mlflow_identity,
     run_page,
     serve_command,
 )
+from storage.record.run_notes import NoteStore
 from ui.data.run import RunView
 
 _KEPT_S = 10

@@ -23,8 +23,7 @@ from storage.ledger.ledger import read_ledger
 from storage.record.reading import Records
 from storage.record.results import evaluated_iterations, held_out_scores, run_result
 from storage.record.run_store import RunStore
-from storage.tracking.figures import recorded_figures
-from storage.tracking.names import mlflow_name
+from tests.read_runs import mlflow_points, recorded_points
 from ui.data.quality import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.quality import part_charts
@@ -245,19 +244,7 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     facts = RunStore(home).run("run-a").environment
     assert run.data.tags["spotlight.commit"] == facts["commit"]
     assert run.data.tags["spotlight.preset"] == facts["preset"] == "mine.toml"
-    # What a later run would send again of it is what it has sent itself.
-    with Records(home).reading() as connection:
-        recorded = recorded_figures(connection, "run-a", 4e9)
-    points = [
-        (one.iteration, mlflow_name(name), value) for one in recorded for name, value in one.figures.items()
-    ]
-    names = {name for _, name, _ in points}
-    assert names == run.data.metrics.keys()
-    histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
-    logged = [(one.step, name, one.value) for name, history in histories.items() for one in history]
-    for (*place, value), (*logged_place, logged_value) in zip(sorted(points), sorted(logged), strict=True):
-        assert place == logged_place
-        assert value == pytest.approx(logged_value)
+    assert mlflow_points(home.mlflow_uri, "run-a") == recorded_points(home, "run-a")
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files >= {"weights.safetensors", "report.html", "images"}
     pictures = [file.path for file in client.list_artifacts(run.info.run_id, "images")]

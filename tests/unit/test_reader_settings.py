@@ -1,4 +1,4 @@
-"""The setting `tracking.uri`, the look at the server that it names, and what MLflow is given to write."""
+"""The settings of readers, the look at the server that they name, and what MLflow is given to write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import ValidationError
 
 from flows.configuration import on_cluster
 from storage.config.run_config import RunConfig
-from storage.config.tracking import TRACKING_VARIABLE
+from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
-from storage.tracking.mlflow_run import flat_settings
-from storage.tracking.names import TOTAL_USD, mlflow_name
-from storage.tracking.server import refuse_silent_server
+from storage.readers.mlflow_reader import flat_settings
+from storage.readers.mlflow_server import refuse_silent_server
+from storage.readers.names import TOTAL_USD, figure_name
 from tests.answering import answering
 from tests.running_up import free_ports
 
@@ -73,6 +73,13 @@ def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatc
     assert on_cluster(there, None, None) == there
     monkeypatch.setenv(TRACKING_VARIABLE, "")  # a run whose server is gone is resumed without it
     assert on_cluster(there, None, None) == RunConfig()
+    monkeypatch.setenv(READERS_VARIABLE, '["tensorboard"]')
+    assert on_cluster(there, None, None).tracking.to == ("tensorboard",)
+
+
+def test_a_reader_is_named_once():
+    with pytest.raises(ValidationError, match="name each reader once"):
+        RunConfig.model_validate({"tracking": {"to": ["mlflow", "mlflow"]}})
 
 
 def test_figures_stand_in_sections():
@@ -90,8 +97,8 @@ def test_figures_stand_in_sections():
         "evaluation_part_legs_s": "score/evaluation_part_legs_s",
         "evaluation_score.颜色": "score/evaluation_score.颜色",
     }
-    assert {name: mlflow_name(name) for name in sections} == sections
-    assert mlflow_name(TOTAL_USD) == "cost/total_usd"
+    assert {name: figure_name(name) for name in sections} == sections
+    assert figure_name(TOTAL_USD) == "cost/total_usd"
 
 
 def test_settings_become_flat_parameters():

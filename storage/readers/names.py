@@ -1,4 +1,4 @@
-"""Names of figures in MLflow, where what stands before the slash is a section of charts."""
+"""Names of figures for readers, where what stands before the slash is a section of charts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ TOTAL_USD = "cost_total_usd"
 EVALUATION_USD = "cost_evaluation_usd"
 """Dollars of one held-out evaluation."""
 
-QUALITY_FIGURE = "evaluation_quality_"
+EVALUATION = "evaluation_"
+"""What the names of a held-out evaluation's figures begin with."""
+
+QUALITY_FIGURE = f"{EVALUATION}quality_"
 """What the names of held-out images' figures begin with."""
 
 _TRAINING = frozenset(
@@ -19,7 +22,7 @@ _TRAINING = frozenset(
      "groups_dropped", "groups_failed"}
 )  # fmt: skip
 _SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "commits", "steps_redone"})
-_SCORES = ("reward_", "exact_", "evaluation_")
+_SCORES = ("reward_", "exact_", EVALUATION)
 _SECONDS = "_s"
 _DOLLARS = "cost_"
 _GIVEN = re.compile(r"_part_|\.")
@@ -33,8 +36,8 @@ _REFUSED = re.compile(
 _MOST_CHARACTERS = 250
 
 
-def mlflow_name(figure: str) -> str:
-    """A figure's name in MLflow: `reward_mean` -> `score/reward_mean`, `rollout_s` -> `phase_s/rollout`."""
+def figure_name(figure: str) -> str:
+    """Return a figure's name for readers, as in `score/reward_mean` or, of `train_s`, `phase_s/train`."""
     if figure.endswith(_SECONDS) and not _GIVEN.search(figure):
         name = f"phase_s/{figure.removesuffix(_SECONDS)}"
     elif figure.startswith(_DOLLARS):
@@ -53,7 +56,7 @@ def mlflow_name(figure: str) -> str:
 
 
 def plain(name: str) -> str:
-    """A name in the characters that every version of MLflow takes; different names stay different.
+    """Return a name in the characters that every reader takes; different names stay different.
 
     Others are escaped: `a:b` -> `a-u003a-b`. A name that is too long is cut and ends with its digest.
     """

@@ -1,0 +1,108 @@
+"""The figures and images that readers get of iterations and held-out evaluations, from the record."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storage.readers.names import EVALUATION, EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD, figure_name
+from storage.record.reading import RecordConnection
+
+_SLUG_CHARACTERS = 40
+
+_MOMENTS = """
+    SELECT 2 * iteration AS moment, ended_at, NULL AS score, NULL AS exact FROM iterations WHERE run_id = $run
+    UNION ALL
+    SELECT 2 * iteration + 1, ended_at, score, exact FROM evaluations WHERE run_id = $run
+"""
+
+_NEWER = f"""
+    WITH paid AS (
+        SELECT moment AS paid_at, sum(usd) AS usd, sum(sum(usd)) OVER (ORDER BY moment) AS total_usd FROM (
+            SELECT 2 * iteration + (phase = 'evaluation')::INTEGER AS moment, usd FROM costs
+            WHERE run_id = $run
+        ) GROUP BY moment
+    )
+    SELECT moment, ended_at, score, exact, CASE WHEN paid_at = moment THEN usd ELSE 0 END,
+        coalesce(total_usd, 0)
+    FROM ({_MOMENTS}) ASOF LEFT JOIN paid ON moment >= paid_at WHERE moment > $after ORDER BY moment
+"""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An iteration, or the evaluation after it, with the figures that readers get.
+
+    Attributes:
+        number: its place in the run: twice the iteration, and one more for an evaluation.
+        at: when it ended, in Unix seconds.
+        figures: by the names that readers give them.
+    """
+
+    number: int
+    at: float
+    figures: Mapping[str, float]
+
+    @property
+    def iteration(self) -> int:
+        """The iteration, or the one after which the evaluation was made."""
+        return self.number // 2
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether it is an evaluation."""
+        return self.number % 2 == 1
+
+
+def moments_after(connection: RecordConnection, run_id: str, after: int) -> list[Moment]:
+    """Return the iterations and evaluations of a run after a moment (-1: all), in order."""
+    values = {"run": run_id, "after": after}
+    metrics: dict[int, dict[str, float]] = defaultdict(dict)
+    for table, odd in (("iteration_metrics", 0), ("evaluation_metrics", 1)):
+        for iteration, name, value in connection.execute(
+            f"SELECT iteration, name, value FROM {table} "
+            f"WHERE run_id = $run AND 2 * iteration + {odd} > $after ORDER BY iteration, name",
+            values,
+        ).fetchall():
+            metrics[2 * iteration + odd][name] = value
+    found = []
+    for number, at, score, exact, usd, total_usd in connection.execute(_NEWER, values).fetchall():
+        own = metrics[number]
+        if number % 2:
+            own = {(EVALUATION if n.startswith("part_") else QUALITY_FIGURE) + n: v for n, v in own.items()}
+            own |= {f"{EVALUATION}score": score, f"{EVALUATION}exact": exact, EVALUATION_USD: usd}
+        own[TOTAL_USD] = total_usd
+        found.append(Moment(number, at, {figure_name(name): value for name, value in own.items()}))
+    return found
+
+
+def last_moment(connection: RecordConnection, run_id: str, number: int, at: float) -> int:
+    """Return the newest moment up to one that was there at a time; an earlier one where that was discarded.
+
+    What is done again ends later than all that was recorded before.
+    """
+    [(last,)] = connection.execute(
+        f"SELECT max(moment) FROM ({_MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
+        {"run": run_id, "number": number, "at": at},
+    ).fetchall()
+    return -1 if last is None else last
+
+
+def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, bytes]:
+    """Return the pictures (PNG) of an evaluation, by a name that tells prompt and seed."""
+    rows = connection.execute(
+        "SELECT i.prompt_id, prompt, seed_index, png FROM evaluation_images i JOIN prompts p "
+        "ON p.run_id = i.run_id AND p.prompt_id = i.prompt_id AND purpose = 'evaluate' "
+        "WHERE i.run_id = $run AND i.iteration = $iteration AND png IS NOT NULL ORDER BY 1, 3",
+        {"run": run_id, "iteration": iteration},
+    ).fetchall()
+    return {
+        f"held-out/{prompt_id + 1:03d}-{_slug(prompt)}-{seed_index}": png
+        for prompt_id, prompt, seed_index, png in rows
+    }
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:_SLUG_CHARACTERS]

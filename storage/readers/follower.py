@@ -1,0 +1,160 @@
+"""One reader brought up to date with the record of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from storage.checkpoints import CheckpointStore
+from storage.clock import now
+from storage.errors import StorageError, shortened
+from storage.home import Home, dashboard_page
+from storage.readers.figures import gallery, last_moment, moments_after
+from storage.readers.position import Position, position_file
+from storage.readers.protocol import Reader, ReadRun
+from storage.record.reading import Records
+from storage.record.records import RunStatus
+from storage.record.run_folder import RunFolder
+from storage.text import one_line
+
+REPORT = "report.html"
+"""Report of a finished run, in its folder."""
+
+
+class Follower:
+    """Brings one reader up to date with the record of one run.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+        name: of the reader, in `tracking.to`.
+        reader: the reader.
+        say: called with what the reader has refused.
+
+    Attributes:
+        file: where its position is kept.
+        is_open: whether the reader has the run's copy open; cleared after a failure.
+        is_complete: whether it has taken the run's end.
+        refused: what it has refused twice, in words.
+    """
+
+    def __init__(
+        self, home: Home, run_id: str, name: str, reader: Reader, say: Callable[[str], None]
+    ) -> None:
+        self._home, self._run_id, self._say = home, run_id, say
+        self._folder = RunFolder(home.run(run_id))
+        self._refused_once = ""
+        self.refused: list[str] = []
+        self.reader = reader
+        self.file = position_file(self._folder.path, name)
+        self.position = Position.read(self.file, reader.label)
+        self.is_open = self.is_complete = False
+
+    def catch_up(self, status: RunStatus | None, at: float) -> None:
+        """Have the reader take what it lacks; raises whatever keeps it from that.
+
+        Args:
+            status: how the run has ended; None while it goes on.
+            at: when it ended, in Unix seconds.
+        """
+        while not self._send(status, at):
+            self.is_open = False
+
+    def lacking(self) -> str:
+        """Return what the reader has not taken, as in `the figures of iterations 3 to 9, the run's end`."""
+        try:
+            first, last = self.position.moment // 2 + 1, self._folder.listing().last_iteration
+        except StorageError:
+            return "its last figures"
+        if last is None or first > last:
+            return "the run's end"
+        which = f"iteration {first}" if first == last else f"iterations {first} to {last}"
+        return f"the figures of {which}, the run's end"
+
+    def _send(self, status: RunStatus | None, at: float) -> bool:
+        """Send all that is there; whether nothing was refused, else to be called again."""
+        reader, position = self.reader, self.position
+        with Records(self._home).reading(self._run_id) as connection:
+            last = last_moment(connection, self._run_id, position.moment, position.at)
+            if last < position.moment:
+                position.moment, self.is_open = last, False  # the run went back to a checkpoint
+            if not self.is_open:
+                self._open()
+            for moment in moments_after(connection, self._run_id, position.moment):
+                number, figures, ended_at = moment.iteration, moment.figures, moment.at
+                if moment.is_evaluation:
+                    images = gallery(connection, self._run_id, number)
+                    what = f"the evaluation after iteration {number}"
+                    taken = self._taken(what, reader.evaluation, number, figures, images, ended_at)
+                else:
+                    taken = self._taken(f"iteration {number}", reader.iteration, number, figures, ended_at)
+                if not taken:
+                    return False
+                position.moment, position.at = moment.number, moment.at
+                position.write(self.file)
+        for event in self._folder.events()[position.events :]:
+            values = event["kind"], event["message"], event["happened_at"]
+            if not self._taken(f"event {event['event_id']}", reader.event, *values):
+                return False
+            position.events = event["event_id"]
+        position.write(self.file)
+        return status is None or self._end(status, at)
+
+    def _end(self, status: RunStatus, at: float) -> bool:
+        for path in self._artifacts() if status == "finished" else ():
+            if not self._taken(path.name, self.reader.artifact, path):
+                return False
+        if not self._taken("the run's end", self.reader.end, status, at):
+            return False
+        self.position.ended = status
+        self.position.write(self.file)
+        self.is_complete = True
+        if len(self.refused) > 1:
+            self._say(
+                f"{self.reader.label} refused {len(self.refused)} things, the last was {self.refused[-1]}; "
+                "all figures are in the run's record"
+            )
+        return True
+
+    def _taken(self, what: str, take: Callable[..., None], *values: Any) -> bool:
+        """Have the reader take something; False where it has refused that for the first time."""
+        try:
+            take(*values)
+        except Exception as error:  # of whatever package the reader needs
+            if self.reader.is_silence(error):
+                raise
+            if self._refused_once != what:  # opened again, it may find that its copy is gone
+                self._refused_once = what
+                return False
+            if not self.refused:
+                self._say(
+                    f"{self.reader.label} refused {what} ({in_words(error)}); the run goes on without it"
+                )
+            self.refused.append(what)
+        return True
+
+    def _open(self) -> None:
+        run, position = self._folder.identity(), self.position
+        settings = run["config"] if isinstance(run["config"], dict) else {}
+        described = ReadRun(
+            self._run_id, settings, run["environment"], run["created_at"], dashboard_page(self._run_id)
+        )
+        begin = self.reader.open(described, position.moment // 2)
+        position.ended = ""
+        if begin is not None:
+            position.moment, position.at = 2 * begin - 1, now()
+            position.events = position.events if begin else 0
+        self.is_open = True
+
+    def _artifacts(self) -> list[Path]:
+        """Return the files of a finished run that readers take: weights, their average, the report."""
+        store = CheckpointStore(self._home.checkpoints(self._run_id))
+        newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}"
+        files = [newest / "weights.safetensors", newest / "average.safetensors", self._folder.path / REPORT]
+        return [file for file in files if file.exists()]
+
+
+def in_words(error: Exception) -> str:
+    """Return type and first line of an error, short enough for an event."""
+    return f"{type(error).__name__}: {shortened(one_line(str(error).partition(chr(10))[0]))}"

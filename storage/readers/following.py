@@ -1,0 +1,273 @@
+"""Readers beside a run: each on a thread that a commit wakes, and that holds up and fails nothing.
+
+A thread reads what the record has after its reader's position, so it never matters whether a reader was away:
+after an outage, a crash or a resume it goes on from there. Between commits it sends what readers lack of
+earlier runs of the home. A reader that fails is told of once, as an event, and tried again every `RETRY_S`
+seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from storage.clock import now
+from storage.config.tracking import TrackingConfig
+from storage.errors import SpotlightError
+from storage.home import Home
+from storage.readers.follower import Follower, in_words
+from storage.readers.names import figure_name
+from storage.readers.position import Position, locked, position_file
+from storage.readers.protocol import Reader, ReadRun
+from storage.readers.registry import build_reader
+from storage.record.records import RunStatus
+from storage.record.run_store import RunRow, RunStore
+
+FLUSH_WAIT_S = 60.0
+"""How long the end of a run waits for its readers."""
+
+SILENT_WAIT_S = 3.0
+"""How long it waits for one that did not answer last."""
+
+RETRY_S = 15.0
+"""Between two tries of a reader that failed."""
+
+EARLIER_WAIT_S = 5.0
+"""How long earlier runs are sent after the end: a short run has no other time for them."""
+
+MOST_EARLIER = 20
+"""Earlier runs that a reader looks at beside one run, the newest first."""
+
+SETTLED_S = 3600.0
+"""So long after its end a run of another machine, whose locks may not be seen here, sends nothing more."""
+
+_log = logging.getLogger(__name__)
+
+
+class Readers:
+    """The readers of a run. No method raises for a reader's sake, or waits for one but `finish`.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+        tracking: its readers; where a resumed run goes to another server, not those of the stored settings.
+        tell: called with a reader's name and what happened to it; from its thread.
+        link: called with a reader's name and the address of the run's page there; from its thread.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        run_id: str,
+        tracking: TrackingConfig,
+        tell: Callable[[str, str], None],
+        link: Callable[[str, str], None],
+    ) -> None:
+        self._threads = [_ReaderThread(home, run_id, name, tracking, tell, link) for name in tracking.to]
+        for thread in self._threads:
+            thread.start()
+
+    def wake(self) -> None:
+        """Have the readers look at the record; the first time they begin, which imports their packages."""
+        for thread in self._threads:
+            thread.wake.set()
+
+    def finish(self, status: RunStatus, wait_s: float = FLUSH_WAIT_S) -> None:
+        """Have the readers take what is left and the run's end, and wait for them.
+
+        A run that was cancelled before readers began is left to a later run of the home.
+
+        Args:
+            status: how the run ended.
+            wait_s: how long to wait at most.
+        """
+        began = time.monotonic()
+        for thread in self._threads:
+            if status != "cancelled" or thread.wake.is_set() or thread.has_begun:
+                thread.finish(status)
+        for thread in self._threads:
+            if thread.ending.is_set():
+                limit_s = min(wait_s, SILENT_WAIT_S) if thread.is_away else wait_s
+                thread.wait(max(0.0, began + limit_s - time.monotonic()), limit_s)
+
+
+class _ReaderThread(threading.Thread):
+    """One reader beside a run. A daemon: a process that crashes does not stay for its sake."""
+
+    def __init__(
+        self,
+        home: Home,
+        run_id: str,
+        name: str,
+        tracking: TrackingConfig,
+        tell: Callable[[str, str], None],
+        link: Callable[[str, str], None],
+    ) -> None:
+        super().__init__(name=f"reader {name}", daemon=True)
+        self._home, self._name, self._tracking = home, name, tracking
+        self._tell, self._link = tell, link
+        self._follower = Follower(home, run_id, name, build_reader(name, home, tracking), self._say)
+        self._status: RunStatus | None = None
+        self._is_linked = False
+        self._earlier: list[RunRow] | None = None
+        self.wake, self.ending = threading.Event(), threading.Event()
+        self.has_begun = self.is_away = False
+
+    def finish(self, status: RunStatus) -> None:
+        """Ask it to take the rest and the end."""
+        self._status = status
+        self.ending.set()
+        self.wake.set()
+
+    def wait(self, left_s: float, limit_s: float) -> None:
+        """Wait for its end; what is lacking after that is told."""
+        self.join(left_s)
+        if self.is_alive() and not self._follower.is_complete:
+            self._say_lacking(f"did not take everything within {limit_s:g} s")
+
+    def run(self) -> None:
+        """Take what is committed, until the run ends."""
+        self.wake.wait()
+        self.has_begun = True
+        try:
+            with locked(self._follower.file, wait=True):
+                self._follow()
+        except OSError as error:
+            self._say(f"{self._label} gets nothing of this run ({in_words(error)})")
+
+    @property
+    def _label(self) -> str:
+        return self._follower.reader.label
+
+    def _follow(self) -> None:
+        while True:
+            self.wake.clear()
+            ends = self.ending.is_set()
+            self._catch_up(self._status if ends else None)
+            if ends:
+                break
+            if self.is_away:
+                self.ending.wait(RETRY_S)
+            else:
+                self._send_earlier(self.wake.is_set)
+                self.wake.wait()
+        if self.is_away:
+            self._say_lacking("was away")
+        elif self._status != "cancelled":
+            until = time.monotonic() + EARLIER_WAIT_S
+            self._send_earlier(lambda: time.monotonic() > until)
+
+    def _catch_up(self, status: RunStatus | None) -> None:
+        follower = self._follower
+        try:
+            follower.catch_up(status, now())
+        except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+            follower.is_open = False
+            text = f"{self._label} failed ({in_words(error)})"
+            if self.is_away:
+                _log.debug(text)
+                return
+            self.is_away = True
+            self._say(f"{text}; the run goes on, and what it lacks is sent when it answers")
+            return
+        if self.is_away:
+            self.is_away = False
+            self._say(f"{self._label} answers again; what it lacked was sent")
+        if follower.reader.page and not self._is_linked:
+            self._is_linked = True
+            self._guarded(self._link, follower.reader.page)
+
+    def _send_earlier(self, is_over: Callable[[], bool]) -> None:
+        """Send what the reader lacks of earlier runs, one after the other."""
+        try:
+            if self._earlier is None:
+                self._earlier = _behind(self._home, self._name, self._tracking, self._label)
+        except SpotlightError as error:
+            self._earlier = []
+            self._say(f"{self._label} lacks the figures of earlier runs: {error}")
+        while self._earlier and not is_over():
+            row = self._earlier.pop(0)
+            reader = build_reader(self._name, self._home, self._tracking)
+            follower = Follower(self._home, row.run_id, self._name, reader, self._say)
+            try:
+                with locked(follower.file, wait=False) as is_ours:
+                    if is_ours:
+                        follower.catch_up(row.status, row.ended_at or now())
+            except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+                self._say(f"{self._label} lacks figures of the earlier run {row.run_id} ({in_words(error)})")
+
+    def _say_lacking(self, why: str) -> None:
+        # A person who has stopped the run need not be warned.
+        level = logging.DEBUG if self._status == "cancelled" else logging.WARNING
+        self._say(
+            f"{self._label} {why} and lacks {self._follower.lacking()}; all figures are in the run's record, "
+            "and the next run of the home sends them",
+            level,
+        )
+
+    def _say(self, message: str, level: int = logging.WARNING) -> None:
+        _log.log(level, message)
+        self._guarded(self._tell, message)
+
+    def _guarded(self, call: Callable[[str, str], None], text: str) -> None:
+        try:
+            call(self._name, text)
+        except SpotlightError as error:
+            _log.warning("could not note this of reader %s: %s", self._name, error)
+
+
+def send_evaluation(
+    home: Home,
+    tracking: TrackingConfig,
+    run: ReadRun,
+    number: int,
+    figures: Mapping[str, float],
+    at: float,
+) -> None:
+    """Have each reader take an evaluation by `spotlight evaluate`, as another run; a failure is a warning.
+
+    Args:
+        home: where it is.
+        tracking: its readers.
+        run: the evaluation.
+        number: the iteration of the checkpoint.
+        figures: by the names of a run's own evaluations.
+        at: when it ended, in Unix seconds.
+    """
+    named = {figure_name(name): value for name, value in figures.items()}
+
+    def send(reader: Reader) -> None:
+        try:
+            reader.open(run, -1)
+            reader.evaluation(number, named, {}, at)
+            reader.end("finished", at)
+        except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+            _log.warning("%s lacks evaluation %s (%s)", reader.label, run.run_id, in_words(error))
+
+    until = time.monotonic() + FLUSH_WAIT_S
+    readers = [build_reader(name, home, tracking) for name in tracking.to]
+    threads = [threading.Thread(target=send, args=(reader,), daemon=True) for reader in readers]
+    for thread in threads:
+        thread.start()
+    for thread, reader in zip(threads, readers, strict=True):
+        thread.join(max(0.0, until - time.monotonic()))
+        if thread.is_alive():
+            _log.warning("%s did not take evaluation %s in %g s", reader.label, run.run_id, FLUSH_WAIT_S)
+
+
+def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list[RunRow]:
+    """Return ended runs of the same server of which a reader lacks something, the newest first."""
+    found = []
+    for row in RunStore(home).runs():
+        settings = json.loads(row.config_json)
+        given = settings.get("tracking", {}) if isinstance(settings, dict) else {}
+        is_over = row.host == socket.gethostname() or now() > (row.ended_at or 0.0) + SETTLED_S
+        wanted = name in given.get("to", [name]) and given.get("uri", "") == tracking.uri
+        if is_over and wanted and row.status not in ("running", "simulated"):
+            taken = Position.read(position_file(home.run(row.run_id), name), label)
+            found += [row] if taken.ended != row.status else []
+    return found[:MOST_EARLIER]

@@ -1,0 +1,189 @@
+"""MLflow's copy of a run, in the home or on a server: found or made, written to, ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.environment import PRESET
+from storage.readers.mlflow_pages import RUN_TAG, run_page
+from storage.readers.mlflow_tables import provide_tables
+from storage.readers.names import plain
+from storage.readers.protocol import Reader, ReadRun
+from storage.record.records import RunStatus
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+EXPERIMENT = "spotlight"
+
+_KIND_TAG = "mlflow.experimentKind"
+_KIND = "custom_model_development"
+"""What MLflow calls training; an experiment without the tag may be taken for one of prompts and traces."""
+
+_STATUSES: Mapping[RunStatus, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "cancelled": "KILLED",
+    "interrupted": "KILLED",
+}
+
+_PARAMS_A_CALL = 100
+_METRICS_A_CALL = 1000
+"""MLflow's own limits of a call."""
+
+_PARAM_CHARACTERS = 6000
+
+_ENVIRONMENT = {
+    # MLflow itself would try for minutes, and a run's end would wait for it.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+}
+"""Read by MLflow; what a person has set is left."""
+
+
+class MlflowReader(Reader):
+    """A run in MLflow. What is sent again changes nothing there, as it has the times of the record.
+
+    Args:
+        uri: MLflow's store: the address of a server, or a file of SQLite.
+        artifacts: folder of the artifacts of a new experiment; None leaves it to the server.
+    """
+
+    def __init__(self, uri: str, artifacts: Path | None) -> None:
+        self.uri = uri
+        self.artifacts = artifacts
+        self.label = "MLflow" if artifacts is not None else f"MLflow at {uri}"
+        self._client: MlflowClient | None = None
+        self._mlflow_id = ""
+
+    def open(self, run: ReadRun, last: int) -> int | None:
+        """Find the run by its tag, or make it with its settings as parameters."""
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        if self.artifacts is not None:
+            provide_tables(Path(self.uri.removeprefix("sqlite:///")))
+        client = self._client = MlflowClient(tracking_uri=self.uri)
+        experiment_id = self._experiment(client)
+        found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{run.run_id}'", max_results=1)
+        settings = flat_settings(run.settings)
+        if found:
+            self._mlflow_id = found[0].info.run_id
+            client.update_run(self._mlflow_id, status="RUNNING")
+        else:
+            tags = tags_of(run, settings)
+            made = client.create_run(experiment_id, int(run.began_at * 1000), tags, run_name=run.run_id)
+            self._mlflow_id = made.info.run_id
+        if not (found and found[0].data.params):
+            params = [Param(name, value) for name, value in settings.items()]
+            for first in range(0, len(params), _PARAMS_A_CALL):
+                client.log_batch(self._mlflow_id, params=params[first : first + _PARAMS_A_CALL])
+        if self.artifacts is None:
+            self.page = run_page(self.uri, experiment_id, self._mlflow_id)
+        return None if found else 0
+
+    def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
+        """Write figures in batches; MLflow's step is the iteration."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(name, float(value), int(at * 1000), number) for name, value in figures.items()]
+        for first in range(0, len(metrics), _METRICS_A_CALL):
+            self._opened.log_batch(self._mlflow_id, metrics=metrics[first : first + _METRICS_A_CALL])
+
+    def evaluation(
+        self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
+    ) -> None:
+        """Write figures and pictures; MLflow's pages show a picture over the iterations, with a slider."""
+        from PIL import Image
+
+        self.iteration(number, figures, at)
+        for name, png in images.items():
+            self._opened.log_image(
+                self._mlflow_id, Image.open(io.BytesIO(png)), key=name, step=number, timestamp=int(at * 1000),
+                synchronous=True,
+            )  # fmt: skip
+
+    def artifact(self, path: Path) -> None:
+        """Copy a file."""
+        self._opened.log_artifact(self._mlflow_id, str(path))
+
+    def end(self, status: RunStatus, at: float) -> None:
+        """Mark the run's end, by MLflow's word for the status."""
+        self._opened.set_terminated(self._mlflow_id, status=_STATUSES[status], end_time=int(at * 1000))
+
+    def is_silence(self, error: Exception) -> bool:
+        """Whether the store did not answer, or could not; what it refused, it would refuse again."""
+        from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
+
+        if isinstance(error, MlflowException):
+            return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
+        return isinstance(error, (OSError, SQLAlchemyError))
+
+    @property
+    def _opened(self) -> MlflowClient:
+        assert self._client is not None, "a reader is opened before it takes anything"
+        return self._client
+
+    def _experiment(self, client: MlflowClient) -> str:
+        """Return the experiment of all runs; one without the mark of training gets it."""
+        from mlflow.exceptions import MlflowException
+
+        for last in (False, True):
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if experiment is not None:
+                if _KIND_TAG not in experiment.tags:
+                    client.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
+                return experiment.experiment_id
+            try:
+                place = None if self.artifacts is None else self.artifacts.as_uri()
+                return client.create_experiment(EXPERIMENT, place, tags={_KIND_TAG: _KIND})
+            except MlflowException:
+                if last:
+                    raise
+                # Two runs began at once and the other one made it: look again.
+        raise AssertionError("unreachable: the second round returns or raises")
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return all settings (JSON values) by dotted name, as `--set` takes them: MLflow has no sections."""
+    return dict(_flat(settings, ""))
+
+
+def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags by which MLflow's pages find a run.
+
+    Args:
+        run: the run, or an evaluation.
+        settings: its settings, as `flat_settings` gives them.
+    """
+    tags = {
+        RUN_TAG: run.run_id,
+        "spotlight.preset": run.environment.get(PRESET),
+        "spotlight.reward": settings.get("reward.scorer"),
+        "spotlight.model": settings.get("model.path"),
+        "spotlight.commit": run.environment.get("commit"),
+        "spotlight.evaluates": run.evaluates,
+        # MLflow's own pages have a place for these names.
+        "mlflow.source.git.commit": run.environment.get("commit"),
+        "mlflow.note.content": f"[This run in the dashboard]({run.page})" if run.page else "",
+    }
+    return {name: text for name, text in tags.items() if text}
+
+
+def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        name = f"{section}{plain(str(key))}"
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{name}.")
+        else:
+            text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+            yield name, text[:_PARAM_CHARACTERS]

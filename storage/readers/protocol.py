@@ -1,0 +1,107 @@
+"""A reader: takes what runs have recorded to a place where a person compares them, such as MLflow.
+
+`following.py` calls one on a thread beside the run, with what its record has after the reader's position. Any
+method may raise, and may be called again with the same values: after an outage, or where a process was killed
+before it noted the position.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.config.tracking import TrackingConfig
+from storage.home import Home
+from storage.record.records import RunStatus
+
+
+@dataclass(frozen=True)
+class ReadRun:
+    """A run, or an evaluation by `spotlight evaluate`, as a reader is told of it.
+
+    Attributes:
+        run_id: its identifier.
+        settings: all of them, as JSON values by section.
+        environment: versions, commit, preset and the like.
+        began_at: Unix seconds.
+        page: its address in the dashboard; empty where none is known.
+        evaluates: what an evaluation scores: a run, or `untouched model`; empty for a run.
+    """
+
+    run_id: str
+    settings: Mapping[str, Any]
+    environment: Mapping[str, str]
+    began_at: float
+    page: str = ""
+    evaluates: str = ""
+
+
+class Reader(ABC):
+    """A copy of one run elsewhere; used on one thread at a time.
+
+    Attributes:
+        label: the place, as messages name it; a reader whose label has changed begins from the start.
+        page: the run's address there, once it is open; empty for none.
+    """
+
+    label: str
+    page: str = ""
+
+    @abstractmethod
+    def open(self, run: ReadRun, last: int) -> int | None:
+        """Find or make the run's copy; called again after each failure.
+
+        Args:
+            run: the run.
+            last: the last iteration that the reader took, maybe without its evaluation; -1 for none.
+
+        Returns:
+            The iteration to begin from, 0 where the copy is empty; None to go on after the position.
+        """
+
+    @abstractmethod
+    def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
+        """Take the figures of an iteration, by name; it ended at `at` (Unix seconds)."""
+
+    def evaluation(
+        self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
+    ) -> None:
+        """Take a held-out evaluation.
+
+        Args:
+            number: the iteration after which it was made; 0 for the untouched model.
+            figures: by name.
+            images: PNG files by name; an image has the same name in every evaluation.
+            at: when it ended, in Unix seconds.
+        """
+        self.iteration(number, figures, at)
+
+    def event(self, kind: str, message: str, at: float) -> None:  # noqa: B027 - most readers have no use for it
+        """Take an event, such as a notice or an alarm."""
+
+    def artifact(self, path: Path) -> None:  # noqa: B027
+        """Take a file of a finished run: its weights, their moving average, its report."""
+
+    @abstractmethod
+    def end(self, status: RunStatus, at: float) -> None:
+        """Mark the run's end at `at` (Unix seconds), and let go of the copy."""
+
+    def is_silence(self, error: Exception) -> bool:
+        """Whether to try the same again later; what the place has refused twice is left out."""
+        return isinstance(error, OSError)  # of connections and timeouts, also those of `requests`
+
+
+@dataclass(frozen=True)
+class ReaderPlugin:
+    """How settings become a reader; one of these is what `tracking.to` names.
+
+    Attributes:
+        build: makes a reader; it imports nothing slow before `open`.
+        check: refuses what cannot work before a run starts; raises `ConfigurationError`.
+    """
+
+    build: Callable[[Home, TrackingConfig], Reader]
+    check: Callable[[TrackingConfig], None] = lambda tracking: None

@@ -1,0 +1,106 @@
+"""W&B's copy of a run, online or offline in `HOME/wandb/`, resumed under the run's own identifier."""
+
+from __future__ import annotations
+
+import io
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from storage.errors import ConfigurationError
+from storage.readers.protocol import Reader, ReadRun
+from storage.record.records import RunStatus
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+_AXIS = "iteration"
+"""W&B's own step only goes up, and a run may return to a checkpoint."""
+
+_ANSWER_LIMIT_S = 20.0
+
+
+class WandbReader(Reader):
+    """A run in W&B, in the project `spotlight` unless WANDB_PROJECT names another.
+
+    Args:
+        folder: where W&B keeps its files, in a folder `wandb`.
+    """
+
+    label = "W&B"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._run: Run | None = None
+
+    def open(self, run: ReadRun, last: int) -> int | None:
+        """Make the run, or go on with it, by our identifier."""
+        import wandb
+
+        if self._run is not None:
+            self._run.finish()
+        settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True,
+            init_timeout=_ANSWER_LIMIT_S,
+        )  # fmt: skip
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "spotlight", id=run.run_id, name=run.run_id,
+            resume="allow", reinit="create_new", dir=str(self._folder), settings=settings,
+            config=dict(run.settings), notes=run.page or None, group=run.evaluates or None,
+            job_type="evaluate" if run.evaluates else "train",
+        )  # fmt: skip
+        self._run.define_metric(_AXIS)
+        self._run.define_metric("*", step_metric=_AXIS)
+        self.page = "" if self._run.offline else self._run.url or ""
+        # A run that goes on in another home, without its position there.
+        there = self._run.summary.get(_AXIS) if self._run.resumed and last < 0 else None
+        return None if there is None else int(there) + 1
+
+    def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
+        """Log figures with the iteration, the axis of all charts."""
+        self._opened.log({_AXIS: number, **figures})
+
+    def evaluation(
+        self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
+    ) -> None:
+        """Log figures and pictures."""
+        import wandb
+        from PIL import Image
+
+        pictures = {name: wandb.Image(Image.open(io.BytesIO(png))) for name, png in images.items()}
+        self._opened.log({_AXIS: number, **figures, **pictures})
+
+    def end(self, status: RunStatus, at: float) -> None:
+        """Upload what is left, and end the run; one that did not finish is marked as failed."""
+        self._opened.finish(exit_code=int(status != "finished"))
+        self._run = None
+
+    @property
+    def _opened(self) -> Run:
+        assert self._run is not None, "a reader is opened before it takes anything"
+        return self._run
+
+
+def refuse_without_login() -> None:
+    """Refuse to send to W&B without a key: it would ask for one in the midst of the run.
+
+    Raises:
+        ConfigurationError: saying where to get it from.
+    """
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.mode not in ("online", "shared") or settings.api_key or settings.identity_token_file:
+        return
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(settings.base_url).netloc)
+    except (OSError, netrc.NetrcParseError):
+        known = None
+    if known is None:
+        raise ConfigurationError(
+            f"tracking.to names wandb, and there is no key for {settings.base_url}; do `wandb login`, set "
+            "WANDB_API_KEY, or set WANDB_MODE=offline to keep the copy in the home folder"
+        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -23,6 +24,9 @@ from storage.record.run_store import RunStore
 
 _HAND_OVER_S = 10.0
 """For a server that answers, milliseconds do."""
+
+_LEAST_FREE_BYTES = 2**20
+"""With less a server answers "Internal Server Error", and cannot log the reason."""
 
 _leaves_at_once = False
 
@@ -88,7 +92,10 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
         SpotlightError: it ended the run first, such as a full disk, which ends the server's work too.
         ServerError: the run has no result; says how to go on.
     """
-    gone = f"the Prefect server went away and did not come back ({error})"
+    home = store.home.path
+    full = shutil.disk_usage(home).free < _LEAST_FREE_BYTES
+    why = f"no space is left for {home}: free disk space" if full else error
+    gone = f"the Prefect server went away and did not come back ({why})"
     try:
         row = store.run(run_id)
     except RunNotFoundError:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -64,6 +65,12 @@ def test_what_ended_the_run_first_is_said_where_the_server_then_fails_too(store:
 def test_a_run_that_never_began_says_so(store: RunStore):
     with pytest.raises(ServerError, match="before run 'r' began"):
         result_without_server(store, "r", GONE)
+
+
+def test_a_full_disk_is_named_where_the_server_only_fails(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with pytest.raises(ServerError, match=f"no space is left for {store.home.path}: free disk space"):
+        result_without_server(store, "r", httpx.HTTPError("500 Internal Server Error"))
 
 
 @pytest.mark.parametrize("code", [0, 2])

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from storage.processes import NO_REPORTS
-from tests.contacts import contacts, needs_strace
+from storage.processes import NO_REPORTS, python_command
+from tests.contacts import MEANS, Means, contacts, needs_strace
 from tests.running_up import ROOT
 
-pytestmark = [needs_strace, pytest.mark.slow, pytest.mark.timeout(600)]
+ends_in_time = pytest.mark.timeout(1200)
 
 TURNS_ELSEWHERE = """
 import socket
+from contextlib import suppress
 for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
     outside = socket.socket(socket.AF_INET, kind)
     outside.setblocking(False)
     outside.connect_ex(("192.0.2.1", 9))
     if kind == socket.SOCK_DGRAM:
         outside.connect(("192.0.2.2", 9))  # without a word
+# The same question twice: as a library in C sends it, and as Python asks for it.
 question = bytes.fromhex("000001000001000000000000") + b"\\x06mobile\\x07example\\x00\\x00\\x01\\x00\\x01"
 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(question, ("127.0.0.1", 53))
+for name in ("mobile.example", "localhost", socket.gethostname()):
+    with suppress(OSError):
+        socket.getaddrinfo(name, 443, flags=socket.AI_NUMERICHOST)
 """
 
 
@@ -35,9 +41,10 @@ def environment(home: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_what_turns_elsewhere_is_seen(tmp_path: Path):
-    command = [sys.executable, "-c", TURNS_ELSEWHERE]
-    found = contacts(command, os.environ, tmp_path, tmp_path / "trace", 60)
+@pytest.mark.parametrize("means", [pytest.param("strace", marks=needs_strace), "hook"])
+def test_what_a_child_turns_to_elsewhere_is_seen(tmp_path: Path, means: Means):
+    child = f"import subprocess; subprocess.run({python_command('-c', TURNS_ELSEWHERE)!r}, check=True)"
+    found = contacts([sys.executable, "-c", child], os.environ, tmp_path, tmp_path / "trace", 60, means)
     assert found == {"192.0.2.1:9", "mobile.example"}
 
 
@@ -51,11 +58,53 @@ spotlight.train("glyphs-stale", settings=small, cluster="local")
 """
 
 
-@pytest.mark.parametrize("run", [[*COMMAND, "ray"], [*COMMAND, "local"], ["-c", LIBRARY]])
-def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, run: list[str]):
-    found = contacts([sys.executable, *run], environment(tmp_path / "home"), ROOT, tmp_path / "trace", 500)
+@pytest.mark.slow
+@ends_in_time
+@pytest.mark.parametrize(
+    ("run", "means"),
+    [
+        ([*COMMAND, "ray"], MEANS),
+        ([*COMMAND, "ray"], "hook"),
+        ([*COMMAND, "local"], MEANS),
+        (["-c", LIBRARY], MEANS),
+    ],
+)
+def test_a_run_with_its_scorers_turns_to_this_machine_alone(tmp_path: Path, run: list[str], means: Means):
+    trace = tmp_path / "trace"
+    found = contacts([sys.executable, *run], environment(tmp_path / "home"), ROOT, trace, 1000, means)
     assert found == set()
     made = {path.name for path in tmp_path.iterdir()}
-    assert made <= {"home", "trace", ".ray"}, (
+    assert made <= {"home", "trace", "trace-site", ".ray"}, (
         "libraries keep an identifier of the machine in its owner's folder"
     )
+
+
+DEMO = re.search(r"^demo:.*\n\t\$\(BIN\)/spotlight (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+"""What `make demo` types."""
+
+THEN = """
+from storage.home import Home
+from tests.dashboard_page import UI, opened_page
+from tests.running_up import running_up
+for page in sorted(UI.glob("pages/*/page.py")):
+    opened_page(page, {"run": "demo"})
+with running_up(Home.from_environment()) as up:
+    assert up.client.get(up.dashboard).is_success
+"""
+"""A look at all pages of the dashboard, and at its server."""
+
+
+@pytest.mark.slow
+@ends_in_time
+def test_a_demo_its_report_and_its_pages_turn_to_this_machine_alone(tmp_path: Path):
+    """Two of its iterations, each with exploration; its evaluations, MLflow, the report and the dashboard."""
+    assert DEMO is not None
+    words = DEMO[1].replace("iterations=16", "iterations=2")
+    assert words != DEMO[1]
+    spotlight = f"{sys.executable} -m flows.cli.command_line"
+    script = f"{spotlight} {words} --run-id demo && {spotlight} report demo --out {tmp_path}/report.html && "
+    found = contacts(
+        ["bash", "-ec", f'{script} {sys.executable} -c "$0"', THEN],
+        environment(tmp_path / "home"), ROOT, tmp_path / "trace", 1000,
+    )  # fmt: skip
+    assert found == set()

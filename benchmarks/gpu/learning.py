@@ -64,7 +64,10 @@ def curve(run: LiveRun) -> Figures:
 
 
 def picture(evaluation: Evaluation) -> Image.Image:
-    """The first held-out images in rows."""
+    """Return the first held-out images in rows.
+
+    Their file has no tags and was drawn in no order: its head stands for all of it.
+    """
     images = [sample.image_HWC for sample in evaluation.samples[:_SHOWN]]
     grid = Image.fromarray(_rows(images))
     return grid.resize((grid.width * _SCALE, grid.height * _SCALE), Image.Resampling.NEAREST)

@@ -86,8 +86,12 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
 
 
 def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
-    """Thumbnails of the best and the worst judged image of an iteration's first prompts."""
-    chosen = sorted(rolled.plan.seeds)[:GALLERY_PROMPTS]
+    """Return thumbnails of the best and the worst judged image of an iteration's first prompts.
+
+    The first in the plan, which has them in a shuffled order. The lowest numbers would be the head of the
+    prompt file, which may be sorted by task.
+    """
+    chosen = list(rolled.plan.seeds)[:GALLERY_PROMPTS]
     of_prompt: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
     for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
         request = delivered.sample.request

@@ -15,11 +15,12 @@ from PIL import Image
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview
-from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from storage.prompts.files import PromptRecord
+from storage.record.records import SampleImage
 from tasks.iteration.seeds import candidate_records, sample_images
 from tests.tiny_run import request
 
@@ -94,17 +95,29 @@ def test_refused_drafts_are_recorded_beside_those_made_in_their_place():
     assert len({(r.prompt_id, r.seed_index, r.fidelity, r.policy_version) for r in records}) == len(records)
 
 
-def test_thumbnails_of_the_best_and_the_worst():
-    values = {(0, 0): 0.5, (0, 1): 1.0, (0, 2): 0.0, (1, 0): 0.5, (1, 1): 0.5, (1, 2): 0.5}
+def pictured(plan: SeedPlan, values: dict[tuple[int, int], float]) -> list[SampleImage]:
+    """The thumbnails of a rollout, whose images have their place as colour, by score of prompt and seed."""
     delivered, scores = [], []
     for place, ((prompt, seed), value) in enumerate(values.items()):
         image = np.full((300, 600, 3), place, np.uint8)
         untold: Any = None
         delivered.append(Delivered(GeneratedSample(request(prompt, seed), image, untold, untold), "spot-0"))
         scores.append(Score(value, False, ""))
-    rolled = Rollout(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), 0, delivered)
-    images = sample_images(rolled, scores)
+    return sample_images(Rollout(plan, 0, delivered), scores)
+
+
+def test_thumbnails_of_the_best_and_the_worst():
+    values = {(0, 0): 0.5, (0, 1): 1.0, (0, 2): 0.0, (1, 0): 0.5, (1, 1): 0.5, (1, 2): 0.5}
+    images = pictured(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), values)
     # Of equal ones the first is the best and the last the worst.
     assert [(i.prompt_id, i.seed_index) for i in images] == [(0, 1), (0, 2), (1, 0), (1, 2)]
     picture = Image.open(io.BytesIO(base64.b64decode(images[0].png_base64)))
     assert picture.size == (256, 128) and picture.getpixel((9, 9)) == (1, 1, 1)
+
+
+def test_thumbnails_are_of_prompts_from_all_over_the_file():
+    numbers = []
+    for iteration in range(1, 41):
+        plan = plain_plan(prompts_of_iteration(range(100), 16, 3, iteration), 1, iteration)
+        numbers += [image.prompt_id for image in pictured(plan, {(prompt, 0): 1.0 for prompt in plan.seeds})]
+    assert 40 < np.mean(numbers) < 60

@@ -23,6 +23,8 @@ from typing import Any
 
 from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
 from benchmarks.report import RESULTS, add_keep_option, write_result
+from storage.clock import process_age_s
+from storage.environment import environment
 
 NAME = "gpu_day"
 _FORKED = (
@@ -35,7 +37,9 @@ _LOOK_S = 60.0
 _LEAST_S = 8.0
 """A stage for which less is left is not begun."""
 
-_TINY_BUDGET_S = 600.0
+_BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 285.0, 180.0, 1800.0
+"""Of the whole process, its imports too: on a GPU, of a rehearsal, and of learning's course on the CPU."""
+
 _MOST_BYTES = 1 << 20
 _FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")
 
@@ -114,7 +118,10 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
         "ratio_deviation_bfloat16": of("bits", "ratio_deviation_bfloat16"),
         **{
             name: of("runtime", name)
-            for name in ("spot_idle", "spot_idle_plain", "reserved_idle", "added_share")
+            for name in (
+                "spot_idle", "spot_idle_plain", "reserved_idle", "added_share", "runtime_peak_gib",
+                "workers_lost",
+            )
         },
         **{
             name: of("qwen_image", name)
@@ -136,25 +143,24 @@ class Day:
     """The stages so far, and where they are written.
 
     Args:
-        named: device, date and the like, of the result.
+        named: device, date, commit and the like, of the result.
+        stamp: device, date and commit of the stages that come now.
         by_stage: stages of an earlier try.
         out: folder for the result and pictures; None writes none.
         keep: write `benchmarks/results/gpu_day.json`, too.
-        commit: of the code, where this machine has no git.
     """
 
     def __init__(
-        self, named: Figures, by_stage: dict[str, Figures], out: Path | None, keep: bool, commit: str | None
+        self, named: Figures, stamp: Figures, by_stage: dict[str, Figures], out: Path | None, keep: bool
     ) -> None:
         self.by_stage = by_stage
-        self._named, self._out, self._keep, self._commit = named, out, keep, commit
-        self._began = time.monotonic()
+        self._named, self._stamp, self._out, self._keep = named, stamp, out, keep
 
     def take(self, name: str, found: Figures) -> None:
         """Put a stage's result into the place of an earlier one, and write all."""
-        self.by_stage[name] = {**found, "device": self._named["device"], "date": self._named["date"]}
+        self.by_stage[name] = {**found, **self._stamp}
         if self._keep:
-            write_result(NAME, self.figures(), self._named["device"], began_at=self._commit)
+            write_result(NAME, self.figures(), self._named["device"], began_at=self._named["commit"])
         if self._out is not None:
             text = json.dumps({"benchmark": NAME, **self._named, "figures": self.figures()}, indent=2)
             if self._keep:
@@ -169,7 +175,7 @@ class Day:
             **self._named,
             "stages": len(states) - states.count("skipped"),
             "failed": states.count("failed") + states.count("cut"),
-            "wall_s": round(time.monotonic() - self._began, 1),
+            "wall_s": round(process_age_s(), 1),
             **summary(self.by_stage),
             "by_stage": self.by_stage,
         }
@@ -196,7 +202,7 @@ def run(
     ends_at, spare_s = time.monotonic() + budget_s, 0.0
     for stage in chosen:
         left_s = ends_at - time.monotonic()
-        limit_s = min(left_s, stage.limit_s + spare_s) if not setting.tiny else left_s
+        limit_s = min(left_s, stage.limit_s + spare_s) if setting.device == "cuda" else left_s
         name = stage.name if setting.device == "cuda" or setting.tiny else f"{stage.name}_cpu"
         if limit_s < _LEAST_S:
             day.take(name, {"status": "skipped", "seconds": 0.0, "error": f"{left_s:.0f} s were left"})
@@ -228,19 +234,22 @@ def main() -> None:
     if wanted == "cuda" and not facts.get("expandable_segments"):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    named = {"device": device, "date": today, "tiny": arguments.tiny, "machine": facts}
-    earlier = {} if arguments.tiny else _earlier(RESULTS / f"{NAME}.json")
-    day = Day(named, earlier, arguments.out, arguments.keep, arguments.commit)
+    stamp = {"device": device, "date": today, "commit": arguments.commit or environment()["commit"]}
+    named = {**stamp, "tiny": arguments.tiny, "machine": facts}
+    kept = {} if arguments.tiny else _kept_figures(RESULTS / f"{NAME}.json")
+    if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
+        named = {name: kept[name] for name in named}
+    day = Day(named, stamp, kept.get("by_stage", {}), arguments.out, arguments.keep)
     setting = Setting(wanted, arguments.tiny, 0.0, arguments.out)
-    budget_s = arguments.budget_s or (_TINY_BUDGET_S if arguments.tiny else 270.0)
-    run(day, arguments.only, setting, budget_s, arguments.fault)
+    usual_s = _TINY_BUDGET_S if arguments.tiny else _BUDGET_S if wanted == "cuda" else _CPU_BUDGET_S
+    run(day, arguments.only, setting, (arguments.budget_s or usual_s) - process_age_s(), arguments.fault)
     print(table(day.by_stage))
     print(json.dumps(day.figures()))
 
 
-def _earlier(path: Path) -> dict[str, Figures]:
-    """Stages of a kept result, with which those of now are merged."""
-    return json.loads(path.read_text(encoding="utf-8"))["figures"]["by_stage"] if path.is_file() else {}
+def _kept_figures(path: Path) -> Figures:
+    """Those of a kept result, with whose stages those of now are merged."""
+    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
 
 
 def _arguments() -> argparse.Namespace:
@@ -250,7 +259,9 @@ def _arguments() -> argparse.Namespace:
     every = {stage.name: stage for stage in stages()}
     parser.add_argument("--tiny", action="store_true", help="all stages at the size of a rehearsal")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda, and cpu with --tiny, by default")
-    parser.add_argument("--budget-s", type=float, help="seconds of all stages together (270; --tiny: 600)")
+    parser.add_argument(
+        "--budget-s", type=float, help=f"seconds of all ({_BUDGET_S:.0f}; --tiny: {_TINY_BUDGET_S:.0f})"
+    )
     parser.add_argument(
         "--only", metavar="STAGE,STAGE", help=f"stages, of {', '.join(every)}; all by default"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from gpu_runtime.simulator.profile import read_profile
 from storage.config.loading import load_config
@@ -32,6 +32,8 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("spot_idle", "idle share of the spot devices, exploring", ".0%", ""),
     ("spot_idle_plain", "the same without exploration", ".0%", ""),
     ("added_share", "what exploration adds between iterations, share of one", ".1%", ""),
+    ("workers_lost", "spot workers killed in the run whose bits are compared", "", ""),
+    ("runtime_peak_gib", "memory of a trainer and two spot workers on the device, GiB at most", ".1f", ""),
     ("score_before", "held-out score of `glyphs-stale` before", ".3f", ""),
     ("score_gain", "gain in the stage's minute", "+.3f", "0.1"),
     ("time_to_gain_s", "seconds to a gain of 0.1", ".1f", ""),
@@ -46,7 +48,7 @@ _KINDS = ("h100", "h200", "a100")
 
 def section(result: Result | None) -> str:
     """What docs/gpus.md says was measured."""
-    if result is None:
+    if not _is_of_a_gpu(result):
         return (
             f"{NOT_YET} All stages were rehearsed on the CPU, at a small size "
             "(`python -m benchmarks.gpu_day --tiny`).\n"
@@ -63,7 +65,7 @@ def section(result: Result | None) -> str:
 
 def headline(result: Result | None) -> str:
     """What the README says, before its other figures."""
-    if result is None:
+    if not _is_of_a_gpu(result):
         return f"{NOT_YET}\n"
     return "\n".join([*_table(result["figures"], _FIRST), f"{_origin(result)}.", ""])
 
@@ -108,8 +110,14 @@ def _text(value: Any, spec: str) -> str:
     return format(value, spec)
 
 
+def _is_of_a_gpu(result: Result | None) -> TypeGuard[Result]:
+    """Whether there is one, with more than the CPU's time to the same score."""
+    return result is not None and result["figures"]["device"] != "cpu"
+
+
 def _origin(result: Result) -> str:
-    return f"Measured on one {result['device']}, {result['date']}, commit `{result['commit']}`"
+    figures = result["figures"]
+    return f"Measured on one {figures['device']}, {figures['date']}, commit `{figures['commit']}`"
 
 
 def _last_line(text: str) -> str:

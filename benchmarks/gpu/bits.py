@@ -119,6 +119,7 @@ def training(device: torch.device, dtype: torch.dtype, mode: str, compiled: bool
     digests, deviation = [], 0.0
     for _ in range(1 if compiled else 2):
         model = EmbeddedModel.load(_MODEL, device, dtype)
+        torch.set_float32_matmul_precision("highest")  # a process of a run has one model, this one several
         use_tensor_cores(model.transformer)
         if compiled:
             compile_blocks(model.transformer)

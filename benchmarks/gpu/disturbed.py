@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
+from PIL import Image, ImageDraw
 
 from benchmarks.gpu.live_run import LiveRun, live_run
 from benchmarks.gpu.stages import Figures, Reporter, Setting
@@ -29,6 +29,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import WorkerLostError
 from storage.record.records import StateInterval
+from ui.elements.palette import STATE_COLOURS, UNKNOWN_COLOUR
 
 _SETTINGS = (
     "exploration.strategy=off_policy", "exploration.stop_with_training=false", "reward.scorer=ocr",
@@ -44,10 +45,8 @@ _TINY = (
     "exploration.candidates=6", "exploration.drafts=16", "exploration.monitor_prompts=1",
     "runtime.scorer_workers=1",
 )  # fmt: skip
-_FAULTS = (
-    Fault("kill", iteration=1, phase="rollout", victim=0),
-    Fault("kill", iteration=1, phase="train", victim=1),
-)
+_WIDTH, _ROW, _LABEL = 1400, 22, 90
+"""Pixels of a picture of the time line: its width, a device's row, and the name before it."""
 
 
 def disturb_runs(setting: Setting, report: Reporter) -> None:
@@ -55,25 +54,37 @@ def disturb_runs(setting: Setting, report: Reporter) -> None:
     config = load_config("glyphs-stale", [*_SETTINGS, *(_TINY if setting.tiny else _REAL)], {})
     model = config.model.model_copy(update={"device": setting.device})
     config = config.model_copy(update={"model": model})
+
+    def figures_of(name: str, run: LiveRun) -> Figures:
+        if setting.folder is not None:
+            timeline(run.intervals).save(setting.folder / f"timeline-{name}.png")
+        times = {"started_s": run.started_s, "iteration_s": statistics.median(run.iteration_s)}
+        return {name: {**times, "peak_gib": run.peak_gib}}
+
     report(**killed_in_mid_chunk(config))
+    middle = config.iterations // 2 - 1  # from 0; the iterations after it notice the loss
+    kills = [
+        Fault("kill", iteration=middle, phase="rollout", victim=0),
+        Fault("kill", iteration=middle, phase="train", victim=1),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         disturbed = live_run(config.model_copy(update={"runtime": config.runtime.model_copy(
-            update={"history": True})}), Path(folder), _FAULTS)  # fmt: skip
-    report(faults=disturbed.faults, workers_lost=disturbed.lost, disturbed=_times(disturbed))
+            update={"history": True})}), Path(folder), kills)  # fmt: skip
+    report(faults=disturbed.faults, workers_lost=disturbed.lost, **figures_of("disturbed", disturbed))
     undisturbed = live_run(config)
     report(
         run_bits_equal=disturbed.blobs == undisturbed.blobs,
-        undisturbed=_times(undisturbed),
+        **figures_of("undisturbed", undisturbed),
         spot_idle=idle_share(undisturbed.intervals, "spot"),
         reserved_idle=idle_share(undisturbed.intervals, "reserved"),
-        **_memory(setting),
+        runtime_peak_gib=undisturbed.peak_gib,
     )
     exploration = config.exploration.model_copy(
         update={"strategy": "plain", "drafts": 0, "stop_with_training": True}
     )
     plain = live_run(config.model_copy(update={"exploration": exploration}))
     report(
-        plain=_times(plain),
+        **figures_of("plain", plain),
         spot_idle_plain=idle_share(plain.intervals, "spot"),
         added_share=(between_s(undisturbed.intervals) - between_s(plain.intervals))
         / statistics.median(plain.iteration_s),
@@ -139,15 +150,25 @@ def between_s(intervals: Sequence[StateInterval]) -> float:
     return statistics.median(gaps) if gaps else 0.0
 
 
-def _times(run: LiveRun) -> Figures:
-    return {"started_s": run.started_s, "iteration_s": statistics.median(run.iteration_s)}
+def timeline(intervals: Sequence[StateInterval]) -> Image.Image:
+    """A row a device: what it did, in the dashboard's colours, and what they mean."""
+    workers = sorted({one.worker for one in intervals})
+    began, ended = min(one.started_at for one in intervals), max(one.ended_at for one in intervals)
+    picture = Image.new("RGB", (_WIDTH, _ROW * (len(workers) + 1)), "white")
+    draw = ImageDraw.Draw(picture)
 
+    def at(moment: float) -> float:
+        return _LABEL + (_WIDTH - _LABEL) * (moment - began) / (ended - began)
 
-def _memory(setting: Setting) -> Figures:
-    if setting.device != "cuda":
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"device_total_gib": round(total / 2**30, 1), "device_free_after_gib": round(free / 2**30, 1)}
+    for row, worker in enumerate(workers):
+        draw.text((4, _ROW * row + 5), worker, "black")
+        for one in (one for one in intervals if one.worker == worker):
+            corners = at(one.started_at), _ROW * row, at(one.ended_at), _ROW * (row + 1) - 3
+            draw.rectangle(corners, STATE_COLOURS.get(one.state, UNKNOWN_COLOUR))
+    for place, (state, colour) in enumerate(STATE_COLOURS.items()):
+        draw.text((_LABEL * (place + 1), _ROW * len(workers) + 5), state, colour)
+    draw.text((_LABEL * (len(STATE_COLOURS) + 1), _ROW * len(workers) + 5), f"{ended - began:.1f} s", "black")
+    return picture
 
 
 def _equal(one: Sequence[object], other: Sequence[object]) -> bool:

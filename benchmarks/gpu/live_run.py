@@ -7,12 +7,16 @@ Exploration runs beside scoring and training, in a thread. Workers share the one
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
+import torch
 
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
@@ -20,9 +24,12 @@ from gpu_runtime.cluster.local_cluster import LocalCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.models.loading import device_of
 from gpu_runtime.runtime import Runtime
 from storage.config.run_config import RunConfig
 from storage.record.records import StateInterval
+
+_LOOK_S = 0.1
 
 
 @dataclass
@@ -37,6 +44,7 @@ class LiveRun:
         evaluations: by the iteration that they follow, with the seconds since the first iteration began.
         faults: that were done.
         lost: workers.
+        peak_gib: most memory of the device in use at once, by all processes; of the machine, without a GPU.
     """
 
     blobs: Mapping[str, bytes] = field(default_factory=dict)
@@ -46,6 +54,7 @@ class LiveRun:
     evaluations: list[tuple[int, float, Evaluation]] = field(default_factory=list)
     faults: int = 0
     lost: int = 0
+    peak_gib: float = 0.0
 
 
 def live_run(
@@ -66,6 +75,7 @@ def live_run(
     """
     run, began = LiveRun(), time.monotonic()
     with ExitStack() as opened:
+        opened.enter_context(_memory_watched(run, device_of(config.model)))
         cluster = LocalCluster(config)
         opened.callback(cluster.shutdown)
         runtime = opened.enter_context(Runtime(config, cluster, history))
@@ -78,6 +88,28 @@ def live_run(
         run.lost = len(runtime.lost_workers)
         run.faults = len(injector.done) if injector else 0
     return run
+
+
+@contextmanager
+def _memory_watched(run: LiveRun, device: torch.device) -> Iterator[None]:
+    """Look ten times a second: processes come and go, and each knows of its own memory alone."""
+
+    def watch() -> None:
+        while not ended.wait(_LOOK_S):
+            if device.type == "cuda":
+                free, total = torch.cuda.mem_get_info(device)
+            else:
+                free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+            run.peak_gib = max(run.peak_gib, (total - free) / 2**30)
+
+    ended = threading.Event()
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
 
 
 class _Loop:

@@ -24,6 +24,7 @@ class Plan:
         rank: of the adapters.
         steps: denoising steps of a rollout.
         edge: of the square matrices whose product is the limit.
+        compiler: backend of torch.compile.
     """
 
     shape: TransformerShape
@@ -37,6 +38,7 @@ class Plan:
     rank: int
     steps: int
     edge: int
+    compiler: str
 
     def image_tokens(self, size: int) -> int:
         """Latent tokens S of an image."""
@@ -55,6 +57,7 @@ REAL = Plan(
     rank=64,
     steps=10,
     edge=8192,
+    compiler="inductor",
 )
 
 TINY = Plan(
@@ -74,4 +77,5 @@ TINY = Plan(
     rank=4,
     steps=6,
     edge=512,
+    compiler="eager",  # generating code for CPUs takes half a minute, and shows nothing of that for GPUs
 )  # fmt: skip

@@ -72,6 +72,7 @@ class ProfiledModel:
         self._parts = build_parts(plan, self._device)
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
         use_tensor_cores(self._transformer)
+        self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
         wait_for(self._device)
@@ -323,13 +324,14 @@ class ProfiledModel:
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        compile_blocks(self._transformer)
-        try:
-            yield
-        finally:
-            for module in self._transformer.modules():
-                module._compiled_call_impl = None
-            torch.compiler.reset()
+        with torch._dynamo.config.patch(disable=False):
+            compile_blocks(self._transformer, self._plan.compiler)
+            try:
+                yield
+            finally:
+                for module in self._transformer.modules():
+                    module._compiled_call_impl = None
+                torch.compiler.reset()
 
 
 @contextmanager

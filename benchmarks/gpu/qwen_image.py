@@ -8,7 +8,7 @@ and for training the pass back to the adapters. What gradient checkpointing comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,9 +40,10 @@ def measure_model(setting: Setting, report: Reporter) -> None:
             ("rollout_512", partial(model.rollout, 512)),
             ("train_512", partial(model.train, 512)),
             ("diffusers_512", partial(model.diffusers_loop, 512)),
-            *[(f"step_{size}_b{batch}", partial(model.step, size, batch)) for size, batch in _batches(plan)],
+            *_steps(model, 512, plan.batches[512][1:]),
             ("decode_512", partial(model.decode, 512)),
             ("noise_512", partial(model.noise, 512)),
+            *_steps(model, 1280, plan.batches[1280]),
         ]
         for name, work in wanted:
             parts.take(name, work)
@@ -143,9 +144,8 @@ def _plan(setting: Setting) -> tuple[Plan, torch.device]:
     return TINY if setting.tiny else REAL, torch.device(setting.device)
 
 
-def _batches(plan: Plan) -> list[tuple[int, int]]:
-    """The steps that are left once the first is measured."""
-    return [(size, batch) for size in plan.batches for batch in plan.batches[size]][1:]
+def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part]:
+    return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
 
 
 def _parts(setting: Setting, report: Reporter, plan: Plan, device: torch.device) -> MeasuredParts:

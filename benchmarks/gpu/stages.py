@@ -154,7 +154,7 @@ def _prepare(setting: Setting) -> None:
     torch.set_num_threads(1)
     if setting.device == "cuda":
         prepare_gpu()
-    # A rehearsal compiles nothing: the compiler for CPUs takes minutes, and shows nothing of that for GPUs.
+    # A rehearsal traces Qwen-Image's blocks alone: to compile those of all parts on a CPU takes minutes.
     torch._dynamo.config.disable = setting.tiny
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import zipfile
@@ -10,12 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import gpu_day, report
 from benchmarks.gpu.carried_wheels import CARRIED, pins, repack
+from benchmarks.gpu.disturbed import timeline
 from benchmarks.gpu.measured_parts import MeasuredParts
 from benchmarks.gpu.plan import REAL, TINY
 from benchmarks.gpu.profiled_model import TARGETS
@@ -27,7 +31,9 @@ from benchmarks.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.simulator.profile import read_profile
 from storage.config.run_config import AdaptationConfig
+from storage.record.records import StateInterval
 from tasks.what_if import PROFILES
+from ui.elements.palette import STATE_COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -131,14 +137,14 @@ def test_a_stage_leaves_what_it_has_found_however_it_ends(fault: Fault | None, s
 @pytest.mark.takes(20)
 def test_a_stage_that_is_killed_costs_no_other_one_and_another_try_replaces_it(tmp_path: Path):
     named = {"device": "cpu", "date": "2026-11-27", "tiny": True}
-    day = Day(named, {}, tmp_path, keep=False, commit=None)
+    day = Day(named, {}, {}, tmp_path, keep=False)
     chosen = [Stage("one", 60.0, steady), Stage("two", 60.0, steady), Stage("three", 60.0, steady)]
     setting = Setting("cpu", True, 0.0)
     run(day, chosen, setting, 180.0, ("two", "kill"))
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 1)
     assert [stage["status"] for stage in written["by_stage"].values()] == ["done", "failed", "done"]
-    again = Day(named, written["by_stage"], tmp_path, keep=False, commit=None)
+    again = Day(named, {}, written["by_stage"], tmp_path, keep=False)
     run(again, chosen[1:2], setting, 60.0, None)
     written = json.loads((tmp_path / "gpu_day.json").read_text())["figures"]
     assert (written["stages"], written["failed"]) == (3, 0)
@@ -159,6 +165,49 @@ def test_the_summary_has_every_wanted_figure_and_none_for_what_is_missing():
     assert figures["score_gain"] == pytest.approx(0.15)
     assert (figures["time_to_gain_s"], figures["time_to_gain_on_cpu_s"]) == (20.0, 300.0)
     assert {stage.name for stage in stages()} >= found.keys() - {"learning_cpu"}
+
+
+@pytest.mark.takes(20)
+def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def learn(setting: Setting, report: Reporter) -> None:
+        report(time_to_gain_s=300.0 if setting.limit_s > 1000 else None)
+
+    of_gpu = kept(learning={"status": "done", "seconds": 50.0, "figures": {"time_to_gain_s": 20.0}})
+    of_gpu["figures"]["machine"] = {"cpus": 16}
+    (tmp_path / "gpu_day.json").write_text(json.dumps(of_gpu))
+    for module in (gpu_day, report):
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(gpu_day, "stages", lambda: [Stage("learning", 60.0, learn)])
+    monkeypatch.setattr(gpu_day, "_FORKED", ())
+    monkeypatch.setattr(
+        "sys.argv", ["gpu_day", "--only", "learning", "--device", "cpu", "--keep", "--commit", "def"]
+    )
+    monkeypatch.setattr("os.environ", os.environ.copy())
+    gpu_day.main()
+    result = json.loads((tmp_path / "gpu_day.json").read_text())
+    assert {name: stage["device"] for name, stage in result["figures"]["by_stage"].items()} == {
+        "learning": "NVIDIA H100 80GB HBM3", "learning_cpu": "cpu",
+    }  # fmt: skip
+    text = section(result)
+    assert "| seconds to a gain of 0.1 | 20.0 |" in text and "| the same on the CPU | 300.0 |" in text
+    assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in text
+    alone = {name: result["figures"]["by_stage"][name] for name in ("learning_cpu",)}
+    of_cpu = {**result, "figures": {**result["figures"], "device": "cpu", "by_stage": alone}}
+    assert section(of_cpu).startswith(NOT_YET) and headline(of_cpu).startswith(NOT_YET)
+
+
+def test_a_time_line_has_a_row_for_each_device():
+    shown = timeline(
+        [
+            StateInterval("reserved-0", "reserved", "train", 0.0, 4.0, 1.0),
+            StateInterval("spot-0", "spot", "idle", 0.0, 3.0, 1.0),
+            StateInterval("spot-0", "spot", "explore", 3.0, 4.0, 1.0),
+        ]
+    )
+    pixels = np.asarray(shown)[[10, 32], shown.width * 3 // 4]
+    assert [f"#{bytes(pixel).hex()}" for pixel in pixels] == [STATE_COLOURS["train"], STATE_COLOURS["idle"]]
 
 
 def test_every_carried_wheel_has_a_version():
@@ -190,8 +239,9 @@ def test_rapidocr_travels_with_its_recogniser_alone(tmp_path: Path):
 def kept(**by_stage: Any) -> dict[str, Any]:
     """A kept result of a GPU."""
     figures = {
-        "device": "NVIDIA H100 80GB HBM3", "date": "2026-11-28", "tiny": False, **summary(by_stage),
-        "by_stage": by_stage,
+        "device": "NVIDIA H100 80GB HBM3", "date": "2026-11-28", "commit": "abc", "tiny": False,
+        **summary(by_stage), "by_stage": {name: {**found, "device": "NVIDIA H100 80GB HBM3"}
+                                          for name, found in by_stage.items()},
     }  # fmt: skip
     return {"commit": "abc", "device": figures["device"], "date": "2026-11-28", "figures": figures}
 

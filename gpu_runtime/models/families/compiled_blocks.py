@@ -10,7 +10,7 @@ _GRAPHS_OF_A_BLOCK = 64
 """Generating, evaluating and training, with adapters and without, each in the batch shapes of the run."""
 
 
-def compile_blocks(transformer: torch.nn.Module) -> None:
+def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> None:
     """Let every block of a diffusers transformer be compiled when it is first called.
 
     The weights, their names and `state_dict` stay as they are. Shapes are compiled as they come, and
@@ -19,6 +19,7 @@ def compile_blocks(transformer: torch.nn.Module) -> None:
 
     Args:
         transformer: with adapters or before they are added.
+        backend: of torch.compile; `eager` traces the blocks, and generates no code.
 
     Raises:
         ConfigurationError: the transformer names no blocks.
@@ -34,7 +35,7 @@ def compile_blocks(transformer: torch.nn.Module) -> None:
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in blocks:
         # Its own shapes and no symbols: batches of a run have few shapes, and a general graph is slower.
-        block.compile(dynamic=False)
+        block.compile(backend=backend, dynamic=False)
 
 
 def refuse_missing_compiler(device: torch.device) -> None:

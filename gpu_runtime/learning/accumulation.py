@@ -62,4 +62,4 @@ class Accumulation:
         terms, sums = self._objective.backward(own, 1.0), self.terms
         # max() would swallow a NaN, which must reach the check.
         off = terms.deviation if math.isnan(terms.deviation) else max(sums.deviation, terms.deviation)
-        self.terms = BatchTerms(sums.loss + terms.loss, sums.kl + terms.kl, sums.clipped + terms.clipped, off)
+        self.terms = BatchTerms(*(map(sum, zip(sums, terms, strict=True))))._replace(deviation=off)

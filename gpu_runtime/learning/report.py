@@ -35,6 +35,9 @@ class TrainingReport:
         ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; `nft` looks
             at one batch of stochastic steps. Samples of older weights are left out.
         off_policy: of these; None where there are none.
+        ratio_mean: mean over the updates of the probability ratio of the policy to the one that drew the
+            samples; 0 where no update was taken, or the objective has no ratio.
+        approx_kl: estimate of the divergence of the two, as in `OffPolicyFigures`.
     """
 
     training_steps: int
@@ -44,3 +47,5 @@ class TrainingReport:
     gradient_norm: float
     ratio_deviation: float
     off_policy: OffPolicyFigures | None = None
+    ratio_mean: float = 0.0
+    approx_kl: float = 0.0

@@ -133,7 +133,7 @@ class Trainer:
                 goes back to its checkpoint).
         """
         updates = [samples for samples in self._updates if samples]
-        sums = np.zeros(4)
+        sums = np.zeros(6)
         stale = sorted((s for samples in updates for s in samples if s.stale), key=lambda s: s.request)
         spread, ratio_kl = self._steps.off_policy(stale) if stale else (0.0, 0.0)
         self._first.end()
@@ -154,13 +154,11 @@ class Trainer:
             place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
             self._check_loss(terms, place)
             norm = self._apply(place)
-            sums += (terms.loss, terms.kl, terms.clipped, norm)
+            sums += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl)
         self.begin()
-        loss, kl, clipped, norm = sums / max(len(updates), 1)
+        loss, kl, clipped, norm, ratio, approx_kl = (sums / max(len(updates), 1)).tolist()
         off_policy = OffPolicyFigures(len(stale), spread, ratio_kl, clipped_stale) if stale else None
-        return TrainingReport(
-            len(updates), float(loss), float(kl), float(clipped), float(norm), deviation, off_policy
-        )
+        return TrainingReport(len(updates), loss, kl, clipped, norm, deviation, off_policy, ratio, approx_kl)
 
     def _check_ratio(self, deviation: float) -> None:
         tolerance = self._config.algorithm.ratio_tolerance
@@ -191,8 +189,8 @@ class Trainer:
         for weight in self._weights:
             if weight.grad is not None:
                 weight.grad.div_(update.rows)
-        rows = update.rows
-        return BatchTerms(terms.loss / rows, terms.kl / rows, terms.clipped / rows, terms.deviation)
+        means = BatchTerms(*(value / update.rows for value in terms))
+        return means._replace(deviation=terms.deviation)
 
     def _of_all(self, terms: BatchTerms) -> BatchTerms:
         """Sums of all processes, from this one's."""

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.readers.names import EVALUATION, EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD, figure_name
+from storage.readers.names import EVALUATION, EVALUATION_USD, IMAGE_MS, QUALITY_FIGURE, TOTAL_USD, figure_name
 from storage.record.reading import RecordConnection
 
 _SLUG_CHARACTERS = 40
@@ -67,14 +67,36 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
             values,
         ).fetchall():
             metrics[2 * iteration + odd][name] = value
+    images = dict(
+        connection.execute(
+            "SELECT 2 * iteration, count(*) FROM samples "
+            "WHERE run_id = $run AND 2 * iteration > $after GROUP BY 1",
+            values,
+        ).fetchall()
+    )
     found = []
     for number, at, score, exact, usd, total_usd in connection.execute(_NEWER, values).fetchall():
         own = metrics[number]
         if number % 2:
             own = {(EVALUATION if n.startswith("part_") else QUALITY_FIGURE) + n: v for n, v in own.items()}
             own |= {f"{EVALUATION}score": score, f"{EVALUATION}exact": exact, EVALUATION_USD: usd}
+        else:
+            own |= _by_other_names(own, images.get(number, 0))
         own[TOTAL_USD] = total_usd
         found.append(Moment(number, at, {figure_name(name): value for name, value in own.items()}))
+    return found
+
+
+def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, float]:
+    """Return an iteration's figures as other systems name and compute them, those that it has."""
+    found = {}
+    if "clip_share" in metrics:
+        found["clip_fraction"] = metrics["clip_share"]
+    if metrics.get("groups"):
+        found["zero_std_ratio"] = metrics.get("groups_dropped", 0.0) / metrics["groups"]
+    for phase in ("rollout", "reward", "train", "iteration") if images else ():
+        if f"{phase}_s" in metrics:
+            found[f"{IMAGE_MS}{phase}"] = 1000 * metrics[f"{phase}_s"] / images
     return found
 
 

@@ -17,9 +17,12 @@ EVALUATION = "evaluation_"
 QUALITY_FIGURE = f"{EVALUATION}quality_"
 """What the names of held-out images' figures begin with."""
 
+IMAGE_MS = "ms_per_image/"
+"""What the names of a phase's time for one image begin with, in milliseconds."""
+
 _TRAINING = frozenset(
     {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
-     "groups_dropped", "groups_failed"}
+     "groups_dropped", "groups_failed", "ratio_mean", "approx_kl", "clip_fraction", "zero_std_ratio"}
 )  # fmt: skip
 _SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "commits", "steps_redone"})
 _SCORES = ("reward_", "exact_", EVALUATION)
@@ -50,6 +53,8 @@ def figure_name(figure: str) -> str:
         name = f"training/{figure}"
     elif figure in _SAMPLES:
         name = f"samples/{figure}"
+    elif figure.startswith(IMAGE_MS):
+        name = figure
     else:
         name = f"exploration/{figure}"
     return plain(name)

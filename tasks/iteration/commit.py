@@ -119,6 +119,7 @@ def iteration_record(
         "clip_share": report.clip_share,
         "gradient_norm": report.gradient_norm,
         "ratio_deviation": report.ratio_deviation,
+        **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
         **_off_policy_metrics(report.off_policy),
         "samples_returned": float(session.runtime.samples_returned),
         "samples_dropped": float(session.runtime.samples_dropped),

@@ -110,7 +110,9 @@ def test_loss_and_gradients_are_those_of_one_process(name: str, answers: Any):
     for answer in shared:
         report, found, _ = answer[name]
         assert report.training_steps == expected.training_steps == len(found)
-        for field in ("loss", "kl", "clip_share", "gradient_norm", "ratio_deviation"):
+        for field in (
+            "loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "ratio_mean", "approx_kl",
+        ):  # fmt: skip
             difference = abs(getattr(report, field) - getattr(expected, field))
             assert difference <= TOLERANCE * max(1.0, abs(getattr(expected, field))), field
         assert expected.gradient_norm > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from storage.readers.figures import gallery, moments_after
 from storage.record.records import EvaluationImage, EvaluationRecord, StateInterval
 from storage.record.run_store import RunStore
 from tasks.iteration.commit import evaluation_record, record_evaluation
+from tests.sample_run import iteration_record
 
 SCORES = [
     Score(0.75, True, "", parts={"ocr": 1.0, "jpeg": 0.5}),
@@ -88,6 +90,21 @@ def test_pictures_have_the_same_names_at_every_evaluation(tmp_path: Path):
     store.commit_evaluation(EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))
     with store.records.reading("r") as connection:
         assert gallery(connection, "r", 0) == {"held-out/001-a-sign-that-says-K7A-1": b"png"}
+
+
+def test_an_iteration_has_the_names_of_other_systems_too(tmp_path: Path):
+    store = entered(tmp_path)
+    record = iteration_record("r", 1, 0.0, 64)
+    figures = {"groups": 8.0, "groups_dropped": 2.0, "clip_share": 0.25, "rollout_s": 16.0, "train_s": 3.2}
+    store.commit_iteration(dataclasses.replace(record, metrics={**figures, "iteration_s": 32.0}))
+    with store.records.reading("r") as connection:
+        [moment] = moments_after(connection, "r", -1)
+    expected = {
+        "training/zero_std_ratio": 0.25, "training/clip_fraction": 0.25, "ms_per_image/rollout": 250.0,
+        "ms_per_image/train": 50.0, "ms_per_image/iteration": 500.0, "training/clip_share": 0.25,
+    }  # fmt: skip
+    assert moment.figures.items() >= expected.items()
+    assert "ms_per_image/reward" not in moment.figures
 
 
 def entered(path: Path) -> RunStore:

@@ -91,6 +91,8 @@ def test_figures_stand_in_sections():
         "explore_wait_s": "phase_s/explore_wait",
         "cost_usd": "cost/usd",
         "clip_share": "training/clip_share",
+        "zero_std_ratio": "training/zero_std_ratio",
+        "ms_per_image/rollout": "ms_per_image/rollout",
         "commits": "samples/commits",
         "spearman": "exploration/spearman",
         "reward_part_a:b": "score/reward_part_a-u003a-b",

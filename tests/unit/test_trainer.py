@@ -72,6 +72,7 @@ def test_ratio_is_one_at_the_first_update_of_every_iteration(mode: str, kind: st
     for iteration in (1, 2, 3):
         report = run.trainer.train(run.rollout(iteration))
         assert report.ratio_deviation <= 1e-6
+        assert (report.ratio_mean, report.approx_kl) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
         assert report.training_steps == 1
         assert report.gradient_norm > 0
 
@@ -239,6 +240,7 @@ def test_later_updates_may_leave_ratio_one_and_are_clipped() -> None:
     assert report.training_steps == 3
     assert report.ratio_deviation <= 1e-6
     assert report.clip_share > 0
+    assert report.ratio_mean != 1 and report.approx_kl > 0
 
 
 def test_updates_are_never_empty() -> None:
@@ -252,6 +254,7 @@ def test_no_samples_no_training_step() -> None:
     before = digest_of(run)
     report = run.trainer.train([])
     assert (report.training_steps, report.loss, report.gradient_norm, report.ratio_deviation) == (0, 0, 0, 0)
+    assert report.ratio_mean == 0
     assert digest_of(run) == before
 
 

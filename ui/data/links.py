@@ -28,6 +28,9 @@ _KEPT_S = 10
 
 _ANSWERS_WITHIN_S = 0.5
 
+_PLACES = {"mlflow": "MLflow", "wandb": "W&B"}
+"""Readers whose pages a run notes, as people call them."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -67,7 +70,7 @@ def load_links(home: Path, view: RunView) -> list[Link]:
     noted, identity = _recorded(home, view.row.run_id)
     links = [
         prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),
-        _mlflow_place(Home(home), view, noted, identity),
+        *_reader_places(Home(home), view, noted, identity),
     ]
     if count := _evaluations(home, view.row.run_id):
         address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
@@ -88,18 +91,20 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
     return [
         Link("Dashboard", dashboard, f"If it does not answer: {after}" if dashboard else after),
         prefect_link(noted.get("prefect", ""), "", lambda address: True),
-        _mlflow_place(home, view, noted, mlflow_identity(home, view.row.run_id)),
+        *_reader_places(home, view, noted, mlflow_identity(home, view.row.run_id)),
     ]
 
 
-def _mlflow_place(
+def _reader_places(
     home: Home, view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None
-) -> Link:
-    """The run in MLflow: the page that the run noted, or what its settings say."""
-    page, server = noted.get("mlflow", ""), view.setting("tracking", "uri")
-    if _is_web(page):
-        return Link("MLflow", page)
-    return mlflow_link(home, view.row.run_id, identity, server if isinstance(server, str) else "")
+) -> list[Link]:
+    """Return where readers copy the run to: pages that the run noted, or MLflow by its settings."""
+    server, chosen = view.setting("tracking", "uri"), view.setting("tracking", "to")
+    pages = {place: page for place, page in noted.items() if place != "prefect" and _is_web(page)}
+    found = [Link(_PLACES.get(place, place), page) for place, page in sorted(pages.items())]
+    if "mlflow" not in pages and (not isinstance(chosen, list) or "mlflow" in chosen):
+        found.append(mlflow_link(home, view.row.run_id, identity, server if isinstance(server, str) else ""))
+    return found
 
 
 def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) -> Link:

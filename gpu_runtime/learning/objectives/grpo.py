@@ -104,4 +104,6 @@ class GrpoObjective:
         clipped = float((terms.clipped_R * weight_R).sum())
         fresh = [place for place, row in enumerate(rows) if not row.sample.stale]
         deviation = float((terms.ratio_R[fresh] - 1).abs().max()) if fresh else 0.0
-        return BatchTerms(float(loss.detach()), float(kl.detach()), clipped, deviation)
+        ratio = float((terms.ratio_R * weight_R).sum())
+        ratio_kl = float(((terms.ratio_R - 1 - terms.ratio_R.log()) * weight_R).sum())
+        return BatchTerms(float(loss.detach()), float(kl.detach()), clipped, deviation, ratio, ratio_kl)

@@ -53,12 +53,16 @@ class BatchTerms(NamedTuple):
         clipped: rows whose gradient is cut off, or their share.
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.
+        ratio: probability ratios of the policy to the one that drew the samples; 0 where there are none.
+        ratio_kl: estimates of the divergence of the two, r - 1 - log r.
     """
 
     loss: float
     kl: float
     clipped: float
     deviation: float
+    ratio: float = 0.0
+    ratio_kl: float = 0.0
 
 
 class Objective(Protocol):

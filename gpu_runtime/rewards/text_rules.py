@@ -14,6 +14,9 @@ from storage.errors import PromptFileError
 
 _QUOTED = re.compile(r'"([^"]*)"')
 
+_LOOK_ALIKE = str.maketrans("αβεζηικμνορςτυχ", "abezhikmnopστyx")
+"""Greek letters whose capitals are drawn as Latin ones, so that an engine reads either; the final sigma."""
+
 
 def target_text(prompt: str) -> str:
     """Return the text in the prompt's first double quotes, as it is compared.
@@ -52,9 +55,10 @@ def normalise(text: str) -> str:
     """Lower-case and drop white space and what has no picture, as both sides of the comparison are.
 
     Accents are composed, and wide or joined letters are the plain ones (NFKC): an engine reads `CAFÉ` the
-    same, however a prompt's file encodes it.
+    same, however a prompt's file encodes it. Letters that look alike in Greek and Latin are the Latin ones.
     """
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).lower())
+    lower = unicodedata.normalize("NFKC", text).lower().translate(_LOOK_ALIKE)
+    folded = unicodedata.normalize("NFKC", lower)
     return "".join(
         letter
         for letter in folded

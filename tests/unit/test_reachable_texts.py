@@ -18,6 +18,7 @@ from storage.prompts.files import PromptRecord
         ("HELLO\nWORLD", "HELLOWORLD"), ("A\tB", "AB"), ("CAFÉ\u00a0BAR", "CAFÉ BAR"),
         ("欢迎\u3000光临", "欢迎光临"), (unicodedata.normalize("NFD", "CAFÉ"), "CAFÉ"),
         ("OP\u200bEN", "OPEN"), ("ＯＰＥＮ", "open"), ("ﬁsh", "FISH"), ("OPEN", "OP\r\nEN"),
+        ("ΚΑΛΗΜΕΡΑ", "KAΛHMEPA"), ("ΛΟΓΟΣ", "ΛOΓOΣ"),  # Greek capitals, as a recogniser reads them in Latin
     ],
 )  # fmt: skip
 def test_a_perfect_reading_scores_one(target: str, read: str):
@@ -38,6 +39,8 @@ def test_letters_that_the_recogniser_does_not_have_are_refused(scorer: OcrScorer
     assert "choose another text" in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["OPEN 24/7!", "CAFÉ", "欢迎光临", "K7A", "HELLO\nWORLD", "50% & more"])
+@pytest.mark.parametrize(
+    "text", ["OPEN 24/7!", "CAFÉ", "欢迎光临", "K7A", "HELLO\nWORLD", "50% & more", "ΛΟΓΟΣ"]
+)
 def test_letters_that_it_has_are_not(scorer: OcrScorer, text: str):
     scorer.check(PromptRecord(0, f'a sign "{text}"'))

@@ -48,8 +48,12 @@ class Follower:
         self.refused: list[str] = []
         self.reader = reader
         self.file = position_file(self._folder.path, name)
-        self.position = Position.read(self.file, reader.label)
         self.is_open = self.is_complete = False
+        self.read_position()
+
+    def read_position(self) -> None:
+        """Take up the position that is noted; under the lock, as another process may have gone on from it."""
+        self.position = Position.read(self.file, self.reader.label)
 
     def catch_up(self, status: RunStatus | None, at: float) -> None:
         """Have the reader take what it lacks; raises whatever keeps it from that.
@@ -145,6 +149,7 @@ class Follower:
         if begin is not None:
             position.moment, position.at = 2 * begin - 1, now()
             position.events = position.events if begin else 0
+        position.write(self.file)  # before the copy holds anything
         self.is_open = True
 
     def _artifacts(self) -> list[Path]:

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from storage.clock import now
 from storage.config.tracking import TrackingConfig
@@ -112,7 +113,7 @@ class _ReaderThread(threading.Thread):
         self._tell, self._link = tell, link
         self._follower = Follower(home, run_id, name, build_reader(name, home, tracking), self._say)
         self._status: RunStatus | None = None
-        self._is_linked = False
+        self._is_linked = self._is_told = False
         self._earlier: list[RunRow] | None = None
         self.wake, self.ending = threading.Event(), threading.Event()
         self.has_begun = self.is_away = False
@@ -135,6 +136,7 @@ class _ReaderThread(threading.Thread):
         self.has_begun = True
         try:
             with locked(self._follower.file, wait=True):
+                self._follower.read_position()
                 self._follow()
         except OSError as error:
             self._say(f"{self._label} gets nothing of this run ({in_words(error)})")
@@ -196,11 +198,15 @@ class _ReaderThread(threading.Thread):
             try:
                 with locked(follower.file, wait=False) as is_ours:
                     if is_ours:
+                        follower.read_position()
                         follower.catch_up(row.status, row.ended_at or now())
             except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
                 self._say(f"{self._label} lacks figures of the earlier run {row.run_id} ({in_words(error)})")
 
     def _say_lacking(self, why: str) -> None:
+        if self._is_told:
+            return
+        self._is_told = True
         # A person who has stopped the run need not be warned.
         level = logging.DEBUG if self._status == "cancelled" else logging.WARNING
         self._say(
@@ -263,11 +269,17 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
     """Return ended runs of the same server of which a reader lacks something, the newest first."""
     found = []
     for row in RunStore(home).runs():
-        settings = json.loads(row.config_json)
-        given = settings.get("tracking", {}) if isinstance(settings, dict) else {}
+        if row.status in ("running", "simulated"):
+            continue
         is_over = row.host == socket.gethostname() or now() > (row.ended_at or 0.0) + SETTLED_S
-        wanted = name in given.get("to", [name]) and given.get("uri", "") == tracking.uri
-        if is_over and wanted and row.status not in ("running", "simulated"):
+        if is_over and _goes_to(json.loads(row.config_json), name, tracking):
             taken = Position.read(position_file(home.run(row.run_id), name), label)
             found += [row] if taken.ended != row.status else []
     return found[:MOST_EARLIER]
+
+
+def _goes_to(settings: Any, name: str, tracking: TrackingConfig) -> bool:
+    """Whether a run's settings, perhaps of another version, name a reader and the same server."""
+    given = settings.get("tracking") if isinstance(settings, dict) else None
+    given = given if isinstance(given, dict) else {}
+    return name in given.get("to", [name]) and given.get("uri", "") == tracking.uri

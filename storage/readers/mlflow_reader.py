@@ -88,7 +88,7 @@ class MlflowReader(Reader):
                 client.log_batch(self._mlflow_id, params=params[first : first + _PARAMS_A_CALL])
         if self.artifacts is None:
             self.page = run_page(self.uri, experiment_id, self._mlflow_id)
-        return None if found else 0
+        return None if found and found[0].data.metrics else 0
 
     def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
         """Write figures in batches; MLflow's step is the iteration."""

@@ -35,6 +35,7 @@ class TensorboardReader(Reader):
         """Begin a file; what was written of the last iteration, perhaps in part, is written again."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+        self._close()
         folder = self._folder / quote(run.run_id, safe="")
         begin = max(last, 0) if folder.exists() and any(folder.iterdir()) else 0
         self._writer = EventFileWriter(str(folder))
@@ -62,8 +63,12 @@ class TensorboardReader(Reader):
 
     def end(self, status: RunStatus, at: float) -> None:
         """Close the file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._close()
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def _write(self, step: int, at: float, **content: Any) -> None:
         from tensorboard.compat.proto import event_pb2

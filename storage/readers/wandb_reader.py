@@ -40,8 +40,9 @@ class WandbReader(Reader):
         """Make the run, or go on with it, by our identifier."""
         import wandb
 
-        if self._run is not None:
-            self._run.finish()
+        earlier, self._run = self._run, None
+        if earlier is not None:
+            earlier.finish()
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True,
             init_timeout=_ANSWER_LIMIT_S,

@@ -148,6 +148,33 @@ def test_it_goes_on_where_it_stopped_and_back_where_the_run_went_back(store: Run
     assert kinds(own)[-1] == "end finished"
 
 
+def test_what_another_process_has_sent_meanwhile_is_not_sent_again(store: RunStore, own: Any):
+    config = begin(store, "r", os.getpid(), to=[NAME])
+    commit(store, "r", 1)
+    waiting = Followed(store, "r", config)
+    assert followed(store, "r", config, "interrupted") == []
+    own.told.clear()
+    commit(store, "r", 2)
+    waiting.readers.finish("finished")
+    assert kinds(own) == ["open r", "iteration 2", "end finished"]
+
+
+def test_a_copy_that_was_made_anew_is_filled_from_the_start_also_after_a_failure(
+    store: RunStore, own: Any, monkeypatch: pytest.MonkeyPatch
+):
+    config = begin(store, "r", os.getpid(), to=[NAME])
+    commit(store, "r", 1)
+    assert followed(store, "r", config, "interrupted") == []
+    monkeypatch.setattr(own.Kept, "open", lambda self, run, last: 0)
+    own.trouble["evaluation"] = OSError("away")
+    assert len(followed(store, "r", config, "interrupted")) == 2
+    own.told.clear()
+    own.trouble.clear()
+    monkeypatch.setattr(own.Kept, "open", lambda self, run, last: None)
+    assert followed(store, "r", config) == []
+    assert kinds(own) == ["evaluation 0", "iteration 1", "end finished"]
+
+
 def test_an_outage_is_told_once_and_ends_with_what_it_lacked(
     store: RunStore, own: Any, monkeypatch: pytest.MonkeyPatch
 ):

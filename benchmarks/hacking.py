@@ -232,7 +232,9 @@ def _asked() -> tuple[argparse.Namespace, list[Wanted], list[Wanted]]:
     parser.add_argument("--quick", action="store_true", help="one seed, runs of four iterations")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="run seeds of each arm")
     parser.add_argument("--parts", nargs="+", default=[], help="do these only, such as glyphs-long")
-    parser.add_argument("--processes", type=int, default=2, help="runs at a time, a core each")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="runs at a time, a core each; 0: those that are kept"
+    )
     add_after_option(parser)
     add_keep_option(parser)
     arguments = parser.parse_args()

@@ -248,7 +248,7 @@ def do_runs(
         home: of the runs.
         store: of their courses.
         wanted: which.
-        processes: runs at a time.
+        processes: runs at a time; 0 does none.
 
     Returns:
         The courses by task, arm and run seed.
@@ -256,6 +256,8 @@ def do_runs(
     Raises:
         RuntimeFailure: one of them failed.
     """
+    if not processes:
+        return {}
     with ThreadPoolExecutor(processes) as pool:
         calls = {want.key: pool.submit(_do, home, store, want) for want in wanted}
         try:

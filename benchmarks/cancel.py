@@ -25,11 +25,11 @@ import psutil
 
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.worker.history_tail import HistoryTail
-from storage.checkpoints import CheckpointStore
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunRow, RunStore
 from tests.running_up import RunningUp, running_up, wait_until
 
@@ -135,7 +135,7 @@ def is_kept(home: Home, row: RunRow) -> bool:
     """Whether a cancelled run can be gone on with, and its bill is whole."""
     if row.status != "cancelled" or not row.last_iteration:
         return False
-    checkpoints = CheckpointStore(home.checkpoints(row.run_id)).iterations()
+    checkpoints = CheckpointStore(home.run(row.run_id)).iterations()
     with RunStore(home).records.reading() as connection:
         balanced = read_ledger(connection, row.run_id).is_balanced
     return balanced and max(checkpoints) == row.last_iteration

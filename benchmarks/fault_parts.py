@@ -244,8 +244,8 @@ class Parts:
         return part
 
     def _forget(self, run_id: str) -> None:
-        """Drop what is large of a run that kept its promises; its rows stay in the database."""
-        for folder in (self.home.checkpoints(run_id), self.home.history(run_id)):
+        """Drop what is large of a run that kept its promises; its rows stay."""
+        for folder in (*self.home.run(run_id).glob("iteration-*/checkpoint"), self.home.history(run_id)):
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -42,10 +42,10 @@ from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history_log import lives
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
-from storage.checkpoints import CheckpointStore
 from storage.environment import environment
 from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
+from storage.record.checkpoints import CheckpointStore
 
 _ITERATIONS = 90
 """Enough for a host that was cut off to come back: Ray takes half a minute to join anew."""
@@ -300,7 +300,7 @@ def gathered_history(hosts: RayHosts, run_id: str) -> Path:
 
 def final_state(head: Host, run_id: str) -> dict[str, bytes]:
     """Weights, moving average and optimiser of a run's last checkpoint; empty where there is none."""
-    checkpoint = CheckpointStore(Home(head.home).checkpoints(run_id)).load_latest()
+    checkpoint = CheckpointStore(Home(head.home).run(run_id)).load_latest()
     return {} if checkpoint is None else dict(checkpoint.blobs)
 
 

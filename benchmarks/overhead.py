@@ -71,9 +71,9 @@ def _digest(home: Home) -> str:
     from safetensors.numpy import load
 
     from gpu_runtime.learning.weights import weights_digest
-    from storage.checkpoints import CheckpointStore
+    from storage.record.checkpoints import CheckpointStore
 
-    checkpoint = CheckpointStore(home.checkpoints("overhead"), 1).load_latest()
+    checkpoint = CheckpointStore(home.run("overhead"), 1).load_latest()
     assert checkpoint is not None
     return weights_digest(load(checkpoint.blobs["weights.safetensors"]))
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from benchmarks.exploration.learning_curve import make_curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.runtime import Runtime
-from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
@@ -114,7 +114,7 @@ def same_bits(preset: str) -> bool:
     make_curve(load_config(preset, values, {}), _BITS_OF, _BITS_OF, keep)
     with tempfile.TemporaryDirectory() as folder:
         train(preset, values, folder)
-        checkpoint = CheckpointStore(Home(Path(folder)).checkpoints("overlap")).load_latest()
+        checkpoint = CheckpointStore(Home(Path(folder)).run("overlap")).load_latest()
     return checkpoint is not None and dict(checkpoint.blobs) == in_turns
 
 

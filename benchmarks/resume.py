@@ -29,8 +29,8 @@ import psutil
 
 from benchmarks.report import add_keep_option, finish
 from flows.server.local_server import SERVER_MODULE
-from storage.checkpoints import CheckpointStore
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 
 ITERATIONS = 4
@@ -100,7 +100,7 @@ def start(
 
 def state_of(home: Path, run_id: str) -> dict[str, bytes]:
     """Weights, moving average and optimiser of a run's last checkpoint."""
-    checkpoint = CheckpointStore(Home(home).checkpoints(run_id), 1).load_latest()
+    checkpoint = CheckpointStore(Home(home).run(run_id), 1).load_latest()
     if checkpoint is None or checkpoint.iteration != ITERATIONS:
         return {}
     return checkpoint.blobs

@@ -6,9 +6,9 @@ import os
 
 from flows.progress import reporter
 from flows.run_identity import check_run_id
-from storage.checkpoint_mirror import fetch_from_mirror
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
+from storage.record.mirror import fetch_from_mirror
 from storage.record.run_store import RunRow, RunStore
 
 

@@ -19,7 +19,6 @@ from flows.recovery import fetch_where_unknown, run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.environment import PRESET
 from storage.errors import (
@@ -33,6 +32,7 @@ from storage.home import Home
 from storage.new_folder import claim_folder
 from storage.prompts.files import load_prompts
 from storage.quick_imports import quick_imports
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore, check_resumable, refuse_simulated
 from storage.run_log import RunLog
 
@@ -282,7 +282,7 @@ def evaluated_configuration(
         prompts = len(load_prompts(config.prompts.evaluate))
         evaluation = config.evaluation.model_copy(update={"prompts": prompts})
         config = config.model_copy(update={"evaluation": evaluation})
-    if run_id and not CheckpointStore(home.checkpoints(run_id)).iterations():
+    if run_id and not CheckpointStore(home.run(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     return config
 

@@ -115,10 +115,6 @@ class Home:
         names = [entry.name for entry in os.scandir(self.runs) if entry.is_dir()]
         return sorted(unquote(name) for name in names if not name.startswith(("_", ".")))
 
-    def checkpoints(self, run_id: str) -> Path:
-        """Folder of one run's checkpoints."""
-        return self.run(run_id) / "checkpoints"
-
     @property
     def evaluations(self) -> Path:
         """Folder of the evaluations by `spotlight evaluate`, a folder each."""

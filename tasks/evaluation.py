@@ -14,7 +14,6 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Runtime
-from storage.checkpoints import CheckpointStore
 from storage.clock import now
 from storage.config.run_config import RunConfig
 from storage.environment import environment, preset_fact
@@ -27,6 +26,7 @@ from storage.prompts.subset import draw_subset
 from storage.readers.following import send_evaluation
 from storage.readers.names import EVALUATION, QUALITY_FIGURE
 from storage.readers.protocol import ReadRun
+from storage.record.checkpoints import CheckpointStore
 from tasks.image_folder import write_images
 from tasks.inputs import input_digests
 
@@ -66,14 +66,14 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     started_at = now()
     checkpoint = None
     if run_id is not None:
-        checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+        checkpoint = CheckpointStore(home.run(run_id)).load_latest()
         if checkpoint is None:
             raise CheckpointError(
                 f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"
             )
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         if checkpoint is not None:
-            runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
+            runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         prompts = draw_subset(runtime.evaluate_prompts, config.evaluation.prompts)
         evaluation = runtime.evaluate(prompts)
     iteration = checkpoint.iteration if checkpoint else 0

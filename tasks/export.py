@@ -13,12 +13,12 @@ from safetensors.numpy import load
 
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.model_card import model_card
 from storage.new_folder import claim_folder
+from storage.record.checkpoints import CheckpointStore
 from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_store import RunStore, refuse_simulated
 
@@ -54,7 +54,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     row = store.run(run_id)
     refuse_simulated(row)
     config = row.config
-    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`, then export it"

@@ -36,9 +36,9 @@ from typing import Any
 
 import typer.main
 
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.records import RunStatus
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
@@ -97,7 +97,7 @@ def _run(home: Path, status: RunStatus) -> None:
 
 def _checkpoint(home: Path) -> None:
     """A checkpoint of `finished` whose checksums hold, though nothing is in its files."""
-    CheckpointStore(Home(home).checkpoints("finished"), 1).save(1, {"average.safetensors": b"x"}, {}, {})
+    CheckpointStore(Home(home).run("finished"), 1).save(1, {"average.safetensors": b"x"}, {}, {})
 
 
 def _weights(home: Path) -> None:
@@ -106,7 +106,7 @@ def _weights(home: Path) -> None:
     from safetensors.numpy import save
 
     blobs = {"average.safetensors": save({"a": np.zeros(1, np.float32)})}
-    CheckpointStore(Home(home).checkpoints("finished"), 1).save(1, blobs, {}, {})
+    CheckpointStore(Home(home).run("finished"), 1).save(1, blobs, {}, {})
 
 
 def _model(home: Path) -> None:
@@ -117,9 +117,9 @@ def _model(home: Path) -> None:
 
 
 def _circle(home: Path) -> None:
-    folder = Home(home).checkpoints("finished")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "iteration-000002").symlink_to("iteration-000002")
+    folder = Home(home).run("finished")
+    (folder / "iteration-000002").mkdir(parents=True)
+    (folder / "iteration-000002" / "checkpoint").symlink_to("checkpoint")
 
 
 def _damaged(home: Path) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from storage.checkpoints import CheckpointStore
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
@@ -103,7 +103,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     prompts: dict[str, dict[int, str]] = {}
     for purpose, prompt_id, text in texts:
         prompts.setdefault(purpose, {})[prompt_id] = text
-    checkpoint = CheckpointStore(store.home.checkpoints(run_id), 1).load_latest()
+    checkpoint = CheckpointStore(store.home.run(run_id), 1).load_latest()
     blobs = checkpoint.blobs if checkpoint is not None else {}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(blobs.items())}
     config = row.config.model_dump(mode="json")

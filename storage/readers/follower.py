@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage.checkpoints import CheckpointStore
 from storage.clock import now
 from storage.errors import StorageError, shortened
 from storage.home import Home, dashboard_page
 from storage.readers.figures import gallery, last_moment, moments_after
 from storage.readers.position import Position, position_file
 from storage.readers.protocol import Reader, ReadRun
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.records import RunStatus
-from storage.record.run_folder import RunFolder
+from storage.record.run_folder import CHECKPOINT, RunFolder
 from storage.text import one_line
 
 REPORT = "report.html"
@@ -154,8 +154,8 @@ class Follower:
 
     def _artifacts(self) -> list[Path]:
         """Return the files of a finished run that readers take: weights, their average, the report."""
-        store = CheckpointStore(self._home.checkpoints(self._run_id))
-        newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}"
+        store = CheckpointStore(self._home.run(self._run_id))
+        newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}" / CHECKPOINT
         files = [newest / "weights.safetensors", newest / "average.safetensors", self._folder.path / REPORT]
         return [file for file in files if file.exists()]
 

@@ -1,17 +1,9 @@
-"""Plain values that a run leaves behind, which `tables.py` writes as rows.
-
-An iteration's record travels inside its checkpoint too, so that a run killed between the checkpoint and the
-rows loses none: resuming writes the record again, and writing it twice gives what writing it once gives.
-"""
+"""Plain values that a run leaves behind, which `tables.py` writes as rows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from pydantic import TypeAdapter
 
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted", "simulated"]
 Market = Literal["reserved", "spot"]
@@ -150,13 +142,13 @@ class CandidateRecord:
     """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
 
     No two of an iteration share prompt, seed, fidelity and policy version: the same weights would
-    draw the same image again. Where drafts were refused and made anew, both are there, the new ones with
+    draw the same image again. Where drafts were refused and made again, both are there, the new ones with
     the rollout's own policy version.
 
     Attributes:
         fidelity: "full", or the name of a cheaper draft such as "preview-5".
         policy_version: the weights that drew it: the previous iteration's for a stale draft, the
-            rollout's own for a re-score of the staleness monitor and for what was drafted anew.
+            rollout's own for a re-score of the staleness monitor and for what was drafted again.
         score: in [0, 1]; 0 where `error` says why there is none.
         exact: whether all that was asked is in it.
         round: the planner's round that asked for it, from 0; -1 for a re-score of the monitor.
@@ -198,9 +190,8 @@ class IterationRecord:
         candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
         sample_images: thumbnails of some of `samples`.
         next_plan: the seeds already chosen for the next iteration, as JSON values (so keys are text);
-            None where there are none. Travels in the checkpoint's record.json only, so that a resume
-            need not explore again; not written to the database.
-        explorer_state: what the explorer has learned, as JSON values; likewise in record.json only.
+            None where there are none. In the checkpoint only, so that a resumed run need not explore again.
+        explorer_state: what the explorer has learned, as JSON values; in the checkpoint only.
         device_events: what happened to the devices since the record before.
         groups: which devices shared sequences; none where each worked alone.
         step_times: what denoising steps took by degree; none where the degree is fixed.
@@ -225,6 +216,15 @@ class IterationRecord:
     step_times: list[StepTimeRecord] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
     standby_time: list[StandbyTime] = field(default_factory=list)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a run needs to go on after the iteration, beside the trainer's state (JSON values)."""
+        return {
+            "policy_version": self.policy_version,
+            "next_plan": self.next_plan,
+            "explorer_state": self.explorer_state,
+        }
 
 
 @dataclass(frozen=True)
@@ -275,22 +275,3 @@ class EvaluationRecord:
     paid_time: list[PaidTime] = field(default_factory=list)
     standby_time: list[StandbyTime] = field(default_factory=list)
     looks: dict[str, float] = field(default_factory=dict)
-
-
-def record_to_json(record: IterationRecord) -> dict[str, Any]:
-    """An iteration's record as JSON values, to travel in its checkpoint."""
-    return asdict(record)
-
-
-def record_from_json(values: Mapping[str, Any]) -> IterationRecord:
-    """The inverse of `record_to_json`; a record of an earlier version lacks what came later.
-
-    Raises:
-        ValidationError: of pydantic; it is no record.
-    """
-    return _iteration_adapter().validate_python(values)
-
-
-@cache
-def _iteration_adapter() -> TypeAdapter[IterationRecord]:
-    return TypeAdapter(IterationRecord)

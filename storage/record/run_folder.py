@@ -3,13 +3,14 @@
     run.json             identity, settings, environment, status, the process that drives it
     notes.json           a person's tags, note and archive mark, and links to other pages
     events.jsonl         what a person should see beside the figures, a line each, appended only
-    iteration-000012/    rows of an iteration, a Parquet file a table
+    iteration-000012/    rows of an iteration, a Parquet file a table, and where one is due its `checkpoint/`
     evaluation-000012/   rows of the held-out evaluation after it
     discarded-0001-iteration-000012/    what was paid for an iteration that is done again
     part-000001/         rows of many of these folders in one file a table
 
 Invariants:
-- A folder of rows appears by one rename, whole, and its files never change afterwards.
+- A folder of rows appears by one rename, whole, its checkpoint included, and its files never change
+  afterwards. A checkpoint that is too old goes alone; the rows stay.
 - A part names the folders whose rows it holds. Readers leave those out from the moment that it appears, so
   that no row counts twice; the folders themselves go some minutes later, as a reader may have them open.
 - Discarding renames one folder after the other, the latest iteration first: a kill between two leaves
@@ -33,13 +34,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from storage.checkpoints import sync_folder
 from storage.errors import StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 RUN_FILE, NOTES_FILE, EVENTS_FILE, PART_FILE = "run.json", "notes.json", "events.jsonl", "part.json"
+CHECKPOINT = "checkpoint"
+"""Folder in that of an iteration, with the weights and the state after it."""
 
 KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
 """Tables of a discarded iteration that stay: its devices ran, and were paid for."""
@@ -204,11 +206,7 @@ class RunFolder:
             rows: of each table.
         """
         with self._refusals():
-            # A resumed run writes the record of its checkpoint again, which a part may hold already.
-            parts = self.listing().parts if phase == "iteration" else []
-            held = [(_part(part) or {}).get("last_iteration") for part in parts]
-            if number > max((last for last in held if last is not None), default=-1):
-                put_folder(self.path, f"{phase}-{number:06d}", rows)
+            put_folder(self.path, f"{phase}-{number:06d}", rows)
 
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; what their devices were paid for stays."""
@@ -216,11 +214,15 @@ class RunFolder:
             self._finish_replacing()
             listing = self.listing()
             for folder in listing.covered:  # their names may come again, and no part may hide them then
-                _delete_folder(folder.path)
+                if folder.number > number:
+                    delete_folder(folder.path)
+                else:
+                    _drop_rows(folder.path)
             for part in listing.parts:
                 self._discard_in_part(part, number)
             later = [f for f in listing.folders if not f.discarded and f.number > number]
             for folder in sorted(later, key=lambda f: (f.number, f.phase), reverse=True):
+                delete_folder(folder.path / CHECKPOINT, self.path)
                 given_up = [
                     path.name for table, path in folder.tables.items() if table not in KEPT_OF_DISCARDED
                 ]
@@ -265,7 +267,7 @@ class RunFolder:
             for part in self.listing().parts:
                 if _changed_at(part.path) < old:
                     for name in read_json(part.path / PART_FILE)["covers"]:
-                        _delete_folder(self.path / name)
+                        _drop_rows(self.path / name)
             for path in self.path.glob(".*-*"):
                 # What was moved aside is the only copy where nothing has its name.
                 is_needed = (
@@ -293,9 +295,9 @@ class RunFolder:
         """List the folders whose rows count now."""
         while True:
             # Until two lists agree: a folder that is renamed meanwhile may be in neither place, or in both.
-            found = _row_folders(self.path)
+            found = row_folders(self.path)
             held = {f.name: part for f in found if f.phase == "part" and (part := _part(f)) is not None}
-            if {f.name for f in _row_folders(self.path)} == {f.name for f in found}:
+            if {f.name for f in row_folders(self.path)} == {f.name for f in found}:
                 break
         found = [f for f in found if f.phase != "part" or f.name in held]
         merged = {name for part in held.values() for name in part["covers"]}
@@ -330,7 +332,7 @@ class RunFolder:
         for aside in self.path.glob(f"{_ASIDE}*"):
             final = self.path / aside.name.removeprefix(_ASIDE)
             if final.exists():
-                _delete_folder(aside)
+                delete_folder(aside)
             else:
                 aside.rename(final)
 
@@ -395,6 +397,7 @@ def put_folder(
     name: str,
     rows: Mapping[str, pa.Table | Callable[[IO[bytes]], None]],
     facts: Mapping[str, Mapping[str, Any]] | None = None,
+    checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
 ) -> None:
     """Write a folder under another name, force it to disk and rename it, in place of an earlier one.
 
@@ -403,6 +406,7 @@ def put_folder(
         name: what it is called.
         rows: table -> its rows, or what writes them into an open file.
         facts: JSON file -> what it holds.
+        checkpoint: file -> content, of the folder `CHECKPOINT` in it; None for no such folder.
     """
     import pyarrow.parquet as pq
 
@@ -419,13 +423,18 @@ def put_folder(
             os.fsync(file.fileno())
     for file_name, values in (facts or {}).items():
         write_json(saving / file_name, values)
+    if checkpoint is not None:
+        (saving / CHECKPOINT).mkdir(mode=0o700)
+        for file_name, octets in checkpoint.items():
+            write_durably(saving / CHECKPOINT / file_name, octets)
+        sync_folder(saving / CHECKPOINT)
     sync_folder(saving)
     if final.exists():  # no rename onto a full folder
         replaced = parent / f"{_ASIDE}{name}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
         saving.rename(final)
-        _delete_folder(replaced)
+        delete_folder(replaced)
     else:
         saving.rename(final)
     sync_folder(parent)
@@ -481,7 +490,7 @@ def is_row_folder(name: str) -> bool:
     return _ROWS.fullmatch(name) is not None
 
 
-def _row_folders(run: Path) -> list[RowFolder]:
+def row_folders(run: Path) -> list[RowFolder]:
     """Return all folders of rows; one that a killed writer moved aside counts under its own name."""
     try:
         names = set(os.listdir(run))
@@ -522,9 +531,23 @@ def _part(folder: RowFolder) -> dict[str, Any] | None:
     return facts
 
 
-def _delete_folder(path: Path) -> None:
-    """Delete a folder so that no half of it is ever seen under its name."""
-    deleting = path.with_name(f".deleting-{path.name}-{time.time_ns()}")
+def _drop_rows(path: Path) -> None:
+    """Delete a folder whose rows a part holds; a checkpoint in it stays."""
+    if not (path / CHECKPOINT).exists():
+        delete_folder(path)
+        return
+    for file in path.glob("*.parquet"):
+        file.unlink(missing_ok=True)
+
+
+def delete_folder(path: Path, run: Path | None = None) -> None:
+    """Delete a folder so that no half of it is ever seen under its name.
+
+    Args:
+        path: the folder; it may be gone.
+        run: the folder of the run, where this one is deeper than that.
+    """
+    deleting = (run or path.parent) / f".deleting-{path.name}-{time.time_ns()}"
     try:
         path.rename(deleting)
     except FileNotFoundError:
@@ -592,3 +615,30 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     writing.replace(path)
     sync_folder(path.parent)
+
+
+def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
+    """Write a new file; when this returns it is on disk.
+
+    Raises:
+        OSError: the disk refuses, or there is a file of that name.
+    """
+    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
+    # caller from closing what it looks at.
+    with path.open("xb", buffering=0) as file, memoryview(content) as view:
+        written = 0
+        if view.nbytes:  # an empty view cannot be cast
+            with view.cast("B") as octets:
+                while written < view.nbytes:
+                    with octets[written:] as left:
+                        written += file.write(left)  # one write takes at most 2 GiB
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries (names, not contents) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -20,12 +20,12 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import read_history
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
@@ -236,7 +236,7 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
 
 def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:
     """SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
-    store = CheckpointStore(home.checkpoints(run_id))
+    store = CheckpointStore(home.run(run_id))
     return {
         iteration: {
             name: hashlib.sha256(blob).hexdigest() for name, blob in store.load(iteration).blobs.items()

@@ -22,8 +22,8 @@ from storage.record.records import (
     IterationRecord,
     SampleRecord,
     StateInterval,
-    record_to_json,
 )
+from storage.record.tables import iteration_rows
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
 
@@ -33,7 +33,7 @@ GALLERY = 12
 
 @task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
-    """Make an iteration durable: the checkpoint is the commit, the rest follows from its record.
+    """Make an iteration durable: rows and, where one is due, the checkpoint appear by one rename.
 
     May run beside the next rollout, whose weights are those of the checkpoint.
     """
@@ -54,10 +54,12 @@ def _commit(session: Session, record: IterationRecord) -> None:
         session.checkpoints.save(
             record.iteration,
             session.runtime.blobs(record.iteration + 1),
-            record_to_json(record),
+            record.state,
             config.model_dump(mode="json"),
+            iteration_rows(record),
         )
-    session.store.commit_iteration(record)
+    else:
+        session.store.commit_iteration(record)
     session.store.compact(record.run_id, before=session.checkpoints.oldest)
     if session.mirror is not None:
         session.mirror.copy_newest()

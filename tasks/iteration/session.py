@@ -16,8 +16,6 @@ from prefect.exceptions import TerminationSignal
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
-from storage.checkpoint_mirror import CheckpointMirror, refuse_if_continued
-from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
@@ -27,7 +25,9 @@ from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home
 from storage.readers.follower import REPORT
 from storage.readers.following import FLUSH_WAIT_S, Readers
-from storage.record.records import IterationRecord, RunStatus, record_from_json
+from storage.record.checkpoints import Checkpoint, CheckpointStore
+from storage.record.mirror import CheckpointMirror, refuse_if_continued
+from storage.record.records import IterationRecord, RunStatus
 from storage.record.results import last_recorded_at
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
@@ -173,7 +173,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         SpotlightError: whatever keeps the run from starting; nothing is written then but the
             run's status.
     """
-    checkpoints = CheckpointStore(home.checkpoints(run_id))
+    checkpoints = CheckpointStore(home.run(run_id))
     checkpoint = checkpoints.load_latest()
     if config.checkpoint.mirror:
         _refuse_if_continued(config.checkpoint.mirror, home, run_id)
@@ -273,16 +273,14 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
         )
     for rejected in checkpoint.rejected:
         session.store.add_event(session.run_id, "checkpoint_rejected", rejected)
-    record = record_from_json(checkpoint.record)
-    session.runtime.restore(checkpoint.blobs, record.policy_version, record.explorer_state)
-    if record.next_plan is not None:
-        session.next_plan = plan_from_json(record.next_plan)
+    state = checkpoint.state
+    session.runtime.restore(checkpoint.blobs, state["policy_version"], state["explorer_state"])
+    if state["next_plan"] is not None:
+        session.next_plan = plan_from_json(state["next_plan"])
     session.store.discard_after(session.run_id, checkpoint.iteration)
-    # The run may have been killed between the checkpoint and the rows.
-    session.store.commit_iteration(record)
     session.first_iteration = checkpoint.iteration + 1
     session.store.add_event(
         session.run_id,
         "resumed",
-        f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.name}",
+        f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.parent.name}",
     )

@@ -9,12 +9,12 @@ from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Runtime
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.errors import CheckpointError
 from storage.evaluations.references import HeldOut, Reference
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from tasks.inputs import input_digests
 
 
@@ -38,14 +38,14 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     Raises:
         CheckpointError: the run has no checkpoint in this home.
     """
-    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
         )
     facts = environment() | input_digests(config)
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
+        runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         evaluation = runtime.evaluate(runtime.evaluate_prompts)
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)

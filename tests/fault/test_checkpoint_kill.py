@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from storage.checkpoints import CheckpointStore
+from storage.record.checkpoints import CheckpointStore
 
 KILLS = 24
 BLOB_BYTES = 3_000_000
@@ -17,7 +17,7 @@ BLOB_BYTES = 3_000_000
 SAVER = f"""
 import sys
 from pathlib import Path
-from storage.checkpoints import CheckpointStore
+from storage.record.checkpoints import CheckpointStore
 store = CheckpointStore(Path(sys.argv[1]), keep=2)
 iteration = int(sys.argv[2])
 print("ready", flush=True)
@@ -57,7 +57,7 @@ def test_killed_savers_always_leave_a_complete_checkpoint(tmp_path: Path):
             continue
         assert promised <= loaded.iteration <= promised + 1
         assert loaded.rejected == []
-        assert loaded.record == {"iteration": loaded.iteration}
+        assert loaded.state == {"iteration": loaded.iteration}
         assert loaded.blobs["policy"] == bytes([loaded.iteration % 251]) * BLOB_BYTES
         assert len(store.iterations()) <= 3  # two kept, and one that the kill kept from being deleted
     assert promised >= KILLS // 2

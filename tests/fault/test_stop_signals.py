@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from flows.server.local_server import LocalServer
-from storage.checkpoints import CheckpointStore
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tests.running_up import client_of
 from tests.terminal import CTRL_C, Terminal
@@ -92,7 +92,7 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
     done = assert_one_line(shown, run_id)
     assert_cancelled_everywhere(home, server, run_id)
     assert RunStore(home).run(run_id).last_iteration == done
-    assert max(CheckpointStore(home.checkpoints(run_id)).iterations()) == done
+    assert max(CheckpointStore(home.run(run_id)).iterations()) == done
     _, alive = psutil.wait_procs(family, timeout=20)
     assert [process.cmdline() for process in alive] == []
 

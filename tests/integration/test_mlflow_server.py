@@ -98,7 +98,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, store: Run
     config = begin(store, "there", os.getpid(), uri=server.uri)
     commit(store, "there", 1)
     (store.home.run("there") / REPORT).write_text("<p>all</p>")
-    checkpoint = store.home.checkpoints("there") / "iteration-000001"
+    checkpoint = store.home.run("there") / "iteration-000001" / "checkpoint"
     checkpoint.mkdir(parents=True)
     (checkpoint / "weights.safetensors").write_bytes(b"weights")
     own = Followed(store, "there", config)

@@ -69,7 +69,7 @@ def test_all_that_is_recorded_is_there_once_with_its_times(store: RunStore, gone
     config = begin(store, "whole", gone)
     commit(store, "whole", 1, 2)
     store.commit_evaluation(evaluation_record("whole", 2, BEGAN_AT + 3 * ITERATION_S, 4, 2))
-    checkpoint = store.home.checkpoints("whole") / "iteration-000002"
+    checkpoint = store.home.run("whole") / "iteration-000002" / "checkpoint"
     checkpoint.mkdir(parents=True)
     (checkpoint / "weights.safetensors").write_bytes(b"weights")
     (store.home.run("whole") / REPORT).write_text("<p>all of it</p>")

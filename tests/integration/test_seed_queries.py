@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -20,14 +19,9 @@ from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
 from storage.record.records import (
     CandidateRecord,
-    DeviceEvent,
-    GroupRecord,
     IterationRecord,
     SampleImage,
     SampleRecord,
-    StepTimeRecord,
-    record_from_json,
-    record_to_json,
 )
 from storage.record.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
@@ -250,31 +244,3 @@ class TestRows:
     def test_the_same_draft_twice_is_refused(self, store: RunStore):
         with pytest.raises(StorageError, match="rows of candidates have the same"):
             committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])
-
-    def test_they_travel_in_a_checkpoint(self, store: RunStore):
-        record = dataclasses.replace(
-            explored(iteration_record("r", 5, 0.0)),
-            next_plan={"iteration": 6, "seeds": {"0": [3, 1]}},
-            explorer_state={"0": {"tried": 8}},
-            device_events=[DeviceEvent("spot-0", "spot", "lost", 7.5, "its process is gone")],
-            groups=[GroupRecord(1, 0, "", ("reserved-0", "spot-0"), 1.0, 2.0)],
-            step_times=[StepTimeRecord("64x64, 4 at a time", 2, 0.25, 3)],
-        )
-        assert record.candidates
-        assert record.sample_images
-        assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
-
-    def test_a_record_of_an_older_checkpoint_loads(self):
-        values = json.loads(json.dumps(record_to_json(iteration_record("r", 1, 0.0))))
-        for name in (
-            "candidates",
-            "sample_images",
-            "next_plan",
-            "explorer_state",
-            "device_events",
-            "step_times",
-        ):
-            del values[name]
-        record = record_from_json(values)
-        assert (record.candidates, record.sample_images, record.device_events) == ([], [], [])
-        assert (record.next_plan, record.explorer_state) == (None, None)

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import tasks.iteration.alarm as alarm
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.errors import HackingError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.records import EvaluationImage, EvaluationRecord
 from storage.record.run_store import RunStore
 from tasks.iteration.alarm import answer, take_up
@@ -44,7 +44,7 @@ class Run:
         self.store = RunStore(Home(folder))
         self.config = RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}})
         self.store.create_run("r", self.config, {}, os.getpid())
-        self.checkpoints = CheckpointStore(self.store.home.checkpoints("r"))
+        self.checkpoints = CheckpointStore(self.store.home.run("r"))
         self._evaluated(0, SOUND)
         self.session = self.opened(1)
 

@@ -15,19 +15,20 @@ import pytest
 from pydantic import ValidationError
 
 from flows.recovery import fetch_where_unknown
-from storage import checkpoint_mirror
-from storage.checkpoint_mirror import (
+from storage.config.run_config import MIRROR_VARIABLE, RunConfig
+from storage.errors import CheckpointError, ConfigurationError
+from storage.home import Home
+from storage.record import mirror as mirror_module
+from storage.record.checkpoints import CheckpointStore
+from storage.record.mirror import (
     CheckpointMirror,
     copy_to_mirror,
     fetch_from_mirror,
     refuse_if_continued,
 )
-from storage.checkpoints import CheckpointStore
-from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.errors import CheckpointError, ConfigurationError
-from storage.home import Home
 from storage.record.records import DeviceEvent
 from storage.record.run_store import RunStore
+from storage.record.tables import iteration_rows
 from tasks.iteration.session import Session, open_session
 from tests.odd_names import ODD_NAMES
 from tests.own_servers import running_s3
@@ -61,14 +62,15 @@ def elsewhere(tmp_path: Path) -> Home:
     return Home(tmp_path / "elsewhere").ensure()
 
 
-def save(home: Home, iteration: int, weights: bytes = b"weights") -> None:
-    """Commit an iteration of the run, and its checkpoint."""
+def save(home: Home, iteration: int, weights: bytes = b"weights", began_at: float | None = None) -> None:
+    """Commit an iteration of the run with its checkpoint."""
     store = RunStore(home)
     if not store.folder("run").exists:
         store.create_run("run", RunConfig(), {}, os.getpid())
-    store.commit_iteration(iteration_record("run", iteration, 18.0 * iteration, samples=16))
-    CheckpointStore(home.checkpoints("run")).save(
-        iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, {"seed": 1}
+    at = 18.0 * iteration if began_at is None else began_at
+    rows = iteration_rows(iteration_record("run", iteration, at, samples=16))
+    CheckpointStore(home.run("run")).save(
+        iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, {"seed": 1}, rows
     )
 
 
@@ -81,7 +83,7 @@ def committed(home: Home) -> list[int]:
 
 
 def newest(home: Home) -> tuple[int, dict[str, bytes]]:
-    loaded = CheckpointStore(home.checkpoints("run")).load_latest()
+    loaded = CheckpointStore(home.run("run")).load_latest()
     assert loaded is not None
     return loaded.iteration, loaded.blobs
 
@@ -95,8 +97,8 @@ def test_the_newest_checkpoint_and_all_rows_come_back(address: str, home: Home, 
     assert newest(elsewhere) == (3, {"weights": b"weights 3", "empty": b""})
     assert committed(elsewhere) == [1, 2, 3]
     assert RunStore(elsewhere).run("run") == RunStore(home).run("run")
-    files, root = fsspec.core.url_to_fs(f"{address}/runs/run/checkpoints")
-    kept = sorted(Path(path).name for path in files.ls(root, detail=False))
+    files, root = fsspec.core.url_to_fs(f"{address}/runs/run")
+    kept = sorted(Path(path).parent.name for path in files.glob(f"{root}/*/checkpoint"))
     assert kept == ["iteration-000002", "iteration-000003"], "two stay, as at home"
 
 
@@ -169,8 +171,7 @@ def test_a_new_life_copies_no_rows_again_but_those_of_iterations_that_were_done_
     uploads = Uploads(monkeypatch, address)
     copy_to_mirror(address, home, "run")
     assert [name for name in uploads.take() if name.endswith(".parquet")] == []
-    store = RunStore(home)
-    store.commit_iteration(iteration_record("run", 2, 37.0, samples=16))  # other times, the same sizes
+    save(home, 2, began_at=37.0)  # other times, the same sizes
     copy_to_mirror(address, home, "run")
     again = {Path(name).parent.name for name in uploads.take() if name.endswith(".parquet")}
     assert again == {"iteration-000002"}
@@ -256,11 +257,11 @@ def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, 
     for iteration in (1, 2, 3, 4):
         save(home, iteration, b"weights %d" % iteration)
         copy_to_mirror(address, home, "run")
-    store = CheckpointStore(home.checkpoints("run"))
+    store = CheckpointStore(home.run("run"))
     store.drop_after(3)
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 3
-    shutil.rmtree(elsewhere.checkpoints("run"))
+    shutil.rmtree(elsewhere.run("run"))
     save(home, 2, b"again")  # the run went back
     copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 2
@@ -285,7 +286,7 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     store, config = RunStore(home), RunConfig.model_validate({"checkpoint": {"mirror": address}})
     with pytest.raises(CheckpointError, match="went on elsewhere"):  # before anything starts
         open_session(home, store, "run", config)
-    shutil.rmtree(home.checkpoints("run"))
+    shutil.rmtree(home.run("run"))
     assert fetch_from_mirror(address, home, "run") == 9
     assert newest(home)[1]["weights"] == b"newer"
 
@@ -298,17 +299,20 @@ def test_a_new_run_is_refused_where_the_address_needs_a_package_that_is_not_ther
 
 def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):
     mirror = tmp_path / "mirror"
-    there = Home(mirror).checkpoints("run")
+    there = Home(mirror).run("run")
     for iteration in (1, 2, 3, 4):
         save(home, iteration)
         copy_to_mirror(str(mirror), home, "run")
         if iteration == 2:
-            (there / "iteration-000002" / "manifest.json").unlink()
-    assert sorted(path.name for path in there.glob("iter*")) == ["iteration-000003", "iteration-000004"]
+            (there / "iteration-000002" / "checkpoint" / "manifest.json").unlink()
+    assert sorted(path.parent.name for path in there.glob("iter*/checkpoint")) == [
+        "iteration-000003",
+        "iteration-000004",
+    ]
 
 
 def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Home, elsewhere: Home):
-    store = CheckpointStore(home.checkpoints("run"))
+    store = CheckpointStore(home.run("run"))
     for iteration in (1, 2, 3, 4, 5):
         save(home, iteration, b"weights %d" % iteration)
         if iteration == 2:
@@ -316,18 +320,18 @@ def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Ho
         if iteration != 2:  # while the place did not answer
             copy_to_mirror(address, home, "run")
     assert fetch_from_mirror(address, elsewhere, "run") == 5
-    there = CheckpointStore(elsewhere.checkpoints("run"))
+    there = CheckpointStore(elsewhere.run("run"))
     assert (there.pinned, there.iterations()) == (2, [2, 5])
     assert there.load(2).blobs["weights"] == b"weights 2"
 
 
-@pytest.mark.parametrize("at", ["/checkpoints/iteration-000001/weights", "/samples.parquet", "/run.json"])
+@pytest.mark.parametrize("at", ["/iteration-000001/checkpoint/weights", "/samples.parquet", "/run.json"])
 def test_a_fetch_that_was_cut_off_leaves_nothing_and_is_begun_again(
     tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch, at: str
 ):
     for iteration in (1, 2):
         save(home, iteration)
-        CheckpointStore(home.checkpoints("run")).pin(1)
+        CheckpointStore(home.run("run")).pin(1)
         copy_to_mirror(str(tmp_path / "mirror"), home, "run")
     files = type(fsspec.filesystem("file"))
     get_file = files.get_file
@@ -343,7 +347,7 @@ def test_a_fetch_that_was_cut_off_leaves_nothing_and_is_begun_again(
             fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
     assert elsewhere.run_ids() == []
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 2
-    there = CheckpointStore(elsewhere.checkpoints("run"))
+    there = CheckpointStore(elsewhere.run("run"))
     assert (there.pinned, there.iterations()) == (1, [1, 2])
     assert committed(elsewhere) == [1, 2]
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") is None
@@ -354,17 +358,17 @@ def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, else
     for iteration in (1, 2):
         save(home, iteration)
         copy_to_mirror(str(mirror), home, "run")
-    there = Home(mirror).checkpoints("run")
+    there = Home(mirror).run("run")
     shutil.copytree(there / "iteration-000002", there / "iteration-000003")
-    (there / "iteration-000003" / "manifest.json").unlink()
-    (there / "iteration-000002" / "weights").write_bytes(b"wrong")
+    (there / "iteration-000003" / "checkpoint" / "manifest.json").unlink()
+    (there / "iteration-000002" / "checkpoint" / "weights").write_bytes(b"wrong")
     assert fetch_from_mirror(str(mirror), elsewhere, "run") == 1
     assert newest(elsewhere)[0] == 1
-    (there / "iteration-000001" / "weights").write_bytes(b"wrong")
-    shutil.rmtree(elsewhere.checkpoints("run"))
+    (there / "iteration-000001" / "checkpoint" / "weights").write_bytes(b"wrong")
+    shutil.rmtree(elsewhere.run("run"))
     with pytest.raises(CheckpointError, match="damaged"):
         fetch_from_mirror(str(mirror), elsewhere, "run")
-    assert CheckpointStore(elsewhere.checkpoints("run")).iterations() == []
+    assert CheckpointStore(elsewhere.run("run")).iterations() == []
 
 
 def test_a_home_that_knows_the_run_is_left_alone(address: str, home: Home):
@@ -420,7 +424,7 @@ def test_a_place_that_does_not_answer_is_not_waited_for(
     home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     answers = threading.Event()
-    monkeypatch.setattr(checkpoint_mirror, "copy_to_mirror", lambda *_: answers.wait(60))
+    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: answers.wait(60))
     troubles: list[str] = []
     mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
     mirror.close(0.1)

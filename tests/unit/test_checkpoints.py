@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import storage.checkpoints
-from storage.checkpoints import CheckpointStore
+import storage.record.checkpoints
+import storage.record.run_folder
 from storage.errors import CheckpointError
+from storage.record.checkpoints import CheckpointStore
 
 BLOBS = {"policy.safetensors": b"weights" * 100, "optimizer.pt": bytes(range(256)), "empty": b""}
 
@@ -36,12 +37,12 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 def test_what_is_saved_is_loaded(store: CheckpointStore):
     path = save(store, 12)
-    assert path.name == "iteration-000012"
+    assert path == store.folder / "iteration-000012" / "checkpoint"
     loaded = store.load_latest()
     assert loaded is not None
     assert (loaded.iteration, loaded.path, loaded.rejected) == (12, path, [])
     assert loaded.blobs == BLOBS | {"n": b"12"}
-    assert (loaded.record, loaded.config) == ({"iteration": 12}, {"seed": 1})
+    assert (loaded.state, loaded.config) == ({"iteration": 12}, {"seed": 1})
 
 
 def test_any_buffer_is_a_blob(store: CheckpointStore):
@@ -63,7 +64,8 @@ def test_without_checkpoints_there_is_none(store: CheckpointStore):
 def test_older_ones_go(store: CheckpointStore):
     for iteration in (1, 2, 3):
         save(store, iteration)
-    assert names(store.folder) == ["iteration-000002", "iteration-000003"]
+    assert store.iterations() == [2, 3]
+    assert names(store.folder / "iteration-000001") == [], "rows would stay"
 
 
 def damage_truncate(path: Path) -> None:
@@ -126,9 +128,9 @@ def test_all_damaged_is_an_error(store: CheckpointStore):
 def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=1)
     save(store, 5)
-    damage_flip(store.folder / "iteration-000005")
+    damage_flip(store.folder / "iteration-000005" / "checkpoint")
     save(store, 4)
-    assert names(tmp_path) == ["iteration-000004"]
+    assert store.iterations() == [4]
     loaded = store.load_latest()
     assert loaded is not None
     assert loaded.iteration == 4
@@ -143,35 +145,36 @@ def test_the_same_iteration_again_replaces(store: CheckpointStore):
 
 def test_killed_between_the_two_renames_of_a_replacement(store: CheckpointStore):
     path = save(store, 3)
-    path.rename(path.with_name("iteration-000003.replaced"))
+    path.parent.rename(store.folder / ".replaced-iteration-000003")
     loaded = store.load_latest()
     assert loaded is not None
     assert loaded.iteration == 3
     save(store, 4)
-    assert names(store.folder) == ["iteration-000003", "iteration-000004"]
+    assert store.iterations() == [3, 4]
 
 
 def test_killed_after_the_second_rename_of_a_replacement(store: CheckpointStore):
     path = save(store, 3)
-    shutil.copytree(path, path.with_name("iteration-000003.replaced"))
+    shutil.copytree(path.parent, store.folder / ".replaced-iteration-000003")
     save(store, 4)
-    assert names(store.folder) == ["iteration-000003", "iteration-000004"]
+    assert store.iterations() == [3, 4]
+    assert store.load(3).path == path
 
 
 def test_a_load_that_a_replacement_falls_into(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
     path = save(store, 1)
-    read_file = storage.checkpoints._read_file
+    read_file = storage.record.checkpoints._read_file
 
     def moved_aside(folder: Path, name: str, *rest: object) -> bytes:
-        monkeypatch.setattr(storage.checkpoints, "_read_file", read_file)
-        path.rename(replaced)  # as `save` does before its new folder gets the name
+        monkeypatch.setattr(storage.record.checkpoints, "_read_file", read_file)
+        path.parent.rename(replaced)  # as `save` does before its new folder gets the name
         return read_file(folder, name, *rest)  # type: ignore[arg-type]
 
-    replaced = path.with_name(f"{path.name}.replaced")
-    monkeypatch.setattr(storage.checkpoints, "_read_file", moved_aside)
+    replaced = store.folder / ".replaced-iteration-000001"
+    monkeypatch.setattr(storage.record.checkpoints, "_read_file", moved_aside)
     loaded = store.load_latest()
     assert loaded is not None
-    assert (loaded.iteration, loaded.path, loaded.rejected) == (1, replaced, [])
+    assert (loaded.iteration, loaded.path, loaded.rejected) == (1, replaced / "checkpoint", [])
 
 
 def test_leftovers_go_with_the_next_save_and_not_with_a_load(store: CheckpointStore):
@@ -210,7 +213,7 @@ def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.checkpoints, "_write_durably", full)
+    monkeypatch.setattr(storage.record.run_folder, "write_durably", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save(store, 2)
     monkeypatch.undo()
@@ -221,7 +224,7 @@ def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch
     assert store.iterations() == [1, 2]
 
 
-@pytest.mark.parametrize("name", ["../evil", "manifest.json", "record.json", "", ".hidden", "a/b"])
+@pytest.mark.parametrize("name", ["../evil", "manifest.json", "state.json", "", ".hidden", "a/b"])
 def test_names_that_could_do_harm_are_refused(store: CheckpointStore, name: str):
     with pytest.raises(ValueError, match="cannot be a blob's name"):
         store.save(1, {name: b""}, {}, {})

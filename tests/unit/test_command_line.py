@@ -17,11 +17,11 @@ import tasks.checks.early_check
 from flows import start
 from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_notes import NoteStore
@@ -314,7 +314,7 @@ def test_evaluations_that_cannot_be(shell: Shell, home: Home):
     assert home.run_ids() == [] and not home.database.exists()
     write_sample_run(RunStore(home), "mine", iterations=1)
     assert "run 'mine' has no checkpoint yet" in shell.refusal("evaluate", "mine")
-    CheckpointStore(home.checkpoints("mine"), 1).save(1, {}, {}, {})
+    CheckpointStore(home.run("mine"), 1).save(1, {}, {}, {})
     with pytest.raises(AssertionError, match="a server was to be started"):
         shell("evaluate", "mine")
 

@@ -14,10 +14,10 @@ from safetensors.numpy import save
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import load_model
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.errors import CheckpointError, ConfigurationError, RunNotFoundError
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.export import export_run
 from tests.pipeline_reference import (
@@ -44,7 +44,7 @@ def finished_run(home: Home, config: RunConfig) -> Policy:
     policy.load(perturbed(policy.state(), 0.1))
     RunStore(home).create_run("a-run", config, {"commit": "abc123", "digest model": "f" * 64}, os.getpid())
     blobs = {"average.safetensors": save(policy.state())}
-    CheckpointStore(home.checkpoints("a-run"), 1).save(2, blobs, {}, config.model_dump(mode="json"))
+    CheckpointStore(home.run("a-run"), 1).save(2, blobs, {}, config.model_dump(mode="json"))
     return policy
 
 

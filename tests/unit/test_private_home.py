@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.worker.history_log import HistoryLog, new_life
-from storage.checkpoints import CheckpointStore
 from storage.home import Home, close_to_others, is_open_to_others
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tests.private_files import open_to_others
 from tests.sample_run import write_sample_run
@@ -31,7 +31,7 @@ def test_a_new_home_belongs_to_its_owner_whatever_the_umask(tmp_path: Path):
     home = Home(tmp_path / "above" / "home").ensure()
     write_sample_run(RunStore(home), "r", iterations=1)
     (home.logs / "a.log").write_text("said")
-    CheckpointStore(home.checkpoints("r"), 1).save(1, {"weights": b"1"}, {}, {})
+    CheckpointStore(home.run("r"), 1).save(1, {"weights": b"1"}, {}, {})
     HistoryLog(new_life(home.history("r")), "driver").close()
     assert len(list(home.path.rglob("*"))) > 12
     assert open_to_others(home.path) == []
@@ -56,12 +56,12 @@ def test_processes_that_a_home_starts_inherit_it(tmp_path: Path):
 
 def test_a_home_that_others_can_enter_is_closed(tmp_path: Path):
     home = Home(tmp_path)
-    for folder in ("runs/r/checkpoints/iteration-000001", "prefect", "notes"):
+    for folder in ("runs/r/iteration-000001/checkpoint", "prefect", "notes"):
         (tmp_path / folder).mkdir(parents=True)
     mine = tmp_path / "notes" / "mine.txt"
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_text("another's")
-    for file in ("spotlight.duckdb", "prefect/prefect.db-wal", "runs/r/checkpoints/iteration-000001/w"):
+    for file in ("spotlight.duckdb", "prefect/prefect.db-wal", "runs/r/iteration-000001/checkpoint/w"):
         (tmp_path / file).write_text("kept")
     mine.write_text("not of Spotlight")
     (tmp_path / "runs" / "link").symlink_to(outside)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.evaluations.references import read_reference, reference_of, write_reference
@@ -20,6 +19,7 @@ from storage.evaluations.reproductions import (
     write_reproduction,
 )
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 
@@ -28,7 +28,7 @@ from tests.sample_run import write_sample_run
 def store(tmp_path: Path) -> RunStore:
     store = RunStore(Home(tmp_path / "home"))
     write_sample_run(store, "one", iterations=3)
-    CheckpointStore(store.home.checkpoints("one"), 2).save(3, {"weights.safetensors": b"abc"}, {}, {})
+    CheckpointStore(store.home.run("one"), 2).save(3, {"weights.safetensors": b"abc"}, {}, {})
     return store
 
 

@@ -11,9 +11,11 @@ import pytest
 from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.records import IterationRecord, PaidTime
 from storage.record.run_folder import PART_FILE, RunFolder
 from storage.record.run_store import RunStore
+from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
 
 
@@ -24,12 +26,21 @@ def store(tmp_path: Path) -> RunStore:
     return store
 
 
+def record(iteration: int, life: float = 0.0) -> IterationRecord:
+    paid = [PaidTime("spot-0", "spot", 1.0)]
+    return IterationRecord("r", iteration, iteration, 0.0, 1.0, {"life": life}, paid_time=paid)
+
+
 def commit(store: RunStore, first: int, last: int, life: float = 0.0) -> None:
     for iteration in range(first, last + 1):
-        paid = [PaidTime("spot-0", "spot", 1.0)]
-        store.commit_iteration(
-            IterationRecord("r", iteration, iteration, 0.0, 1.0, {"life": life}, paid_time=paid)
-        )
+        store.commit_iteration(record(iteration, life))
+
+
+def save(store: RunStore, iteration: int) -> CheckpointStore:
+    checkpoints = CheckpointStore(store.folder("r").path)
+    rows = iteration_rows(record(iteration))
+    checkpoints.save(iteration, {"weights": b"%d" % iteration}, {}, {}, rows)
+    return checkpoints
 
 
 def lives(store: RunStore) -> dict[int, float]:
@@ -124,13 +135,32 @@ def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):
     assert store.run("r").error == "no file ?.png"
 
 
-def test_a_record_that_a_part_holds_is_not_written_beside_it(store: RunStore):
-    commit(store, 1, 4)
+def test_a_checkpoint_outlives_the_files_whose_rows_a_part_holds(store: RunStore):
+    commit(store, 1, 3)
+    checkpoints = save(store, 4)
+    store.compact("r")
+    store.folder("r").sweep(stay_s=-1)
+    assert [path.name for path in store.folder("r").path.glob("iteration-*")] == ["iteration-000004"]
+    assert not list(store.folder("r").path.glob("iteration-*/*.parquet"))
+    assert checkpoints.load(4).blobs == {"weights": b"4"}
+    assert lives(store) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
+    save(store, 5)
+    assert checkpoints.iterations() == [4, 5] and len(lives(store)) == 5
+    store.discard_after("r", 4)
+    assert checkpoints.iterations() == [4] and len(lives(store)) == 4
+    store.discard_after("r", 3)
+    assert checkpoints.iterations() == [] and len(lives(store)) == 3
+
+
+def test_going_back_before_a_sweep_counts_no_row_twice(store: RunStore):
+    commit(store, 1, 1)
+    for iteration in (2, 3):
+        checkpoints = save(store, iteration)
     store.compact("r")
     store.discard_after("r", 2)
-    commit(store, 2, 4)  # a resumed run begins with the record of its checkpoint
-    assert lives(store) == {1: 0.0, 2: 0.0, 3: 0.0, 4: 0.0}
-    assert paid(store) == {"iteration": 4.0, "discarded": 2.0}
+    assert checkpoints.iterations() == [2] and len(lives(store)) == 2
+    save(store, 3)
+    assert checkpoints.iterations() == [2, 3] and len(lives(store)) == 3
 
 
 @pytest.mark.parametrize("compacted", [False, True])

@@ -10,10 +10,10 @@ import pytest
 import flows.post_train
 import tasks.iteration.alarm
 from flows.post_train import post_train
-from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
 from storage.errors import HackingError
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 from tasks.iteration.alarm import Answer
 
@@ -41,9 +41,9 @@ def config_of(on_alarm: str) -> Any:
 
 
 def last_state(home: Home, run_id: str) -> tuple[int, int, dict[str, bytes]]:
-    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
     assert checkpoint is not None
-    return checkpoint.iteration, checkpoint.record["policy_version"], checkpoint.blobs
+    return checkpoint.iteration, checkpoint.state["policy_version"], checkpoint.blobs
 
 
 def kinds(home: Home, run_id: str) -> list[str]:

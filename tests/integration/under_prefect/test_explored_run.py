@@ -9,9 +9,9 @@ import pytest
 
 import tasks.iteration.session
 from flows.post_train import post_train
-from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
 from storage.ledger.ledger import read_ledger
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
@@ -57,16 +57,16 @@ def rows(home, query):
 
 
 def last_blobs(home, run_id):
-    checkpoint = CheckpointStore(home.checkpoints(run_id), 1).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
     assert checkpoint is not None and checkpoint.iteration == 4
     return checkpoint.blobs
 
 
 def learned(home, run_id):
     """What exploration has learned by the last checkpoint, without how long its drafts took."""
-    checkpoint = CheckpointStore(home.checkpoints(run_id), 1).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
     assert checkpoint is not None and checkpoint.iteration == 4
-    state = checkpoint.record["explorer_state"]
+    state = checkpoint.state["explorer_state"]
     assert state["history"] and state["ranks"]
     return {name: value for name, value in state.items() if name != "forecast"}
 
@@ -138,7 +138,7 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, without
     chosen = rows(home, seeds)
     store = RunStore(home)
     for newer in range(iteration + 1, 5):
-        shutil.rmtree(home.checkpoints("stale") / f"iteration-{newer:06}")
+        shutil.rmtree(home.run("stale") / f"iteration-{newer:06}")
     store.discard_after("stale", iteration)
     store.set_status("stale", "interrupted")
     post_train(without_ray, "stale")
@@ -172,7 +172,7 @@ def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, w
     store = RunStore(home)
     # The newest checkpoint left holds a refused plan.
     for newer in range(min(again), 5):
-        shutil.rmtree(home.checkpoints("wary") / f"iteration-{newer:06}")
+        shutil.rmtree(home.run("wary") / f"iteration-{newer:06}")
     store.discard_after("wary", min(again) - 1)
     store.set_status("wary", "interrupted")
     post_train(wary, "wary")

@@ -15,11 +15,11 @@ from flows.post_train import post_train
 from flows.progress import Reporter
 from gpu_runtime.cluster.fork_client import end_fork_server
 from gpu_runtime.worker.history_tail import read_history
-from storage.checkpoints import CheckpointStore
 from storage.clock import process_clock
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.results import evaluated_iterations, held_out_scores, run_result
 from storage.record.run_store import RunStore
@@ -171,7 +171,7 @@ def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
 
 
 def last_state(home, config, run_id):
-    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
     assert checkpoint is not None
     return checkpoint.iteration, checkpoint.blobs
 
@@ -255,7 +255,7 @@ def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, confi
     """As after a kill between the checkpoint and the rows: the newest rows are missing."""
     expected = last_state(home, config, "run-a")
     store = RunStore(home)
-    shutil.rmtree(home.checkpoints("run-a") / "iteration-000003")
+    shutil.rmtree(home.run("run-a") / "iteration-000003")
     store.discard_after("run-a", 1)
     store.set_status("run-a", "interrupted")
     without_ray = config.runtime.model_copy(update={"cluster": "local"})  # its workers start sooner

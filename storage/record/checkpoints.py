@@ -1,23 +1,33 @@
-"""Checkpoints that a kill at any moment cannot tear.
+"""Checkpoints of a run: weights and state after an iteration, in the iteration's folder.
 
-A checkpoint is a folder `iteration-000012` with one file a blob, `record.json`, `config.json` and
-`manifest.json` (size and digest of each file). It is written under another name, forced to disk and
-renamed: a reader finds the old state or the new one. Readers never change the folder.
+`iteration-000012/checkpoint/` has one file a blob, `state.json`, `config.json` and `manifest.json` (size and
+digest of each file). It appears with the iteration's rows by one rename (`run_folder.py`), so that a kill at
+any moment leaves both or neither. Readers never change it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, quoted
+from storage.record.run_folder import (
+    CHECKPOINT,
+    delete_folder,
+    put_folder,
+    row_folders,
+    sync_folder,
+    write_durably,
+)
+
+if TYPE_CHECKING:
+    from storage.record.tables import Rows
 
 DIGEST = "sha256"
 """Digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
@@ -26,11 +36,10 @@ _FORMAT = 1
 MANIFEST = "manifest.json"
 """The file of a checkpoint that has the size and the digest of each other one."""
 
-_OWN_FILES = {"record.json", "config.json"}
+_OWN_FILES = {"state.json", "config.json"}
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_FOLDER = re.compile(r"iteration-(\d{6,})(\.replaced)?")
-_PINNED = "pinned"
-_LEFTOVER = re.compile(r"\.(saving|deleting)-.*")
+PINNED = "pinned"
+"""File of a run's folder that names the iteration whose checkpoint is kept."""
 
 KEPT = 2
 """Checkpoints of a run that stay by default."""
@@ -43,7 +52,7 @@ class Checkpoint:
     Attributes:
         iteration: iterations done when it was saved.
         blobs: name -> content.
-        record: the iteration's record (JSON values).
+        state: what else a run needs to go on (JSON values): `IterationRecord.state`.
         config: the run's configuration (JSON values).
         path: its folder.
         rejected: why newer checkpoints were passed over, one line each; empty if none was.
@@ -51,7 +60,7 @@ class Checkpoint:
 
     iteration: int
     blobs: dict[str, bytes]
-    record: dict[str, Any]
+    state: dict[str, Any]
     config: dict[str, Any]
     path: Path
     rejected: list[str] = field(default_factory=list)
@@ -61,7 +70,7 @@ class CheckpointStore:
     """The checkpoints of one run. One process saves; any number may load meanwhile.
 
     Args:
-        folder: where they lie; made by the first save.
+        folder: of the run.
         keep: how many of the newest stay, at least 1. One more than a resumed run needs, as the newest may
             turn out to be damaged.
 
@@ -83,16 +92,20 @@ class CheckpointStore:
         self,
         iteration: int,
         blobs: Mapping[str, bytes | bytearray | memoryview],
-        record: Mapping[str, Any],
+        state: Mapping[str, Any],
         config: Mapping[str, Any],
+        rows: Rows | None = None,
     ) -> Path:
-        """Write a checkpoint; when this returns it is on disk. It is then the newest: later ones go.
+        """Write a checkpoint with its iteration's rows; when this returns both are on disk.
+
+        It is then the newest: the checkpoints of later iterations go, and those that `keep` does not allow.
 
         Args:
             iteration: iterations done, at least 0.
             blobs: name (letters, digits, `_`, `.`, `-`) -> content.
-            record: JSON values, stored beside the blobs.
+            state: JSON values, stored beside the blobs.
             config: JSON values, stored beside the blobs.
+            rows: of the iteration's tables.
 
         Returns:
             The checkpoint's folder.
@@ -101,24 +114,20 @@ class CheckpointStore:
             ValueError: a bad iteration or blob name.
             CheckpointError: the disk refused (full, read-only); earlier checkpoints are untouched.
         """
-        files = _files_to_write(iteration, blobs, record, config)
-        final = self.folder / f"iteration-{iteration:06d}"
-        saving = self.folder / f".saving-{final.name}"
+        files = _files_to_write(iteration, blobs, state, config)
+        name = f"iteration-{iteration:06d}"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
-            saving.mkdir()
-            for name, content in files.items():
-                _write_durably(saving / name, content)
-            sync_folder(saving)
-            self._put_in_place(saving, final)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
+                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
+            put_folder(self.folder, name, rows or {}, checkpoint=files)
             self._prune(iteration)
         except OSError as error:
             raise CheckpointError(
-                f"cannot save checkpoint {final}: {error}; free disk space or fix the folder's rights, then "
-                "resume from the one before"
+                f"cannot save the checkpoint in {self.folder / name}: {error}; free disk space or fix the "
+                "folder's rights, then resume from the one before"
             ) from error
-        return final
+        return self.folder / name / CHECKPOINT
 
     def pin(self, iteration: int) -> None:
         """Keep a checkpoint until another one is pinned, however many are saved after it.
@@ -130,11 +139,11 @@ class CheckpointStore:
             CheckpointError: there is none, or the disk refused.
         """
         self._path_of(iteration)
-        writing = self.folder / f"{_PINNED}.writing"
+        writing = self.folder / f"{PINNED}.writing"
         try:
             writing.unlink(missing_ok=True)
-            _write_durably(writing, str(iteration).encode())
-            writing.replace(self.folder / _PINNED)
+            write_durably(writing, str(iteration).encode())
+            writing.replace(self.folder / PINNED)
             sync_folder(self.folder)
         except OSError as error:
             raise CheckpointError(
@@ -167,7 +176,7 @@ class CheckpointStore:
     def pinned(self) -> int | None:
         """The iteration of the checkpoint that is kept; None where there is none."""
         try:
-            text = (self.folder / _PINNED).read_text(encoding="utf-8")
+            text = (self.folder / PINNED).read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
             return None
         return int(text) if text.isdigit() and int(text) in self._found() else None
@@ -199,7 +208,7 @@ class CheckpointStore:
                     rejected.append(str(error))
         if rejected:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged: {'; '.join(rejected)}; start the run anew"
+                f"every checkpoint in {self.folder} is damaged: {'; '.join(rejected)}; start a new run"
             )
         return None
 
@@ -211,15 +220,6 @@ class CheckpointStore:
         """
         return _read(self._path_of(iteration), iteration, [])
 
-    def records(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-        """Iteration, record and configuration of each checkpoint that has both whole, oldest first."""
-        for iteration, path in sorted(self._found().items()):
-            try:
-                contents = _verified(path, _OWN_FILES)
-            except CheckpointError:
-                continue
-            yield iteration, json.loads(contents["record.json"]), json.loads(contents["config.json"])
-
     def _path_of(self, iteration: int) -> Path:
         path = self._found().get(iteration)
         if path is None:
@@ -228,22 +228,16 @@ class CheckpointStore:
         return path
 
     def _found(self) -> dict[int, Path]:
-        """Iteration -> folder. A `.replaced` one counts where the kill came before its successor."""
-        found: dict[int, Path] = {}
-        for name in _listing(self.folder):  # sorted: the plain name comes before `.replaced`
-            match = _FOLDER.fullmatch(name)
-            if match:
-                found.setdefault(int(match.group(1)), self.folder / name)
-        return found
+        """Iteration -> folder of its checkpoint, whole or damaged."""
+        found: dict[int, Path] | None = None
+        # Until two lists agree: a folder that is renamed meanwhile may be in neither place.
+        while found != (again := self._listed()):
+            found = again
+        return again
 
-    def _put_in_place(self, saving: Path, final: Path) -> None:
-        replaced = final.with_name(f"{final.name}.replaced")
-        if final.exists():  # the same iteration done again: a full folder cannot be renamed over
-            self._delete(replaced)
-            final.rename(replaced)
-        saving.rename(final)
-        sync_folder(self.folder)
-        self._delete(replaced)
+    def _listed(self) -> dict[int, Path]:
+        iterations = [f for f in row_folders(self.folder) if f.phase == "iteration" and not f.discarded]
+        return {f.number: path for f in iterations if (path := f.path / CHECKPOINT).is_dir()}
 
     def _prune(self, newest: int) -> None:
         """Delete what is older than `keep` allows and not pinned, and what is newer than the one just saved.
@@ -259,27 +253,15 @@ class CheckpointStore:
                 self._delete(path)
 
     def _delete(self, path: Path) -> None:
-        """Delete a checkpoint so that a kill in between leaves no half one under a valid name."""
-        if path.exists():
-            deleting = path.with_name(f".deleting-{path.name}")
-            path.rename(deleting)
-            shutil.rmtree(deleting)
-
-    def _remove_leftovers(self) -> None:
-        for name in os.listdir(self.folder):
-            if _LEFTOVER.fullmatch(name):
-                shutil.rmtree(self.folder / name)
-        for path in self._found().values():
-            if path.name.endswith(".replaced"):  # killed between two renames: give its name back
-                path.rename(path.with_name(path.name.removesuffix(".replaced")))
-        for path in self.folder.glob("iteration-*.replaced"):
-            self._delete(path)
+        """Delete a checkpoint; the rows beside it stay."""
+        delete_folder(path, self.folder)
+        sync_folder(path.parent)
 
 
 def _files_to_write(
     iteration: int,
     blobs: Mapping[str, bytes | bytearray | memoryview],
-    record: Mapping[str, Any],
+    state: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> dict[str, bytes | bytearray | memoryview]:
     """Name -> content of every file of the folder, the manifest last."""
@@ -290,7 +272,7 @@ def _files_to_write(
             raise ValueError(f"{name!r} cannot be a blob's name; use letters, digits, `_`, `.` and `-`")
     files: dict[str, bytes | bytearray | memoryview] = {
         **blobs,
-        "record.json": json.dumps(dict(record)).encode(),
+        "state.json": json.dumps(dict(state)).encode(),
         "config.json": json.dumps(dict(config)).encode(),
     }
     entries = {
@@ -309,13 +291,13 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
         CheckpointError: a file is missing, or differs from the manifest.
     """
     contents = _verified(path)
-    record = json.loads(contents.pop("record.json"))
+    state = json.loads(contents.pop("state.json"))
     config = json.loads(contents.pop("config.json"))
-    return Checkpoint(iteration, contents, record, config, path, rejected)
+    return Checkpoint(iteration, contents, state, config, path, rejected)
 
 
-def _verified(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Name -> content of a checkpoint's files, or of some; each agrees with the manifest.
+def _verified(path: Path) -> dict[str, bytes]:
+    """Name -> content of a checkpoint's files; each agrees with the manifest.
 
     Raises:
         CheckpointError: a file is missing, or differs from the manifest.
@@ -329,7 +311,6 @@ def _verified(path: Path, only: Collection[str] | None = None) -> dict[str, byte
         contents = {
             name: _read_file(path, name, entry, manifest["digest"])
             for name, entry in manifest["files"].items()
-            if only is None or name in only
         }
         if not all(isinstance(json.loads(contents[name]), dict) for name in _OWN_FILES):
             raise CheckpointError(f"{path}: {' and '.join(sorted(_OWN_FILES))} hold no JSON objects")
@@ -352,21 +333,6 @@ def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> 
     return content
 
 
-def _listing(folder: Path) -> list[str]:
-    """Names in a folder, sorted; none where it is missing.
-
-    A listing that a rename falls into may have neither the old name nor the new one, so a checkpoint could
-    seem to be missing beside a running save: it counts once a second listing agrees with it.
-    """
-    names: list[str] | None = None
-    while folder.is_dir():
-        again = sorted(os.listdir(folder))
-        if again == names:
-            return again
-        names = again
-    return []
-
-
 def _folder_identity(path: Path) -> tuple[int, int] | None:
     """Tells a folder from a later one of the same name; None where there is none."""
     try:
@@ -379,25 +345,3 @@ def _folder_identity(path: Path) -> tuple[int, int] | None:
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:
     return hashlib.new(DIGEST, json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
-    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
-    # caller from closing what it looks at.
-    with path.open("xb", buffering=0) as file, memoryview(content) as view:
-        written = 0
-        if view.nbytes:  # an empty view cannot be cast
-            with view.cast("B") as octets:
-                while written < view.nbytes:
-                    with octets[written:] as left:
-                        written += file.write(left)  # one write takes at most 2 GiB
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (names, not contents) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from storage.checkpoints import KEPT, MANIFEST, CheckpointStore
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
+from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
 from storage.record.run_folder import (
+    CHECKPOINT,
     EVENTS_FILE,
     NOTES_FILE,
     PART_FILE,
@@ -30,7 +31,7 @@ from storage.record.run_folder import (
     read_json,
 )
 
-_FOLDER, _PINNED, _CHECKPOINTS = "iteration-", "pinned", "checkpoints"
+_FOLDER = "iteration-"
 
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """Files of a run that change; all others are written once."""
@@ -111,22 +112,22 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
     """
     refuse_if_continued(address, home, run_id)
     files, root = _opened(address, home, run_id)
-    store = CheckpointStore(home.checkpoints(run_id))
+    store = CheckpointStore(home.run(run_id))
     newest, pinned = max(store.iterations(), default=None), store.pinned
     _copy_rows(files, home.run(run_id), root, set() if copied is None else copied)
     if newest is None:
         return
-    root = posixpath.join(root, _CHECKPOINTS)
     for iteration in {newest} if pinned is None else {newest, pinned}:
-        name = _name(iteration)
-        _copy_checkpoint(files, store.folder / name, posixpath.join(root, name))
+        source = home.run(run_id) / _name(iteration) / CHECKPOINT
+        _copy_checkpoint(files, source, posixpath.join(root, _name(iteration), CHECKPOINT))
     if pinned is not None:
-        files.pipe_file(posixpath.join(root, _PINNED), str(pinned).encode())
+        files.pipe_file(posixpath.join(root, PINNED), str(pinned).encode())
     there = _checkpoints(files, root)
     kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
-    for iteration in _folders(files, root):
-        if iteration not in kept:
-            files.rm(posixpath.join(root, _name(iteration)), recursive=True)
+    for iteration in _iterations(files, root):
+        checkpoint = posixpath.join(root, _name(iteration), CHECKPOINT)
+        if iteration not in kept and files.exists(checkpoint):
+            files.rm(checkpoint, recursive=True)
 
 
 def _copy_rows(files: Any, run: Path, root: str, copied: set[str]) -> None:
@@ -137,9 +138,10 @@ def _copy_rows(files: Any, run: Path, root: str, copied: set[str]) -> None:
         if name not in copied:
             _copy_folder(files, folder.path, posixpath.join(root, name))
             copied.add(name)
+    held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
     for name in _entries(files, root):
         if is_row_folder(name) and name not in folders:
-            files.rm(posixpath.join(root, name), recursive=True)
+            _drop_rows(files, posixpath.join(root, name), keeps_checkpoint=name in held)
             copied.discard(name)
     files.makedirs(root, exist_ok=True)
     for name in _CHANGING:
@@ -151,13 +153,20 @@ def _copy_rows(files: Any, run: Path, root: str, copied: set[str]) -> None:
                 os.replace(copying, target)
 
 
+def _drop_rows(files: Any, folder: str, keeps_checkpoint: bool) -> None:
+    """Delete rows that the run has no more, or that a part holds."""
+    if keeps_checkpoint:
+        for name in _sizes(files, folder):
+            files.rm_file(posixpath.join(folder, name))
+    else:
+        files.rm(folder, recursive=True)
+
+
 def _copy_folder(files: Any, source: Path, target: str) -> None:
-    """Copy a folder of rows, unless an earlier life has."""
-    sizes = {path.name: path.stat().st_size for path in source.iterdir()}
+    """Copy the rows of a folder, unless an earlier life has; its checkpoint comes later."""
+    sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
     telling = next((name for name in _TELLING if name in sizes), None)
-    there: dict[str, int] = {}
-    if files.exists(target):
-        there = {posixpath.basename(each["name"]): each["size"] for each in files.ls(target, detail=True)}
+    there = _sizes(files, target)
     if telling and there == sizes:
         same = files.cat_file(posixpath.join(target, telling)) == (source / telling).read_bytes()
         if same:
@@ -173,9 +182,17 @@ def _copy_folder(files: Any, source: Path, target: str) -> None:
     for name in sorted(sizes, key=lambda name: (name == telling, name)):
         files.put_file(str(source / name), posixpath.join(copying, name))
     if copying != target:
-        if there:
+        if files.exists(target):
             files.rm(target, recursive=True)
         os.replace(copying, target)
+
+
+def _sizes(files: Any, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in a folder, by name; none where there is no such folder."""
+    if not files.exists(folder):
+        return {}
+    listed = files.ls(folder, detail=True)
+    return {posixpath.basename(each["name"]): each["size"] for each in listed if each["type"] == "file"}
 
 
 def _copying(files: Any, target: str) -> str:
@@ -200,8 +217,8 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
         CheckpointError: it has; or there is no package for the address.
     """
     files, root = _opened(address, home, run_id)
-    there = _checkpoints(files, posixpath.join(root, _CHECKPOINTS))
-    here = CheckpointStore(home.checkpoints(run_id)).iterations()
+    there = _checkpoints(files, root)
+    here = CheckpointStore(home.run(run_id)).iterations()
     identity = posixpath.join(root, RUN_FILE)
     if not there or not here or there[-1] <= here[-1] or not files.exists(identity):
         return
@@ -231,19 +248,18 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
         CheckpointError: the place does not answer, or every checkpoint there is damaged.
     """
     run = home.run(run_id)
-    if CheckpointStore(home.checkpoints(run_id)).iterations():
+    if CheckpointStore(home.run(run_id)).iterations():
         return None
     files, root = _opened(address, home, run_id)
     fetching = run.with_name(f".fetching-{run.name}")
     shutil.rmtree(fetching, ignore_errors=True)
-    fetched = CheckpointStore(fetching / _CHECKPOINTS)
-    checkpoints = posixpath.join(root, _CHECKPOINTS)
+    fetched = CheckpointStore(fetching)
     try:
-        found = _checkpoints(files, checkpoints)
-        newest = next((each for each in reversed(found) if _fetch(files, checkpoints, fetched, each)), None)
+        found = _checkpoints(files, root)
+        newest = next((each for each in reversed(found) if _fetch(files, root, fetched, each)), None)
         if newest is not None:
-            pinned = _pinned(files, checkpoints)
-            if pinned in found and pinned < newest and _fetch(files, checkpoints, fetched, pinned):
+            pinned = _pinned(files, root)
+            if pinned in found and pinned < newest and _fetch(files, root, fetched, pinned):
                 fetched.pin(pinned)
             for name in _entries(files, root):
                 if is_row_folder(name):
@@ -268,10 +284,9 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
 
 def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> bool:
     """Fetch a checkpoint into a store; whether it is whole, else it is not kept."""
-    folder = store.folder / _name(iteration)
+    folder = store.folder / _name(iteration) / CHECKPOINT
     folder.mkdir(parents=True)
-    for file in files.ls(posixpath.join(root, folder.name), detail=False):
-        files.get_file(file, str(folder / posixpath.basename(file)))
+    _fetch_files(files, posixpath.join(root, _name(iteration), CHECKPOINT), folder)
     try:
         store.load(iteration)
     except CheckpointError:
@@ -282,9 +297,8 @@ def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> boo
 
 def _fetch_folder(files: Any, source: str, folder: Path) -> None:
     """Fetch a folder of rows; a part that was not copied to its end is left out: its folders are there."""
-    folder.mkdir()
-    for file in files.ls(source, detail=False):
-        files.get_file(file, str(folder / posixpath.basename(file)))
+    folder.mkdir(exist_ok=True)
+    _fetch_files(files, source, folder)
     if folder.name.startswith("part-"):
         try:
             read_json(folder / PART_FILE)
@@ -292,8 +306,13 @@ def _fetch_folder(files: Any, source: str, folder: Path) -> None:
             shutil.rmtree(folder)
 
 
+def _fetch_files(files: Any, source: str, folder: Path) -> None:
+    for name in _sizes(files, source):
+        files.get_file(posixpath.join(source, name), str(folder / name))
+
+
 def _name(iteration: int) -> str:
-    """Of a checkpoint's folder, here and there."""
+    """Return the name of an iteration's folder, here and there."""
     return f"{_FOLDER}{iteration:06d}"
 
 
@@ -319,21 +338,21 @@ def _entries(files: Any, root: str) -> list[str]:
     return [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
 
 
-def _folders(files: Any, root: str) -> list[int]:
-    """Iterations of the checkpoints, torn ones too, oldest first."""
+def _iterations(files: Any, root: str) -> list[int]:
+    """Return the iterations that have a folder, oldest first."""
     numbers = [name.removeprefix(_FOLDER) for name in _entries(files, root) if name.startswith(_FOLDER)]
     return sorted(int(number) for number in numbers if number.isdigit())
 
 
 def _checkpoints(files: Any, root: str) -> list[int]:
-    """Iterations of the checkpoints that are whole, as far as their manifests tell, oldest first."""
-    found = _folders(files, root)
-    return [each for each in found if files.exists(posixpath.join(root, _name(each), MANIFEST))]
+    """Return the iterations whose checkpoint is whole, as far as its manifest tells, oldest first."""
+    found = _iterations(files, root)
+    return [each for each in found if files.exists(posixpath.join(root, _name(each), CHECKPOINT, MANIFEST))]
 
 
 def _pinned(files: Any, root: str) -> int:
     """The iteration of the pinned checkpoint; -1 where there is none."""
-    path = posixpath.join(root, _PINNED)
+    path = posixpath.join(root, PINNED)
     text = files.cat_file(path).decode() if files.exists(path) else ""
     return int(text) if text.isdigit() else -1
 

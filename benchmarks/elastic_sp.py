@@ -79,11 +79,11 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
         while killer.left and killer.trouble is None:
             with killer.at_work():
                 delivered += runtime.rollout(plan).delivered
-            intervals += runtime.take_intervals()
+            intervals += runtime.collect().intervals
             held.append(_held(read_history(history)))
             print(f"{kills - killer.left} of {kills} kills", file=sys.stderr, flush=True)
         delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
-        intervals += runtime.take_intervals()
+        intervals += runtime.collect().intervals
     if killer.trouble is not None:
         print(f"ended early: {killer.trouble}", file=sys.stderr)
     lines = read_history(history)

@@ -134,10 +134,11 @@ def live(config: RunConfig, decided: bool) -> LiveArm:
                     alone_s.append(time.monotonic() - began_s)
                     train_s.append(alone_s[-1] + trained.beside_s)
                 runtime.evaluate(runtime.compared_prompts)
-                intervals = runtime.take_intervals()
-                paid_s = sum(part.paid_s for part in runtime.take_paid_time())
+                done = runtime.collect()
+                intervals, notes = done.intervals, done.notes
+                paid_s = sum(part.paid_s for part in done.paid_time)
                 weights = hashlib.sha256(runtime.blobs()["weights.safetensors"]).hexdigest()
-                losses, notes = len(runtime.lost_workers), runtime.take_capacity_notes()
+                losses = len(runtime.lost_workers)
         finally:
             cluster.shutdown()
     wall_s = max(part.ended_at for part in intervals) - min(part.started_at for part in intervals)

@@ -153,7 +153,7 @@ def borrow(
                         rolled = runtime.rollout(runtime.explore(iterations))
                         samples.update(one.worker.split("-")[0] for one in rolled.delivered)
                         runtime.train(rolled, runtime.reward(rolled))
-                intervals = runtime.take_intervals()
+                intervals = runtime.collect().intervals
                 lost, redone = len(runtime.lost_workers), runtime.steps_redone
         finally:
             cluster.shutdown()

@@ -96,7 +96,7 @@ def run(
                 for _ in _rounds(iterations - QUIET_ITERATIONS, injector, began + longest_s):
                     done_iterations += 1
                     _iterate(runtime, done_iterations, kept, begun_with)
-                    runtime.take_intervals()
+                    runtime.collect()
                     _say(done_iterations, time.monotonic() - began, injector)
                 blobs = runtime.blobs()
             except RuntimeFailure as error:

@@ -177,7 +177,7 @@ class Side:
                 while killer.left and time.monotonic() < limit_s:
                     self._compare(runtime.rollout(plan))
             self._compare(runtime.rollout(plan))  # the last replacement may still be on its way
-            times = runtime.take_standby_time()
+            times = runtime.collect().standby_time
         self.standby_time += times
         self.standbys += len({time.standby for time in times})
         lines = read_history(history)

@@ -67,7 +67,7 @@ def run(config: RunConfig, arm: _Arm) -> None:
                     arm.iteration_s.append(passed_s)
                     arm.beside.append(trained.beside_s / passed_s)
             arm.weights.add(hashlib.sha256(runtime.blobs()["weights.safetensors"]).hexdigest())
-            arm.notes += runtime.take_capacity_notes()
+            arm.notes += runtime.collect().notes
     finally:
         cluster.shutdown()
 

@@ -213,11 +213,11 @@ def _train(session: Session) -> dict[str, Any]:
             review = review_seeds(session, rolled, scores, trained, plan)
             plan = review.next_plan
             ended_at = now()
-            intervals = session.runtime.take_intervals()
+            collected = session.runtime.collect()
             record = iteration_record(
-                session, rolled, scores, trained, review, started_at, ended_at, intervals
+                session, rolled, scores, trained, review, started_at, ended_at, collected
             )
-            _note_troubles(session)
+            _note_troubles(session, collected.notes)
             committing = commit.submit(session, record)
             started_at = ended_at
             if config.evaluates_after(iteration):
@@ -246,12 +246,15 @@ def _catch_up(session: Session, done: int) -> None:
         _evaluate_if_due(session, done)
 
 
-def _note_troubles(session: Session) -> None:
-    """One event for each worker that died or did not start, and each jump of the wall clock, since the last.
+def _note_troubles(session: Session, capacity: list[str]) -> None:
+    """Note an event for each worker that died or did not start since the last, and each jump of the clock.
 
-    Devices of another kind that have joined are noted, too.
+    Devices of another kind that have joined are noted, too. A person who watches is told of those that did
+    not start: nothing else shows it before the end.
 
-    Who watches is told of those that did not start, too: nothing else shows it before the end.
+    Args:
+        session: the run.
+        capacity: what is to be said about capacity.
     """
     session.note_devices()
     lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
@@ -267,7 +270,7 @@ def _note_troubles(session: Session) -> None:
         session.store.add_event(session.run_id, "standby_lost", f"{happened}; another one is started")
     session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
     session.lost_standbys_noted = len(standbys)
-    for note in session.runtime.take_capacity_notes():
+    for note in capacity:
         session.store.add_event(session.run_id, "capacity", note)
     for jump in process_clock().take_jumps():
         message = (
@@ -284,10 +287,10 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
         return False
     started_at = now()
     evaluation = evaluate(session, iteration)
-    intervals = session.runtime.take_intervals()
-    record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
+    collected = session.runtime.collect()
+    record = evaluation_record(session, evaluation, iteration, started_at, now(), collected)
     record_evaluation(session, record)
-    _note_troubles(session)
+    _note_troubles(session, collected.notes)
     if errors := evaluation.judge_errors:
         message = (
             f"the judge failed on {len(errors)} held-out images after iteration {iteration}: {errors[0]}"

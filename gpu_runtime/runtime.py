@@ -37,14 +37,7 @@ from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import compared_prompts, load_run_prompts
-from storage.record.records import (
-    DeviceEvent,
-    GroupRecord,
-    PaidTime,
-    StandbyTime,
-    StateInterval,
-    StepTimeRecord,
-)
+from storage.record.records import Collected
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,9 @@ class Runtime:
         with ExitStack() as started:
             self._fleet = Fleet(cluster, config, self._history)
             started.callback(self._fleet.close)
-            self._scoring = ScoringPool(cluster, config, self._history.place, self._fleet.look)
+            self._scoring = ScoringPool(
+                cluster, config, self._history.place, self._fleet.look, self._fleet.collector
+            )
             started.callback(self._scoring.close)
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
@@ -384,41 +379,13 @@ class Runtime:
         self._use_training_weights()
         self._fleet.trainers.ask(Worker.set_kl_weight, weight)
 
-    def take_intervals(self) -> list[StateInterval]:
-        """What each device did since the last call; contiguous for every device."""
-        return self._fleet.accounts.take_intervals()
-
-    def take_paid_time(self) -> list[PaidTime]:
-        """What each device was paid for, over the same time as the intervals that were taken."""
-        return self._fleet.accounts.take_paid_time()
-
-    def take_standby_time(self) -> list[StandbyTime]:
-        """What processes that wait for a place have used of their hosts since the last call."""
-        return self._fleet.standbys.take_times()
-
-    def take_capacity_notes(self) -> list[str]:
-        """How many spot devices were wanted, when trainers left, and troubles, since the last call."""
-        return self._fleet.take_capacity_notes()
-
-    def take_device_events(self) -> list[DeviceEvent]:
-        """Which devices joined, did not start, were under notice or were lost since the last call."""
-        return self._fleet.accounts.take_events()
+    def collect(self) -> Collected:
+        """Return what devices and judges did since the last call, states and paid time up to one moment."""
+        return self._fleet.collector.close()
 
     def device_kinds(self) -> set[str]:
         """What the workers that have joined so far compute on: `cpu`, or names of GPUs."""
         return self._fleet.accounts.kinds()
-
-    def take_groups(self) -> list[GroupRecord]:
-        """Which groups of devices shared samples and ended since the last call."""
-        return self._fleet.sharing.take_groups()
-
-    def take_step_times(self) -> list[StepTimeRecord]:
-        """What denoising steps took by degree since the last call, where measured times choose the degree."""
-        return self._fleet.sharing.take_step_times()
-
-    def take_judge_usd(self) -> float:
-        """Dollars that judging rollouts and drafts has cost since the last call."""
-        return self._scoring.take_judge_usd()
 
     def needed_processes(self) -> dict[str, int]:
         """Processes that this one cannot outlive, name -> pid."""

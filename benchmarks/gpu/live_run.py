@@ -80,10 +80,10 @@ def live_run(
         opened.callback(cluster.shutdown)
         runtime = opened.enter_context(Runtime(config, cluster, history))
         run.started_s = time.monotonic() - began
-        runtime.take_intervals()
+        runtime.collect()
         injector = opened.enter_context(FaultInjector(history, faults)) if faults and history else None
         _Loop(runtime, run, began + seconds, on_evaluation).iterate()
-        run.intervals = runtime.take_intervals()
+        run.intervals = runtime.collect().intervals
         run.blobs = runtime.blobs()
         run.lost = len(runtime.lost_workers)
         run.faults = len(injector.done) if injector else 0

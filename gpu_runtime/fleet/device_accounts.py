@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.scheduling.paid_time import PaidMeter
@@ -14,52 +15,45 @@ from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.clock import now, process_clock
 from storage.config.price import PriceConfig
-from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
+from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState
 
 
 class DeviceAccounts:
     """The time line, the meters and the events of a fleet's devices. Threads may share it.
 
     Args:
+        collector: takes all three.
         price: of a device, by its market.
         history: of the driver.
         rented: the spot instances with prices of their own; None where all cost what `price` says.
     """
 
-    def __init__(self, price: PriceConfig, history: HistoryLog, rented: RentedCapacity | None) -> None:
+    def __init__(
+        self, collector: Collector, price: PriceConfig, history: HistoryLog, rented: RentedCapacity | None
+    ) -> None:
+        self._collector = collector
         self._price = price
         self._history = history
         self._rented = rented
         self._lock = threading.Lock()
         self._timeline = Timeline()
         self._meter = PaidMeter()
-        self._paid: list[PaidTime] = []
         self._kinds: set[str] = set()
-        self._events: list[DeviceEvent] = []
+        collector.book_at_close(self._book_time)
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
         with self._lock:
             self._timeline.enter(worker, state, now())
 
-    def take_intervals(self) -> list[StateInterval]:
-        """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
+    def _book_time(self) -> None:
+        """Book what each device did and was paid for up to now."""
         with self._lock:
             at_s = time.monotonic()  # one moment: what passes between two would be paid for in no state
-            self._paid += self._meter.take(at_s)
-            return self._timeline.take(process_clock().at(at_s))
-
-    def take_paid_time(self) -> list[PaidTime]:
-        """What each device was paid for up to the last call of `take_intervals`, since the call before."""
-        with self._lock:
-            taken, self._paid = self._paid, []
-        return taken
-
-    def take_events(self) -> list[DeviceEvent]:
-        """Which devices joined, did not start, were under notice or were lost since the last call."""
-        with self._lock:
-            taken, self._events = self._events, []
-        return taken
+            paid, states = self._meter.take(at_s), self._timeline.take(process_clock().at(at_s))
+            with self._collector.writing() as since:
+                since.paid_time += paid
+                since.intervals += states
 
     def kinds(self) -> set[str]:
         """What the devices that have joined so far compute on: `cpu`, or names of GPUs."""
@@ -134,6 +128,7 @@ class DeviceAccounts:
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Note what happened to a device; the caller holds the lock."""
-        self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
+        with self._collector.writing() as since:
+            since.device_events.append(DeviceEvent(device.name, device.market, kind, at, detail))
         # The history is of processes: one that did not start, or was ended, is gone as one that is lost.
         self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)

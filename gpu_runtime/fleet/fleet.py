@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
@@ -64,7 +65,9 @@ class Fleet:
         self._dispatcher = Dispatcher(config, history=history)
         self._beside_training = False
         self._window = LiveWindow()
-        self._troubles: list[str] = []
+        self.collector = Collector()
+        """Takes what devices, groups, standbys and judges do, for the run's record."""
+        self.collector.book_at_close(self._book_notes)
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
@@ -77,14 +80,18 @@ class Fleet:
         # Kept for as long as the fleet: workers are connected to it.
         self._meeting = _control_store(cluster.host) if meets else None
         self.sharing = MeasuredSharing(
-            cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to), self._meeting
+            cluster,
+            config,
+            lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to),
+            self._meeting,
+            self.collector,
         )
         """Groups of devices, where samples are shared."""
         address = None if self._meeting is None else self._meeting.address
-        self.standbys = Standbys(cluster, config, history, address)
+        self.standbys = Standbys(cluster, config, history, self.collector, address)
         """Processes that take the place of workers that are lost."""
         self._rented = rented_capacity(config, cluster)
-        self.accounts = DeviceAccounts(config.price, history, self._rented)
+        self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
         """What devices do and are paid for, and what has happened to them."""
         self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
         first = self._provisioner.fill(())[:training]
@@ -131,11 +138,11 @@ class Fleet:
             self._rented.decide(requests, left, reserved, training)
             self._follow_capacity()
 
-    def take_capacity_notes(self) -> list[str]:
-        """How many spot devices are wanted, when trainers leave, and troubles, since the last call."""
-        troubles, self._troubles = self._troubles, []
+    def _book_notes(self) -> None:
+        """Book how many spot devices are wanted and when trainers leave, in words."""
         rented = [] if self._rented is None else self._rented.take_notes()
-        return troubles + rented + self._window.take_notes()
+        with self.collector.writing() as since:
+            since.notes += rented + self._window.take_notes()
 
     def generate(
         self,
@@ -281,7 +288,8 @@ class Fleet:
         if notice is None:
             return
         if why_not := device.actor.drain_instance(notice.in_words, notice.deadline):
-            self._troubles.append(f"the instance of {device.name} is not drained: {why_not}")
+            with self.collector.writing() as since:
+                since.notes.append(f"the instance of {device.name} is not drained: {why_not}")
         if self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.rewards.registry import model_folders
@@ -71,6 +72,7 @@ class ScoringPool:
         history: where their histories go; None keeps none.
         look: is called again and again while the scores of a phase are waited for, in the same thread; None
             for nothing.
+        collector: takes what judging costs.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class ScoringPool:
         config: RunConfig,
         history: HistoryPlace | None = None,
         look: Callable[[], None] | None = None,
+        collector: Collector | None = None,
     ) -> None:
         self._cluster = cluster
         self._config = config
@@ -95,7 +98,7 @@ class ScoringPool:
         ] = {}
         self._open: set[_Image] = set()
         self._deaths_in_a_row = 0
-        self._judge_usd = 0.0
+        self.collector = collector or Collector()
         self._events: SimpleQueue[list[_Image] | Future[list[Score]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._ended: Exception | None = None
@@ -152,12 +155,6 @@ class ScoringPool:
         while self._look is not None and wait(scores, timeout=LOOK_EVERY_S).not_done:
             self._look()
         return [score.result() for score in scores]
-
-    def take_judge_usd(self) -> float:
-        """Dollars that judging rollouts and drafts has cost since the last call."""
-        with self._lock:
-            usd, self._judge_usd = self._judge_usd, 0.0
-        return usd
 
     def close(self) -> None:
         """End the processes of all scorers."""
@@ -275,8 +272,8 @@ class ScoringPool:
             return
         for image, score in zip(images, call.result(), strict=True):
             if image.kind is not RequestKind.EVALUATE:  # a held-out image's record has its price
-                with self._lock:
-                    self._judge_usd += score.usd
+                with self.collector.writing() as since:
+                    since.judge_usd += score.usd
             image.score.set_result(score)
 
     def _on_scorer_lost(

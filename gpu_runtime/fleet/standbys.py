@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.fleet.slots import pause
 from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.worker.build import device_worker
@@ -65,11 +66,17 @@ class Standbys:
         cluster: where they are started.
         config: the run's configuration.
         history: of the driver; they write theirs beside it.
+        collector: takes what they use of their hosts.
         meeting: the driver's store, where workers meet; None where none does.
     """
 
     def __init__(
-        self, cluster: Cluster, config: RunConfig, history: HistoryLog, meeting: StoreAddress | None = None
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        history: HistoryLog,
+        collector: Collector,
+        meeting: StoreAddress | None = None,
     ) -> None:
         self._meeting = meeting
         self._cluster = cluster
@@ -85,7 +92,8 @@ class Standbys:
         self._phase = 0
         self._failures = 0
         self._not_before = 0
-        self._times: list[StandbyTime] = []
+        self._collector = collector
+        collector.book_at_close(self._book_waiting)
         self.lost: list[str] = []
         """What happened to each one that died, in words, in order."""
 
@@ -135,18 +143,16 @@ class Standbys:
     def on_lost(self, name: str, reason: str) -> None:
         """A standby died before it had taken the place that it was given."""
         with self._lock:
-            self._times.append(StandbyTime(name, 0.0, 0.0, 0, "lost"))
+            self._book(StandbyTime(name, 0.0, 0.0, 0, "lost"))
             self._on_lost(name, reason, self._taken.pop(name))
 
-    def take_times(self) -> list[StandbyTime]:
-        """What standbys have used since the last call."""
+    def _book_waiting(self) -> None:
+        """Book what standbys that wait have used up to now."""
         with self._lock:
             self._look()
             for standby in self._waiting:
                 self._record(standby, "")
             self._ask_again()
-            taken, self._times = self._times, []
-            return taken
 
     def close(self) -> None:
         """End their processes."""
@@ -205,5 +211,9 @@ class Standbys:
     def _record(self, standby: Standby, end: StandbyEnd) -> None:
         now_s, usage = time.monotonic(), standby.usage or HostUsage(0.0, 0)
         cpu_s = max(0.0, usage.cpu_s - standby.recorded_cpu_s)
-        self._times.append(StandbyTime(standby.name, now_s - standby.since_s, cpu_s, usage.memory_bytes, end))
+        self._book(StandbyTime(standby.name, now_s - standby.since_s, cpu_s, usage.memory_bytes, end))
         standby.since_s, standby.recorded_cpu_s = now_s, usage.cpu_s
+
+    def _book(self, used: StandbyTime) -> None:
+        with self._collector.writing() as since:
+            since.standby_time.append(used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous
 from gpu_runtime.groups.measured_fleet import MeasuredFleet
@@ -34,10 +35,12 @@ class MeasuredSharing(Sharing):
         config: RunConfig,
         degrees_up_to: Callable[[int], tuple[int, ...]],
         rendezvous: Rendezvous | None,
+        collector: Collector,
     ) -> None:
-        super().__init__(cluster, config, degrees_up_to, rendezvous)
+        super().__init__(cluster, config, degrees_up_to, rendezvous, collector)
         self._class = RequestClass(config.model.height, config.model.width, config.sampling.batch_size)
         self._step_times = StepTimeTable()
+        collector.book_at_close(self._book_step_times)
 
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         if degree != AUTO:
@@ -55,9 +58,11 @@ class MeasuredSharing(Sharing):
             lease_s,
         )
 
-    def take_step_times(self) -> list[StepTimeRecord]:
-        """Seconds of a denoising step by degree, of the degrees that were timed since the last call."""
-        return [
-            StepTimeRecord(str(self._class), degree, self._step_times.known[degree], chunks)
-            for degree, chunks in self._step_times.take_changed().items()
-        ]
+    def _book_step_times(self) -> None:
+        """Book seconds of a denoising step by degree, of the degrees that were timed since the last time."""
+        changed = self._step_times.take_changed()
+        with self._collector.writing() as since:
+            since.step_times += [
+                StepTimeRecord(str(self._class), degree, self._step_times.known[degree], chunks)
+                for degree, chunks in changed.items()
+            ]

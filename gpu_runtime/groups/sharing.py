@@ -7,6 +7,7 @@ from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
 from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous
@@ -15,7 +16,6 @@ from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, WorkerLostError
-from storage.record.records import GroupRecord
 
 
 class Sharing:
@@ -26,6 +26,7 @@ class Sharing:
         config: the run's configuration.
         degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
         rendezvous: where groups meet; None where each device works alone.
+        collector: takes the groups that end.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Sharing:
         config: RunConfig,
         degrees_up_to: Callable[[int], tuple[int, ...]],
         rendezvous: Rendezvous | None,
+        collector: Collector,
     ) -> None:
         self._cluster = cluster
         self._config = config
@@ -42,7 +44,7 @@ class Sharing:
         self._registry = GroupRegistry()
         self._rendezvous = rendezvous
         self._instances: dict[str, str] = {}
-        self._records: list[GroupRecord] = []
+        self._collector = collector
         self.late = 0
         """Answers of workers that came when their group was over, and were dropped."""
 
@@ -70,7 +72,8 @@ class Sharing:
             yield grouped
         finally:
             grouped.close()
-            self._records += grouped.records
+            with self._collector.writing() as since:
+                since.groups += grouped.records
             self.late += grouped.late
 
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
@@ -86,11 +89,6 @@ class Sharing:
         return GroupedFleet(
             fleet, version, weights, self._rendezvous, self._registry, self._instance_of, lease_s
         )
-
-    def take_groups(self) -> list[GroupRecord]:
-        """The groups that ended since the last call."""
-        taken, self._records = self._records, []
-        return taken
 
     def _instance_of(self, device: Device) -> str:
         """The instance of a device, by its name; asked once."""

@@ -137,6 +137,31 @@ class StepTimeRecord:
     chunks: int
 
 
+@dataclass
+class Collected:
+    """What a run's devices and judges did between two records.
+
+    Attributes:
+        intervals: what each device did, contiguous from the record before.
+        paid_time: what each device was paid for, over the same time as `intervals`.
+        device_events: what happened to the devices.
+        standby_time: what standbys have used.
+        groups: which devices shared sequences; empty where each worked alone.
+        step_times: what denoising steps took by degree; empty where the degree is fixed.
+        judge_usd: dollars that judging rollouts and drafts has cost.
+        notes: decisions about capacity with their reasons, and troubles with it, in words.
+    """
+
+    intervals: list[StateInterval] = field(default_factory=list)
+    paid_time: list[PaidTime] = field(default_factory=list)
+    device_events: list[DeviceEvent] = field(default_factory=list)
+    standby_time: list[StandbyTime] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
+    step_times: list[StepTimeRecord] = field(default_factory=list)
+    judge_usd: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class CandidateRecord:
     """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.

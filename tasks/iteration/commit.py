@@ -17,11 +17,11 @@ from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.record.records import (
+    Collected,
     EvaluationImage,
     EvaluationRecord,
     IterationRecord,
     SampleRecord,
-    StateInterval,
 )
 from storage.record.tables import iteration_rows
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
@@ -90,7 +90,7 @@ def iteration_record(
     review: SeedReview,
     started_at: float,
     ended_at: float,
-    intervals: list[StateInterval],
+    collected: Collected,
 ) -> IterationRecord:
     """The rows of a finished iteration.
 
@@ -101,11 +101,10 @@ def iteration_record(
         trained: what the training steps came to.
         review: of the seeds.
         started_at, ended_at: Unix time in seconds.
-        intervals: what each device did between the two.
+        collected: what devices and judges did up to now.
     """
     report, advantages = trained.report, trained.advantages
     values = [score.value for score in judged(scores)]
-    judge_usd = session.runtime.take_judge_usd()
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
@@ -129,8 +128,8 @@ def iteration_record(
         "steps_redone": float(session.runtime.steps_redone),
         "iteration_s": ended_at - started_at,
         "train_beside_s": trained.beside_s,
-        "cost_usd": sum(interval.usd for interval in intervals),
-        **({JUDGE_USD: judge_usd} if judge_usd else {}),
+        "cost_usd": sum(interval.usd for interval in collected.intervals),
+        **({JUDGE_USD: collected.judge_usd} if collected.judge_usd else {}),
         **review.figures,
         **session.take_seconds(),
     }
@@ -142,16 +141,16 @@ def iteration_record(
         ended_at=ended_at,
         metrics=metrics,
         samples=_sample_records(rolled, scores, trained),
-        intervals=intervals,
+        intervals=collected.intervals,
         candidates=candidate_records(session, rolled.plan, review),
         sample_images=sample_images(rolled, scores),
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
         explorer_state=session.runtime.explorer_state(),
-        device_events=session.runtime.take_device_events(),
-        groups=session.runtime.take_groups(),
-        step_times=session.runtime.take_step_times(),
-        paid_time=session.runtime.take_paid_time(),
-        standby_time=session.runtime.take_standby_time(),
+        device_events=collected.device_events,
+        groups=collected.groups,
+        step_times=collected.step_times,
+        paid_time=collected.paid_time,
+        standby_time=collected.standby_time,
     )
 
 
@@ -172,7 +171,7 @@ def evaluation_record(
     iteration: int,
     started_at: float,
     ended_at: float,
-    intervals: list[StateInterval],
+    collected: Collected,
 ) -> EvaluationRecord:
     """The rows of a held-out evaluation.
 
@@ -184,7 +183,7 @@ def evaluation_record(
         evaluation: images and scores.
         iteration: after which it was made.
         started_at, ended_at: Unix time in seconds.
-        intervals: what each device did between the two.
+        collected: what devices and judges did up to now.
     """
     compared = evaluation.of(session.runtime.compared_prompts, session.config.reward.scorer)
     pictured = {sample.request for sample in compared.samples[:GALLERY]}
@@ -206,10 +205,9 @@ def evaluation_record(
     ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
-        compared.score, compared.exact, images, intervals, session.runtime.take_device_events(),
-        part_means(compared.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
-        session.runtime.take_paid_time(), session.runtime.take_standby_time(),
-        mean_figures(compared.figures),
+        compared.score, compared.exact, images, collected.intervals, collected.device_events,
+        part_means(compared.scores), collected.groups, collected.step_times, collected.paid_time,
+        collected.standby_time, mean_figures(compared.figures),
     )  # fmt: skip
 
 

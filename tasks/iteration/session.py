@@ -219,7 +219,7 @@ def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
     try:
         runtime.close()
     finally:
-        for note in runtime.take_capacity_notes():
+        for note in runtime.collect().notes:
             with suppress(StorageError):
                 store.add_event(run_id, "capacity", note)
 

@@ -81,7 +81,7 @@ def iterate(
 
 def rollouts(runtime: Runtime) -> int:
     """Devices' times in state rollout since this was asked last."""
-    return sum(interval.state == "rollout" for interval in runtime.take_intervals())
+    return sum(interval.state == "rollout" for interval in runtime.collect().intervals)
 
 
 def bits(rolled: Rollout) -> list[tuple[object, ...]]:

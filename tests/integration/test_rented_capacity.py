@@ -92,10 +92,10 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
         assert_same(alone, runtime.rollout(PLAN))
         assert runtime.steps_redone == steps_redone, "a device that is called back loses nothing"
         assert provider.released == ["one"] and runtime.lost_workers == []
-        events = [(event.worker, event.kind, event.detail) for event in runtime.take_device_events()]
+        before = runtime.collect()
+        events = [(event.worker, event.kind, event.detail) for event in before.device_events]
         assert ("spot-0", "left", "serving needs it") in events
-        intervals = runtime.take_intervals()
-        prices = {part.usd_per_hour for part in intervals if part.worker == "spot-0"}
+        prices = {part.usd_per_hour for part in before.intervals if part.worker == "spot-0"}
         assert prices == {1.5}, "the price of the offer"
 
         # An instance that is no longer offered is gone, and its worker with it.
@@ -104,9 +104,9 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
         provider.offers = []
         assert_same(alone, runtime.rollout(PLAN))
         assert runtime.lost_workers == ["spot-0.1"]
-        states = {part.worker for part in [*intervals, *runtime.take_intervals()]}
-        paid = {part.worker for part in runtime.take_paid_time()}
-        assert states == paid
+        after = runtime.collect()
+        states = {part.worker for part in [*before.intervals, *after.intervals]}
+        assert states == {part.worker for part in [*before.paid_time, *after.paid_time]}
     report = check_history(read_history(tmp_path))
     assert report.broken() == []
 
@@ -119,7 +119,7 @@ def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
     config = rented("runtime.capacity=trace", options, "runtime.spot_workers=1")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
         await_spot(runtime, "spot-0")
-        notes = runtime.take_capacity_notes()
+        notes = runtime.collect().notes
         assert notes[0] == "nothing has been measured yet: 1 spot device at first"
         # The fleet's clock is the trace's: its end comes.
         assert runtime._fleet._rented is not None
@@ -158,7 +158,7 @@ def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path)
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
         rolled = await_spot(runtime, "spot-0")
         assert len(rolled.delivered) == 32
-        assert [note for note in runtime.take_capacity_notes() if "status" in note] == []
+        assert [note for note in runtime.collect().notes if "status" in note] == []
     logged = [json.loads(line) for line in log.read_text().splitlines()]
     assert logged[0] == {"acquire": {"devices": 1, "deadline_s": None, "cluster": "", "held": []}}
     assert logged[-1] == {"release": "i-0"}

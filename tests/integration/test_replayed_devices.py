@@ -131,7 +131,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert runtime.steps_redone == redone
     (name,) = second
     known = {"reserved-0", first, name}
-    events = runtime.take_device_events()
+    events = runtime.collect().device_events
     kinds = [(event.worker, event.kind) for event in events if event.worker in known]
     assert kinds[:4] == [("reserved-0", "joined"), (first, "joined"), (first, "lost"), (name, "joined")]
     assert (name, "notice") in kinds

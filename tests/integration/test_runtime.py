@@ -125,7 +125,7 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
     expected = runtime.blobs()
     runtime.restore(untrained, 0)
     returned, redone = runtime.samples_returned, runtime.steps_redone
-    runtime.take_device_events()
+    runtime.collect()
     with monkeypatch.context() as patched:
         strike_at_first_commit(patched, "spot-0", signal.SIGKILL)
         steps = steps_gone_on_from(patched)
@@ -146,15 +146,15 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
         again = runtime.rollout(plan)
         names = {delivered.worker for delivered in again.delivered}
         assert same(undisturbed, again)
-    lost, joined = runtime.take_device_events()
+    done = runtime.collect()
+    lost, joined = done.device_events
     assert (lost.worker, lost.market, lost.kind) == ("spot-0", "spot", "lost")
     assert "spot-0" in lost.detail
     assert (joined.worker, joined.market, joined.kind) == ("spot-0.1", "spot", "joined")
     assert joined.at > lost.at
-    intervals = runtime.take_intervals()
-    assert max(i.ended_at for i in intervals if i.worker == "spot-0") == lost.at
-    assert min(i.started_at for i in intervals if i.worker == "spot-0.1") == joined.at
-    assert runtime.take_device_events() == []
+    assert max(i.ended_at for i in done.intervals if i.worker == "spot-0") == lost.at
+    assert min(i.started_at for i in done.intervals if i.worker == "spot-0.1") == joined.at
+    assert runtime.collect().device_events == []
 
 
 def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
             os.kill(stopped, signal.SIGKILL)
     assert runtime.lost_workers[-1] == name
     assert len(steps) == 4 and set(steps) <= {1, 2}
-    lost = [event.detail for event in runtime.take_device_events() if event.kind == "lost"]
+    lost = [event.detail for event in runtime.collect().device_events if event.kind == "lost"]
     assert "hung and was killed" in lost[-1]
 
 
@@ -332,9 +332,9 @@ def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):
 
 
 def test_intervals_of_every_device_are_contiguous(runtime):
-    runtime.take_intervals()
+    runtime.collect()
     runtime.rollout(runtime.explore(2))
-    intervals = runtime.take_intervals()
+    intervals = runtime.collect().intervals
     by_worker = {}
     for interval in intervals:
         by_worker.setdefault(interval.worker, []).append(interval)

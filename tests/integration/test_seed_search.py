@@ -77,9 +77,9 @@ def signals(scores) -> list[float]:
 
 def test_seeds_are_chosen_from_drafts_of_the_last_rollouts_weights(fresh):
     assert fresh.explore(1).candidates == ()  # no window yet
-    fresh.take_intervals()
+    fresh.collect()
     _, _, plan = iterate(fresh, fresh.explore(1))
-    states = {(i.worker, i.state) for i in fresh.take_intervals()}
+    states = {(i.worker, i.state) for i in fresh.collect().intervals}
     assert {("spot-0", "explore"), ("spot-1", "explore"), ("reserved-0", "train")} <= states
     assert ("reserved-0", "explore") not in states
     assert plan.iteration == 2 and len(plan.candidates) == 24 == plan.figures["drafts"]
@@ -127,10 +127,10 @@ def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
 
 def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after_it(fresh, untrained):
     first = fresh.explore(1)
-    fresh.take_intervals()
+    fresh.collect()
     began: list[float] = []
     rolled = fresh.rollout(first, 2)
-    began += [i.started_at for i in fresh.take_intervals() if i.state == "explore"]
+    began += [i.started_at for i in fresh.collect().intervals if i.state == "explore"]
     assert began and fresh._search._begun is not None
     scores = fresh.reward(rolled)
     beside = fresh.explore(2)
@@ -153,9 +153,9 @@ def test_plans_repeat_to_the_bit(fresh, untrained):
 
 
 def test_fresh_drafts_use_every_device_and_foretell_the_rollout(fresh):
-    fresh.take_intervals()
+    fresh.collect()
     plan = fresh.explore_anew(fresh.explore(1))
-    states = {(i.worker, i.state) for i in fresh.take_intervals()}
+    states = {(i.worker, i.state) for i in fresh.collect().intervals}
     assert {("reserved-0", "explore"), ("spot-0", "explore"), ("spot-1", "explore")} <= states
     rolled = fresh.rollout(plan)
     for delivered, score in zip(rolled.delivered, fresh.reward(rolled), strict=True):

@@ -53,8 +53,7 @@ def untrained(runtime):
 def fresh(runtime, untrained):
     """The runtime with the weights of its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained, 0)
-    runtime.take_intervals()
-    runtime.take_groups()
+    runtime.collect()
     return runtime
 
 
@@ -80,10 +79,11 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
         np.testing.assert_allclose(
             delivered.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W, atol=NEAR
         )
-    assert {group.members for group in runtime.take_groups()} == {
+    done = runtime.collect()
+    assert {group.members for group in done.groups} == {
         ("reserved-0", "spot-0"), ("spot-1", "spot-2"),
     }  # fmt: skip
-    assert "regroup" in {interval.state for interval in runtime.take_intervals()}
+    assert "regroup" in {interval.state for interval in done.intervals}
     trained = runtime.train(rolled, runtime.reward(rolled))
     assert trained.report.ratio_deviation <= runtime.config.algorithm.ratio_tolerance
 

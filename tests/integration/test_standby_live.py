@@ -56,10 +56,11 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
             time.sleep(0.1)
         monkeypatch.setattr(Fleet, "on_notice", kill_at_first_chunk)
         rolled = runtime.rollout(PLAN)
-        events = [(event.worker, event.kind) for event in runtime.take_device_events()]
-        states = {part.worker for part in runtime.take_intervals()}
-        paid = {part.worker for part in runtime.take_paid_time()}
-        standby, *_ = runtime.take_standby_time()
+        done = runtime.collect()
+        events = [(event.worker, event.kind) for event in done.device_events]
+        states = {part.worker for part in done.intervals}
+        paid = {part.worker for part in done.paid_time}
+        standby, *_ = done.standby_time
         cast.read(tail.new())
         (successor,) = cast.spots()
     assert runtime.lost_workers == ["spot-0"] and runtime.lost_standbys == []

@@ -59,7 +59,7 @@ def alone(config):
 def fresh(runtime, untrained):
     """The runtime with the weights of its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained, 0)
-    runtime.take_intervals()
+    runtime.collect()
     return runtime
 
 
@@ -91,7 +91,7 @@ def test_an_iteration_by_two_equals_one_by_a_single_trainer_within_rounding(fres
     alone.use_training_weights(WeightsVersion(0))
     assert alone.blobs() == untrained
     rolled, scores, trained = iteration(fresh, 1)
-    states = fresh.take_intervals()
+    states = fresh.collect().intervals
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
     for delivered, sample in zip(
         rolled.delivered,

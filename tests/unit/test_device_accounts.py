@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.worker.history_log import HistoryLog
@@ -21,13 +22,15 @@ def test_nothing_is_lost_between_the_readings_of_a_slow_machine(monkeypatch: pyt
     worker = FakeWorker("spot-0", watches=False)
     readings = itertools.count(time.monotonic(), PASSES_S)
     monkeypatch.setattr(time, "monotonic", lambda: next(readings))
-    accounts = DeviceAccounts(PriceConfig(), HistoryLog(None, "driver"), None)
+    collector = Collector()
+    accounts = DeviceAccounts(collector, PriceConfig(), HistoryLog(None, "driver"), None)
     device = Device(worker, "spot", asked_at_s=time.monotonic())
     accounts.on_joined(device, WorkerReady(age_s=60.0))
     booked_s = paid_s = 0.0
     for state in ("rollout", "idle", "explore"):
         accounts.enter(device.name, state)
-        booked_s += sum(part.ended_at - part.started_at for part in accounts.take_intervals())
-        paid_s += sum(part.paid_s for part in accounts.take_paid_time())
+        collected = collector.close()
+        booked_s += sum(part.ended_at - part.started_at for part in collected.intervals)
+        paid_s += sum(part.paid_s for part in collected.paid_time)
         assert booked_s == pytest.approx(paid_s, abs=1e-4)
     assert paid_s > 6 * PASSES_S

@@ -28,6 +28,7 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import difference_of
 from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 from storage.home import Home
+from storage.record.records import Collected
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tasks.iteration.commit import iteration_record
@@ -101,13 +102,11 @@ def record_of(scores: list[Score]) -> Any:
     rolled = Rollout(plan, 0, [Delivered(sample, "spot-0") for sample in SAMPLES])
     runtime = SimpleNamespace(
         samples_returned=0, samples_dropped=0, commits=0, steps_redone=0, train_prompts=[],
-        explorer_state=dict, take_device_events=list, take_groups=list, take_step_times=list,
-        take_paid_time=list,
-        take_standby_time=list, take_judge_usd=float,
+        explorer_state=dict,
     )  # fmt: skip
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
     trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), advantages, 1)
-    return iteration_record(session, rolled, scores, trained, SeedReview(), 0.0, 1.0, [])
+    return iteration_record(session, rolled, scores, trained, SeedReview(), 0.0, 1.0, Collected())
 
 
 def test_an_iterations_record_counts_them_and_has_them_in_no_mean():

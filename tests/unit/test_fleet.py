@@ -37,10 +37,10 @@ class Stage:
         self.fleet = Fleet(self.cluster, config)
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
-        self.fleet.accounts.take_events()
+        self.fleet.collector.close()
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event.worker, event.kind) for event in self.fleet.accounts.take_events()]
+        return [(event.worker, event.kind) for event in self.fleet.collector.close().device_events]
 
     def holders(self, version: WeightsVersion) -> list[str]:
         return [device.name for device in self.fleet.workers(version)]
@@ -71,12 +71,13 @@ def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     stage.cluster.workers[ONE].notice = NOTICE
     stage.cluster.workers[ONE].drain_refused = "the head is busy"
     assert stage.drafters(WeightsVersion(1)) == [TWO]
-    (event,) = stage.fleet.accounts.take_events()
+    done = stage.fleet.collector.close()
+    (event,) = done.device_events
     assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
     assert stage.cluster.workers[ONE].drained == [event.detail]
-    assert stage.fleet.take_capacity_notes() == [f"the instance of {ONE} is not drained: the head is busy"]
-    assert stage.fleet.take_capacity_notes() == []
+    assert done.notes == [f"the instance of {ONE} is not drained: the head is busy"]
+    assert stage.fleet.collector.close().notes == []
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
     stage.fleet.prepare(SECOND)
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
@@ -119,7 +120,7 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(method: str):
     stage.fleet.prepare(SECOND)
     assert stage.cluster.workers[ONE].dead
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
-    (event,) = stage.fleet.accounts.take_events()
+    (event,) = stage.fleet.collector.close().device_events
     assert (event.worker, event.kind) == (ONE, "lost")
     assert "hung and was killed" in event.detail and "runtime.lease_s=0.05 s" in event.detail
     stage.fleet.prepare(SECOND)
@@ -151,9 +152,10 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     assert stage.fleet.lost == [ONE]
     [failed] = stage.fleet.failed_starts
     assert failed.in_words == "spot-0 did not start: no memory; it is tried again with the next phase"
-    (part,) = [part for part in stage.fleet.accounts.take_intervals() if part.worker == "spot-0.1"]
-    (paid,) = [paid for paid in stage.fleet.accounts.take_paid_time() if paid.worker == "spot-0.1"]
-    (event,) = [event for event in stage.fleet.accounts.take_events() if event.worker == "spot-0.1"]
+    done = stage.fleet.collector.close()
+    (part,) = [part for part in done.intervals if part.worker == "spot-0.1"]
+    (paid,) = [paid for paid in done.paid_time if paid.worker == "spot-0.1"]
+    (event,) = [event for event in done.device_events if event.worker == "spot-0.1"]
     assert part.state == "load" and part.ended_at - part.started_at == 7 == paid.paid_s
     assert (event.kind, event.at, event.detail) == ("failed", part.ended_at, "no memory")
     stage.fleet.prepare(SECOND)
@@ -198,10 +200,11 @@ def course(monkeypatch: pytest.MonkeyPatch, by_s: float) -> tuple[Seconds, Secon
     times.monotonic_s += 4
     states: Seconds = {}
     meters: Seconds = {}
-    for part in stage.fleet.accounts.take_intervals():
+    done = stage.fleet.collector.close()
+    for part in done.intervals:
         key = (part.worker, part.state)
         states[key] = states.get(key, 0.0) + part.ended_at - part.started_at
-    for paid in stage.fleet.accounts.take_paid_time():
+    for paid in done.paid_time:
         meters[paid.worker, "paid"] = meters.get((paid.worker, "paid"), 0.0) + paid.paid_s
     return states, meters, [jump.by_s for jump in clock.process_clock().take_jumps()]
 
@@ -218,7 +221,7 @@ def test_a_jump_of_the_wall_clock_changes_no_bill(monkeypatch: pytest.MonkeyPatc
 
 def test_every_interval_has_the_price_of_its_device_s_market():
     stage = Stage()
-    parts = stage.fleet.accounts.take_intervals()
+    parts = stage.fleet.collector.close().intervals
     assert {(part.worker, part.market, part.usd_per_hour) for part in parts} == {
         (TRAINER, "reserved", 10.98),
         (ONE, "spot", 2.51),
@@ -408,4 +411,4 @@ def test_trainers_leave_a_rollout_where_two_others_need_no_longer_than_training(
     assert rolls_out(ONE) and rolls_out(TRAINER, None)
     fleet.on_notice(by_name[ONE], NOTICE)
     assert rolls_out(TRAINER)
-    assert len(fleet.take_capacity_notes()) == leave
+    assert len(fleet.collector.close().notes) == leave

@@ -63,7 +63,7 @@ def test_the_pool_counts_rollouts_and_drafts_and_leaves_evaluations_to_their_ima
         pool.judge(drawn, fake_prompts(3))
     while script.under_way:
         script.end(0)
-    assert (pool.take_judge_usd(), pool.take_judge_usd()) == (3.0, 0.0)
+    assert [pool.collector.close().judge_usd for _ in range(2)] == [3.0, 0.0]
 
 
 def test_ledger_and_result_have_them_beside_the_bill(tmp_path: Path):

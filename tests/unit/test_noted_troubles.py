@@ -27,7 +27,6 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
         lost_workers=["spot-1"],
         failed_starts=[],
         lost_standbys=["standby-0 died: no memory"],
-        take_capacity_notes=list,
     )
     store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
     noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}
@@ -37,17 +36,17 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     )
     runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))
     ahead_s = -3600.0
-    _note_troubles(session)
+    _note_troubles(session, [])
     assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "standby_lost", "clock_jump"]
     start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
     assert events[1][1] == start
     assert events[2][1] == "standby-0 died: no memory; another one is started"
     assert "moved by -3600 s" in events[3][1]
     assert said.getvalue().splitlines() == [f"worker {start}", events[3][1]]
-    _note_troubles(session)
+    _note_troubles(session, [])
     assert len(events) == 4
     runtime.failed_starts.append(FailedStart("spot-0.3", "no model folder /x", 4, 4))
-    _note_troubles(session)
+    _note_troubles(session, [])
     assert [kind for kind, _ in events[4:]] == ["failed_start"]
 
 

@@ -18,7 +18,7 @@ from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.readers.figures import gallery, moments_after
-from storage.record.records import EvaluationImage, EvaluationRecord, StateInterval
+from storage.record.records import Collected, EvaluationImage, EvaluationRecord, StateInterval
 from storage.record.run_store import RunStore
 from tasks.iteration.commit import evaluation_record, record_evaluation
 from tests.sample_run import iteration_record
@@ -47,12 +47,6 @@ def test_an_evaluation_s_parts_go_to_readers(
         run_id="r",
         runtime=SimpleNamespace(
             compared_prompts=[PromptRecord(0, "a sign")],
-            take_device_events=list,
-            take_groups=list,
-            take_step_times=list,
-            take_paid_time=list,
-            take_standby_time=list,
-            take_judge_usd=float,
         ),
         store=store,
     )
@@ -66,7 +60,7 @@ def test_an_evaluation_s_parts_go_to_readers(
         [*figures, {"grain": 1.0}],
     )
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
-    record = evaluation_record(session, evaluation, 0, 0.0, 1.0, [paid])
+    record = evaluation_record(session, evaluation, 0, 0.0, 1.0, Collected(intervals=[paid]))
     assert record_evaluation.fn(session, record) is None
     assert len(record.images) == len(scores) + 1
     assert record.images[0].figures == {"grain": 0.01} | part_figures(scores[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future
 from threading import Thread, Timer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,7 +63,9 @@ class Stage:
             self.rented._measured.add_rest(rest_s, None)
 
     def events(self) -> list[tuple[str, str, str]]:
-        return [(event.worker, event.kind, event.detail) for event in self.fleet.accounts.take_events()]
+        return [
+            (event.worker, event.kind, event.detail) for event in self.fleet.collector.close().device_events
+        ]
 
 
 @pytest.fixture
@@ -91,24 +94,23 @@ def test_workers_follow_the_offers_up_to_the_settings(provider: FakeCapacity):
 def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: Stage):
     assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
     stage.events()
-    stage.fleet.take_capacity_notes()
+    stage.fleet.collector.close()
     stage.measured(batch_s=10.0, rest_s=5.0)
     stage.fleet.decide_capacity(8, 4, TrainingTime())  # two batches of four
     assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]
-    (note,) = stage.fleet.take_capacity_notes()
+    done = stage.fleet.collector.close()
+    (note,) = done.notes
     assert note.startswith("1 spot device instead of 3")
-    assert [(worker, kind) for worker, kind, _ in stage.events()] == [("spot-1", "left"), ("spot-2", "left")]
+    events = [(event.worker, event.kind) for event in done.device_events]
+    assert events == [("spot-1", "left"), ("spot-2", "left")]
+    assert {paid.worker for paid in done.paid_time} == {"reserved-0", "spot-0", "spot-1", "spot-2"}
     assert stage.cluster.workers["spot-2"].dead and not stage.cluster.workers["spot-0"].dead
     assert stage.prepare() == ["reserved-0", "spot-0"] and stage.fleet.lost == []
-    stage.fleet.accounts.take_intervals()
-    assert {paid.worker for paid in stage.fleet.accounts.take_paid_time()} >= {
-        "reserved-0",
-        "spot-0",
-        "spot-1",
-    }
+    stage.fleet.collector.close()
     # The same again: nothing changes, and nothing is said.
     stage.fleet.decide_capacity(8, 4, TrainingTime())
-    assert stage.fleet.take_capacity_notes() == [] and stage.events() == []
+    done = stage.fleet.collector.close()
+    assert done.notes == [] and done.device_events == []
 
 
 def test_a_busy_device_that_leaves_gets_nothing_more_and_ends_once_it_is_free(
@@ -154,10 +156,10 @@ def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapa
     stage.measured(batch_s=1.0, rest_s=1000.0)
     stage.fleet.decide_capacity(4, 4, TrainingTime())
     assert provider.released == ["a"]
-    ((worker, kind, detail),) = [event for event in stage.events() if event[0] == "spot-0"]
-    assert (worker, kind) == ("spot-0", "left") and detail.startswith("before it had loaded: 0 spot devices")
-    stage.fleet.accounts.take_intervals()
-    assert "spot-0" in {paid.worker for paid in stage.fleet.accounts.take_paid_time()}
+    done = stage.fleet.collector.close()
+    (event,) = [event for event in done.device_events if event.worker == "spot-0"]
+    assert event.kind == "left" and event.detail.startswith("before it had loaded: 0 spot devices")
+    assert "spot-0" in {paid.worker for paid in done.paid_time}
 
 
 def test_a_device_under_notice_is_given_back(provider: FakeCapacity):
@@ -249,7 +251,7 @@ def test_an_offer_s_price_is_on_the_bill(provider: FakeCapacity):
     provider.offers = [Offer("a", usd_per_hour=1.25), Offer("b")]
     stage = Stage(provider)
     stage.prepare()
-    price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
+    price = {part.worker: part.usd_per_hour for part in stage.fleet.collector.close().intervals}
     assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
 
 
@@ -280,7 +282,7 @@ def test_an_instance_that_vanishes_while_its_worker_loads_costs_what_it_was_offe
     stage.prepare()
     provider.offers = []
     stage.prepare()
-    price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
+    price = {part.worker: part.usd_per_hour for part in stage.fleet.collector.close().intervals}
     assert price == {"reserved-0": 10.0, "spot-0": 1.25}
 
 
@@ -288,11 +290,11 @@ def test_what_could_not_be_given_back_at_the_end_is_an_event(
     provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
 ):
     fleet = Stage(provider).fleet
-    fleet.take_capacity_notes()
+    fleet.collector.close()
     monkeypatch.setattr(provider, "take_troubles", lambda: ["a may still be paid for"] * provider.closed)
     noted: list[tuple[str, str, str]] = []
     store: Any = type("Store", (), {"add_event": lambda self, *event: noted.append(event)})()
-    runtime: Any = fleet
+    runtime: Any = SimpleNamespace(close=fleet.close, collect=fleet.collector.close)
     close_runtime(runtime, store, "r")
     assert noted == [("r", "capacity", "a may still be paid for")]
 
@@ -376,5 +378,5 @@ def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_othe
     rented._measured.add_rest(1000.0, None)
     fleet.decide_capacity(4, 4, TrainingTime())
     assert prepare() == ["reserved-0"] and fleet.lost == ["spot-0"]
-    left = [event.worker for event in fleet.accounts.take_events() if event.kind == "left"]
+    left = [event.worker for event in fleet.collector.close().device_events if event.kind == "left"]
     assert sorted(left) == ["spot-1", "spot-2"] and cluster.requested == [MOST, 0]

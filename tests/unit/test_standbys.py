@@ -45,7 +45,7 @@ class Stage:
         self.fleet.await_ready()
         self.prepare()
         self.prepare()  # what came late is taken in
-        self.fleet.accounts.take_events()
+        self.started = self.fleet.collector.close()
 
     def prepare(self) -> None:
         self.fleet.prepare(WEIGHTS)
@@ -67,7 +67,7 @@ class Stage:
         return [device.name for device in self.fleet.workers(WeightsVersion(1))]
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event.worker, event.kind) for event in self.fleet.accounts.take_events()]
+        return [(event.worker, event.kind) for event in self.fleet.collector.close().device_events]
 
     def standbys(self) -> list[str]:
         return [name for name in self.cluster.workers if name.startswith("standby-")]
@@ -90,7 +90,7 @@ def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_starte
     assert stage.standby.name == "spot-0.1" and stage.standby.watches
     assert "spot-0.1" not in stage.cluster.workers, "no process was started for the place"
     assert stage.standbys() == [STANDBY, "standby-1"]
-    lost, joined = stage.fleet.accounts.take_events()
+    lost, joined = stage.fleet.collector.close().device_events
     assert (lost.worker, lost.kind, joined.worker, joined.kind) == (ONE, "lost", "spot-0.1", "joined")
     assert joined.detail.startswith("standby-0 took the place in 0.")
     stage.lose(TWO)
@@ -101,13 +101,15 @@ def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_starte
 def test_a_standby_is_no_device_until_it_takes_a_place_and_is_paid_for_from_then_on():
     stage = Stage()
     stage.fleet.enter(TRAINER, "train")
-    assert {part.worker for part in stage.fleet.accounts.take_intervals()} == {TRAINER, ONE, TWO}
-    assert {paid.worker for paid in stage.fleet.accounts.take_paid_time()} == {TRAINER, ONE, TWO}
+    done = stage.fleet.collector.close()
+    assert {part.worker for part in done.intervals} == {TRAINER, ONE, TWO}
+    assert {paid.worker for paid in done.paid_time} == {TRAINER, ONE, TWO}
     assert stage.holders() == [TRAINER, ONE, TWO]
     stage.lose(ONE)
     settle(stage)
-    intervals = [part for part in stage.fleet.accounts.take_intervals() if part.worker == "spot-0.1"]
-    (paid,) = [paid for paid in stage.fleet.accounts.take_paid_time() if paid.worker == "spot-0.1"]
+    done = stage.fleet.collector.close()
+    intervals = [part for part in done.intervals if part.worker == "spot-0.1"]
+    (paid,) = [paid for paid in done.paid_time if paid.worker == "spot-0.1"]
     booked_s = sum(part.ended_at - part.started_at for part in intervals)
     assert intervals[0].state == "load" and booked_s == pytest.approx(paid.paid_s, abs=1e-3)
     assert paid.paid_s < 30, "not since its process began, which was a minute before"
@@ -164,7 +166,7 @@ def test_where_the_standby_dies_as_it_takes_the_place_a_process_is_started_at_on
 
 def test_where_the_standby_was_dead_already_a_process_is_started_at_once():
     stage = Stage()
-    stage.fleet.standbys.take_times()
+    stage.fleet.collector.close()
     stage.standby.kill()
     stage.lose(ONE)
     settle(stage)
@@ -238,7 +240,7 @@ def test_none_is_started_unless_it_is_asked_for():
     stage.lose(ONE)
     settle(stage)
     assert stage.standbys() == [] and "spot-0.1" in stage.cluster.workers
-    assert stage.fleet.standbys.take_times() == []
+    assert stage.fleet.collector.close().standby_time == []
 
 
 def test_where_instances_say_their_market_standbys_are_for_reserved_places():
@@ -252,16 +254,16 @@ def test_where_instances_say_their_market_standbys_are_for_reserved_places():
 
 def test_what_a_standby_takes_of_its_host_is_told_part_by_part():
     stage = Stage()
-    (first,) = stage.fleet.standbys.take_times()
+    (first,) = stage.started.standby_time
     assert (first.standby, first.cpu_s, first.memory_bytes, first.end) == (STANDBY, 3.0, 1000, "")
     stage.standby.usage = HostUsage(3.5, 1500)
     stage.prepare()
     stage.prepare()
-    (second,) = stage.fleet.standbys.take_times()
+    (second,) = stage.fleet.collector.close().standby_time
     assert (second.cpu_s, second.memory_bytes) == (0.5, 1500)
     stage.lose(ONE)
     settle(stage)
-    taken, following = stage.fleet.standbys.take_times()
+    taken, following = stage.fleet.collector.close().standby_time
     assert (taken.standby, taken.end, taken.cpu_s) == (STANDBY, "taken", 0.0)
     assert (following.standby, following.end) == ("standby-1", "")
 

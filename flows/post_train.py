@@ -142,6 +142,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "",
             prompts or model have changed; nothing is changed then.
     """
     store.reconcile()
+    store.sweep_ended()
     try:
         known = store.run(run_id)
     except RunNotFoundError:

@@ -246,6 +246,15 @@ class RunStore:
         except StorageError as error:  # the rows are there all the same
             _logger.warning("the rows of run %s stay in many files: %s", run_id, error)
 
+    def sweep_ended(self) -> None:
+        """Delete what runs that have ended no longer need: folders whose rows a part holds."""
+        for row in self.runs():
+            if row.status != "running":
+                try:
+                    self.folder(row.run_id).sweep()
+                except StorageError as error:  # it costs room, and no more
+                    _logger.warning("run %s keeps files that it does not need: %s", row.run_id, error)
+
     def reconcile(self, reason: str = "") -> list[str]:
         """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
 

@@ -40,6 +40,26 @@ def contents(store: RunStore) -> dict[str, list[tuple]]:
         }
 
 
+def test_rows_that_a_part_holds_go_with_a_later_start(tmp_path: Path):
+    store = RunStore(Home(tmp_path))
+    for run_id in ("ended", "going-on"):
+        store.create_run(run_id, RunConfig(), {}, os.getpid())
+        for iteration in (1, 2, 3):
+            store.commit_iteration(iteration_record(run_id, iteration, 10.0 * iteration, samples=4))
+        store.folder(run_id).compact(at_least=2)
+        part = store.folder(run_id).path / "part-000001"
+        os.utime(part, (0, 0))  # long ago, as far as the disk knows
+    store.set_status("ended", "finished")
+    store.sweep_ended()
+    assert list(store.folder("ended").path.glob("iteration-*")) == []
+    assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"
+    with store.records.reading() as connection:
+        rows = connection.execute(
+            "SELECT run_id, count(*) FROM iterations GROUP BY ALL ORDER BY 1"
+        ).fetchall()
+    assert rows == [("ended", 3), ("going-on", 3)]
+
+
 def test_home_is_named_by_the_environment(tmp_path: Path):
     home = Home.from_environment({"SPOTLIGHT_HOME": str(tmp_path / "a")})
     assert home.path == tmp_path / "a"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 import psutil
 
 
 def worker_process(name: str) -> psutil.Process:
-    """The process of a worker, such as `spot-0`: Ray titles it by the worker's name, local ones have it."""
+    """Return the process of a worker, such as `spot-0`: Ray titles it by the worker's name, local ones have it."""
     titled = "ray::" + re.sub(r"\W", "_", name)
     for process in psutil.Process().children(recursive=True):
-        if process.name() == name or titled in " ".join(process.cmdline()):
-            return process
+        with suppress(psutil.NoSuchProcess):  # it has just ended, or nobody has waited for it yet
+            if process.name() == name or titled in " ".join(process.cmdline()):
+                return process
     raise AssertionError(f"no process of worker {name}")

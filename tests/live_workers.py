@@ -9,7 +9,7 @@ import psutil
 
 
 def worker_process(name: str) -> psutil.Process:
-    """Return the process of a worker, such as `spot-0`: Ray titles it by the worker's name, local ones have it."""
+    """Return the process of a worker such as `spot-0`, whose name Ray has in its title."""
     titled = "ray::" + re.sub(r"\W", "_", name)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has just ended, or nobody has waited for it yet

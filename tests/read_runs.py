@@ -57,20 +57,18 @@ def commit(
 
 
 class Followed:
-    """The readers of a run, and what was told of them."""
+    """The readers of a run, and what is told of them from now on."""
 
     def __init__(self, store: RunStore, run_id: str, config: RunConfig) -> None:
-        self.troubles: list[str] = []
-        self.kinds: list[str] = []
-        self.pages: list[str] = []
-        self.readers = Readers(store.home, run_id, config.tracking, self._tell, self._link)
+        self._folder, self._names = store.folder(run_id), config.tracking.to
+        self._before = len(self._folder.events())
+        self.readers = Readers(store.home, run_id, config.tracking)
 
-    def _tell(self, reader: str, message: str) -> None:
-        self.kinds.append(reader)
-        self.troubles.append(message)
-
-    def _link(self, reader: str, page: str) -> None:
-        self.pages.append(page)
+    @property
+    def troubles(self) -> list[str]:
+        """The events of readers."""
+        events = self._folder.events()[self._before :]
+        return [event["message"] for event in events if event["kind"] in self._names]
 
 
 def followed(

@@ -42,7 +42,7 @@ class Follower:
     def __init__(
         self, home: Home, run_id: str, name: str, reader: Reader, say: Callable[[str], None]
     ) -> None:
-        self._home, self._run_id, self._say = home, run_id, say
+        self._home, self._run_id, self._name, self._say = home, run_id, name, say
         self._folder = RunFolder(home.run(run_id))
         self._refused_once = ""
         self.refused: list[str] = []
@@ -99,7 +99,8 @@ class Follower:
                 position.write(self.file)
         for event in self._folder.events()[position.events :]:
             values = event["kind"], event["message"], event["happened_at"]
-            if not self._taken(f"event {event['event_id']}", reader.event, *values):
+            is_own = event["kind"] == self._name  # what was told of this reader
+            if not (is_own or self._taken(f"event {event['event_id']}", reader.event, *values)):
                 return False
             position.events = event["event_id"]
         position.write(self.file)

@@ -26,6 +26,7 @@ from storage.readers.position import Position, locked, position_file
 from storage.readers.protocol import Reader, ReadRun
 from storage.readers.registry import build_reader
 from storage.record.records import RunStatus
+from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
 
 FLUSH_WAIT_S = 60.0
@@ -56,19 +57,10 @@ class Readers:
         home: where the run is.
         run_id: the run.
         tracking: its readers; where a resumed run goes to another server, not those of the stored settings.
-        tell: called with a reader's name and what happened to it; from its thread.
-        link: called with a reader's name and the address of the run's page there; from its thread.
     """
 
-    def __init__(
-        self,
-        home: Home,
-        run_id: str,
-        tracking: TrackingConfig,
-        tell: Callable[[str, str], None],
-        link: Callable[[str, str], None],
-    ) -> None:
-        self._threads = [_ReaderThread(home, run_id, name, tracking, tell, link) for name in tracking.to]
+    def __init__(self, home: Home, run_id: str, tracking: TrackingConfig) -> None:
+        self._threads = [_ReaderThread(home, run_id, name, tracking) for name in tracking.to]
         for thread in self._threads:
             thread.start()
 
@@ -99,18 +91,9 @@ class Readers:
 class _ReaderThread(threading.Thread):
     """One reader beside a run. A daemon: a process that crashes does not stay for its sake."""
 
-    def __init__(
-        self,
-        home: Home,
-        run_id: str,
-        name: str,
-        tracking: TrackingConfig,
-        tell: Callable[[str, str], None],
-        link: Callable[[str, str], None],
-    ) -> None:
+    def __init__(self, home: Home, run_id: str, name: str, tracking: TrackingConfig) -> None:
         super().__init__(name=f"reader {name}", daemon=True)
-        self._home, self._name, self._tracking = home, name, tracking
-        self._tell, self._link = tell, link
+        self._home, self._run_id, self._name, self._tracking = home, run_id, name, tracking
         self._follower = Follower(home, run_id, name, build_reader(name, home, tracking), self._say)
         self._status: RunStatus | None = None
         self._is_linked = self._is_told = False
@@ -181,7 +164,7 @@ class _ReaderThread(threading.Thread):
             self._say(f"{self._label} answers again; what it lacked was sent")
         if follower.reader.page and not self._is_linked:
             self._is_linked = True
-            self._guarded(self._link, follower.reader.page)
+            self._note(NoteStore(self._home).link, follower.reader.page)
 
     def _send_earlier(self, is_over: Callable[[], bool]) -> None:
         """Send what the reader lacks of earlier runs, one after the other."""
@@ -217,11 +200,11 @@ class _ReaderThread(threading.Thread):
 
     def _say(self, message: str, level: int = logging.WARNING) -> None:
         _log.log(level, message)
-        self._guarded(self._tell, message)
+        self._note(RunStore(self._home).add_event, message)
 
-    def _guarded(self, call: Callable[[str, str], None], text: str) -> None:
+    def _note(self, write: Callable[[str, str, str], None], text: str) -> None:
         try:
-            call(self._name, text)
+            write(self._run_id, self._name, text)
         except SpotlightError as error:
             _log.warning("could not note this of reader %s: %s", self._name, error)
 

@@ -29,7 +29,6 @@ from storage.record.checkpoints import Checkpoint, CheckpointStore
 from storage.record.mirror import CheckpointMirror, refuse_if_continued
 from storage.record.records import IterationRecord, RunStatus
 from storage.record.results import last_recorded_at
-from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from storage.run_log import RunLog
 from tasks.report import report_file
@@ -183,14 +182,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         cluster = opened.enter_context(open_cluster(config))
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
-        notes = NoteStore(home)
-        readers = Readers(
-            home,
-            run_id,
-            config.tracking,
-            tell=lambda reader, message: store.add_event(run_id, reader, message),
-            link=lambda reader, page: notes.link(run_id, reader, page),
-        )
+        readers = Readers(home, run_id, config.tracking)
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
         session = Session(run_id, config, runtime, store, checkpoints, readers, opened.pop_all(), mirror)
     try:

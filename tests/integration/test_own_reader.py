@@ -20,6 +20,7 @@ from storage.readers.following import Readers, send_evaluation
 from storage.readers.position import position_file
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
+from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from tests.read_runs import BEGAN_AT, Followed, begin, commit, followed, recorded_points
 from tests.running_up import wait_until
@@ -116,7 +117,7 @@ def test_it_is_told_all_that_is_recorded_in_order(store: RunStore, own: Any):
     store.set_status("r", "finished")
     run.readers.finish("finished")
     assert run.troubles == []
-    assert run.pages == ["https://kept.example.org/r"]
+    assert NoteStore(store.home).links("r") == {NAME: "https://kept.example.org/r"}
     assert kinds(own) == [
         "open r", "evaluation 0", "iteration 1", "evaluation 1", "event worker_lost", "artifact report.html",
         "end finished",
@@ -194,7 +195,6 @@ def test_an_outage_is_told_once_and_ends_with_what_it_lacked(
     commit(store, "r", 4)
     run.readers.finish("finished")
     assert run.troubles[1:] == ["Kept answers again; what it lacked was sent"]
-    assert run.kinds == [NAME, NAME]
     assert [kind for kind in kinds(own) if not kind.startswith("open")] == [
         "evaluation 0", "iteration 1", "iteration 2", "iteration 3", "iteration 4", "end finished",
     ]  # fmt: skip
@@ -237,7 +237,7 @@ def test_a_run_that_is_cancelled_before_its_first_iteration_asks_no_reader(store
 def test_no_reader_no_work(store: RunStore):
     config = begin(store, "r", os.getpid(), to=[])
     before = threading.active_count()
-    readers = Readers(store.home, "r", config.tracking, lambda *_: None, lambda *_: None)
+    readers = Readers(store.home, "r", config.tracking)
     assert threading.active_count() == before
     readers.wake()
     readers.finish("finished")

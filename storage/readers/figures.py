@@ -52,7 +52,7 @@ class Moment:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it is an evaluation."""
+        """True for an evaluation, False for an iteration."""
         return self.number % 2 == 1
 
 

@@ -77,7 +77,7 @@ class Follower:
         return f"the figures of {which}, the run's end"
 
     def _send(self, status: RunStatus | None, at: float) -> bool:
-        """Send all that is there; whether nothing was refused, else to be called again."""
+        """Send all that is there; False where something was refused, to be called again."""
         reader, position = self.reader, self.position
         with Records(self._home).reading(self._run_id) as connection:
             last = last_moment(connection, self._run_id, position.moment, position.at)

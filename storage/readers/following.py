@@ -96,7 +96,7 @@ class _ReaderThread(threading.Thread):
         self._home, self._run_id, self._name, self._tracking = home, run_id, name, tracking
         self._follower = Follower(home, run_id, name, build_reader(name, home, tracking), self._say)
         self._status: RunStatus | None = None
-        self._is_linked = self._is_told = False
+        self._is_linked = self._has_said = False
         self._earlier: list[RunRow] | None = None
         self.wake, self.ending = threading.Event(), threading.Event()
         self.has_begun = self.is_away = False
@@ -187,9 +187,9 @@ class _ReaderThread(threading.Thread):
                 self._say(f"{self._label} lacks figures of the earlier run {row.run_id} ({in_words(error)})")
 
     def _say_lacking(self, why: str) -> None:
-        if self._is_told:
+        if self._has_said:
             return
-        self._is_told = True
+        self._has_said = True
         # A person who has stopped the run need not be warned.
         level = logging.DEBUG if self._status == "cancelled" else logging.WARNING
         self._say(
@@ -262,7 +262,7 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
 
 
 def _goes_to(settings: Any, name: str, tracking: TrackingConfig) -> bool:
-    """Whether a run's settings, perhaps of another version, name a reader and the same server."""
+    """Return True where a run's settings, perhaps of another version, name a reader and its server."""
     given = settings.get("tracking") if isinstance(settings, dict) else None
     given = given if isinstance(given, dict) else {}
     return name in given.get("to", [name]) and given.get("uri", "") == tracking.uri

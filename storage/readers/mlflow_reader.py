@@ -120,7 +120,7 @@ class MlflowReader(Reader):
         self._opened.set_terminated(self._mlflow_id, status=_STATUSES[status], end_time=int(at * 1000))
 
     def is_silence(self, error: Exception) -> bool:
-        """Whether the store did not answer, or could not; what it refused, it would refuse again."""
+        """Return True where the store did not answer; what it refused, it would refuse again."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 

@@ -18,7 +18,7 @@ def provide_tables(database: Path) -> None:
         database: SQLite's file, in a folder that is there.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
-    # It prints the traceback of errors that it raises, too; the tracker puts each in a line.
+    # It prints the traceback of errors that it raises, too; the thread of the reader puts each in a line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     provide_database(database, kept_database("mlflow"), lambda: make_tables(database), OF_A_HOME)
 

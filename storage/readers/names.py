@@ -12,13 +12,13 @@ EVALUATION_USD = "cost_evaluation_usd"
 """Dollars of one held-out evaluation."""
 
 EVALUATION = "evaluation_"
-"""What the names of a held-out evaluation's figures begin with."""
+"""Beginning of the names of a held-out evaluation's figures."""
 
 QUALITY_FIGURE = f"{EVALUATION}quality_"
-"""What the names of held-out images' figures begin with."""
+"""Beginning of the names of held-out images' figures."""
 
 IMAGE_MS = "ms_per_image/"
-"""What the names of a phase's time for one image begin with, in milliseconds."""
+"""Beginning of the names of a phase's time for one image, in milliseconds."""
 
 _TRAINING = frozenset(
     {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",

@@ -16,7 +16,7 @@ from storage.record.run_folder import read_json, write_json
 
 @dataclass
 class Position:
-    """What a reader has taken of a run.
+    """The place up to which a reader has taken a run.
 
     Attributes:
         to: the place that it took it to.

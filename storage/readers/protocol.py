@@ -90,7 +90,7 @@ class Reader(ABC):
         """Mark the run's end at `at` (Unix seconds), and let go of the copy."""
 
     def is_silence(self, error: Exception) -> bool:
-        """Whether to try the same again later; what the place has refused twice is left out."""
+        """Return True to try the same again later; what the place refuses twice is left out."""
         return isinstance(error, OSError)  # of connections and timeouts, also those of `requests`
 
 

@@ -268,8 +268,11 @@ class RunStore:
         marked: list[str] = []
         for row in gone:
             ended = f"its process {row.pid} ended without a word"
-            if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
-                marked.append(row.run_id)
+            try:
+                if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
+                    marked.append(row.run_id)
+            except StorageError as error:  # a full disk keeps nobody from looking at runs
+                _logger.warning("run %s cannot be marked as interrupted: %s", row.run_id, error)
         return marked
 
     def run(self, run_id: str) -> RunRow:

@@ -40,6 +40,20 @@ def contents(store: RunStore) -> dict[str, list[tuple]]:
         }
 
 
+def test_runs_are_listed_where_the_disk_takes_no_mark(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    store.create_run("gone", RunConfig(), {}, child.pid)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("storage.record.run_folder.write_json", full)
+    assert store.reconcile() == []
+    monkeypatch.undo()
+    assert store.reconcile() == ["gone"]
+
+
 def test_rows_that_a_part_holds_go_with_a_later_start(tmp_path: Path):
     store = RunStore(Home(tmp_path))
     for run_id in ("ended", "going-on"):

@@ -271,7 +271,7 @@ class RunStore:
             try:
                 if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
                     marked.append(row.run_id)
-            except StorageError as error:  # a full disk keeps nobody from looking at runs
+            except StorageError as error:  # runs can be looked at all the same
                 _logger.warning("run %s cannot be marked as interrupted: %s", row.run_id, error)
         return marked
 

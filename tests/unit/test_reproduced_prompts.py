@@ -11,11 +11,11 @@ import pytest
 
 from flows.deployed.forms import ReproductionForm
 from flows.reproduction_inputs import config_again
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import compared_prompts, load_run_prompts
+from storage.record.checkpoints import CheckpointStore
 from tasks.iteration.phases import evaluate
 from tasks.reproduction import scored_again
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_scored_again_has_all_of_them(
         made.append(Asked(config))
         return nullcontext(made[0])
 
-    newest = SimpleNamespace(blobs={}, record={"policy_version": 1}, iteration=config.iterations)
+    newest = SimpleNamespace(blobs={}, state={"policy_version": 1}, iteration=config.iterations)
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self: newest)
     monkeypatch.setattr(scored_again, "open_cluster", lambda config: nullcontext())
     monkeypatch.setattr(scored_again, "Runtime", runtime)

@@ -2,10 +2,11 @@
 
     python -m benchmarks.record [--faults 300] [--quick] [--keep]
 
-Each fault forks a process that records a run of twelve iterations (commits, events, compactions, sweeps) and
-ends at one call to the file system: by SIGKILL, by a disk that is full from then on, or by SIGKILL with half
-a line at the end of `events.jsonl`. The parent then looks at what is there and resumes the run to its end.
-Acknowledged iterations must be there, no iteration by halves, and the end must be that of an undisturbed run.
+Each fault forks a process that records a run of twelve iterations (commits, checkpoints, events, compactions,
+sweeps) and ends at one call to the file system: by SIGKILL, by a disk that is full from then on, or by
+SIGKILL with half a line at the end of `events.jsonl`. The parent then looks at what is there and resumes the
+run to its end. Acknowledged iterations and checkpoints must be there, none by halves, and the end must be
+that of an undisturbed run.
 
 Readers are processes that query `spotlight.duckdb` while a run commits and compacts.
 """
@@ -33,6 +34,7 @@ import duckdb
 from benchmarks.report import add_keep_option, finish, nearest_rank
 from storage.config.run_config import RunConfig
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.records import (
     CandidateRecord,
     IterationRecord,
@@ -42,6 +44,7 @@ from storage.record.records import (
 )
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_store import RunStore
+from storage.record.tables import iteration_rows
 
 RUN = "r"
 ITERATIONS = 12
@@ -88,12 +91,18 @@ def new_store(folder: str) -> RunStore:
 
 
 def drive(store: RunStore, first: int, last: int, done: Callable[[int], object]) -> None:
-    """Record iterations as a run does: with events, compactions, and one return to an earlier iteration."""
+    """Record iterations as a run does, every second one with a checkpoint: with events and compactions."""
+    checkpoints = CheckpointStore(store.folder(RUN).path)
     for iteration in range(first, last + 1):
-        store.commit_iteration(record(iteration, samples=16, drafts=16, devices=3))
+        written = record(iteration, samples=16, drafts=16, devices=3)
+        if iteration % 2:
+            store.commit_iteration(written)
+        else:
+            weights = {"weights": b"%d" % iteration * 1000}
+            checkpoints.save(iteration, weights, written.state, {}, iteration_rows(written))
         done(iteration)
         store.add_event(RUN, "note", f"iteration {iteration}")
-        store.folder(RUN).compact(before=iteration - 1, at_least=3)
+        store.folder(RUN).compact(before=checkpoints.oldest, at_least=3)
         if iteration % 5 == 0:
             store.folder(RUN).sweep(stay_s=-1)
 
@@ -104,8 +113,8 @@ class Outcome:
 
     Attributes:
         met: whether the fault came before the run's end.
-        lost: acknowledged iterations that are not there.
-        halves: iterations of which a table lacks rows or has them twice.
+        lost: acknowledged iterations that are not there, and checkpoints.
+        halves: iterations of which a table lacks rows or has them twice, and checkpoints by halves.
         identical: whether the resumed run ended as an undisturbed one.
     """
 
@@ -143,14 +152,13 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
             with (store.folder(RUN).path / EVENTS_FILE).open("ab") as events:
                 events.write(b'{"happened_at": 1.0, "ki')
         there, halves = look(store)
-        last = max(there, default=0)
-        # A run goes back to its last checkpoint: here two iterations, which it does again.
-        resumed_after = max(0, last - 2)
+        newest = CheckpointStore(store.folder(RUN).path).load_latest()
+        resumed_after = 0 if newest is None else newest.iteration
+        lost = len(set(range(1, promised + 1)) - there) + (resumed_after < promised - promised % 2)
+        halves += 0 if newest is None else len(newest.rejected)
         store.discard_after(RUN, resumed_after)
         drive(store, resumed_after + 1, ITERATIONS, lambda i: None)
-        return Outcome(
-            status != 0, len(set(range(1, promised + 1)) - there), halves, contents(store) == undisturbed
-        )
+        return Outcome(status != 0, lost, halves, contents(store) == undisturbed)
 
 
 def look(store: RunStore) -> tuple[set[int], int]:

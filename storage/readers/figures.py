@@ -57,7 +57,13 @@ class Moment:
 
 
 def moments_after(connection: RecordConnection, run_id: str, after: int) -> list[Moment]:
-    """Return the iterations and evaluations of a run after a moment (-1: all), in order."""
+    """Return the iterations and evaluations of a run after a moment, in order.
+
+    Args:
+        connection: of the home's record.
+        run_id: the run.
+        after: number of the moment; -1 for all.
+    """
     values = {"run": run_id, "after": after}
     metrics: dict[int, dict[str, float]] = defaultdict(dict)
     for table, odd in (("iteration_metrics", 0), ("evaluation_metrics", 1)):
@@ -104,6 +110,12 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
     """Return the newest moment up to one that was there at a time; an earlier one where that was discarded.
 
     What is done again ends later than all that was recorded before.
+
+    Args:
+        connection: of the home's record.
+        run_id: the run.
+        number: of the moment.
+        at: the time, in Unix seconds.
     """
     [(last,)] = connection.execute(
         f"SELECT max(moment) FROM ({_MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
@@ -113,7 +125,13 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
 
 
 def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, bytes]:
-    """Return the pictures (PNG) of an evaluation, by a name that tells prompt and seed."""
+    """Return the pictures (PNG) of an evaluation, by a name that tells prompt and seed.
+
+    Args:
+        connection: of the home's record.
+        run_id: the run.
+        iteration: after which the evaluation was made.
+    """
     rows = connection.execute(
         "SELECT i.prompt_id, prompt, seed_index, png FROM evaluation_images i JOIN prompts p "
         "ON p.run_id = i.run_id AND p.prompt_id = i.prompt_id AND purpose = 'evaluate' "

@@ -64,7 +64,13 @@ class Reader(ABC):
 
     @abstractmethod
     def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
-        """Take the figures of an iteration, by name; it ended at `at` (Unix seconds)."""
+        """Take the figures of an iteration.
+
+        Args:
+            number: of the iteration, from 1.
+            figures: by name.
+            at: when it ended, in Unix seconds.
+        """
 
     def evaluation(
         self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
@@ -80,7 +86,13 @@ class Reader(ABC):
         self.iteration(number, figures, at)
 
     def event(self, kind: str, message: str, at: float) -> None:  # noqa: B027 - most readers have no use for it
-        """Take an event, such as a notice or an alarm."""
+        """Take an event.
+
+        Args:
+            kind: such as `hacking` or `worker_lost`.
+            message: in words.
+            at: when it happened, in Unix seconds.
+        """
 
     def artifact(self, path: Path) -> None:  # noqa: B027
         """Take a file of a finished run: its weights, their moving average, its report."""

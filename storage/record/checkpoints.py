@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -237,7 +238,7 @@ class CheckpointStore:
 
     def _listed(self) -> dict[int, Path]:
         iterations = [f for f in row_folders(self.folder) if f.phase == "iteration" and not f.discarded]
-        return {f.number: path for f in iterations if (path := f.path / CHECKPOINT).is_dir()}
+        return {f.number: path for f in iterations if os.path.lexists(path := f.path / CHECKPOINT)}
 
     def _prune(self, newest: int) -> None:
         """Delete what is older than `keep` allows and not pinned, and what is newer than the one just saved.

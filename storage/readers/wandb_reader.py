@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import io
 import netrc
 import os
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 from storage.errors import ConfigurationError
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
+from storage.text import one_line
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -88,20 +90,37 @@ class WandbReader(Reader):
 def refuse_without_login() -> None:
     """Refuse to send to W&B without a key: it would ask for one in the midst of the run.
 
+    Asked without W&B's own service, which starts a process and may not answer.
+
     Raises:
         ConfigurationError: saying where to get it from.
     """
-    import wandb
-
-    settings = wandb.setup().settings
-    if settings.mode not in ("online", "shared") or settings.api_key or settings.identity_token_file:
-        return
+    found = configparser.ConfigParser(interpolation=None)
     try:
-        known = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(settings.base_url).netloc)
+        found.read([
+            Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser() / "settings",
+            Path(os.environ.get("WANDB_DIR") or ".", "wandb", "settings"),
+        ])  # fmt: skip
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"tracking.to names wandb, whose settings cannot be read: {one_line(str(error))}; mend the file "
+            "or delete it"
+        ) from error
+
+    def setting(name: str, default: str) -> str:
+        return os.environ.get(f"WANDB_{name.upper()}") or found.get("default", name, fallback=default)
+
+    if setting("mode", "online") not in ("online", "shared"):
+        return
+    if setting("api_key", "") or setting("identity_token_file", ""):
+        return
+    address = setting("base_url", "https://api.wandb.ai")
+    try:
+        known = netrc.netrc(os.environ.get("NETRC")).authenticators(urlsplit(address).netloc)
     except (OSError, netrc.NetrcParseError):
         known = None
     if known is None:
         raise ConfigurationError(
-            f"tracking.to names wandb, and there is no key for {settings.base_url}; do `wandb login`, set "
+            f"tracking.to names wandb, and there is no key for {address}; do `wandb login`, set "
             "WANDB_API_KEY, or set WANDB_MODE=offline to keep the copy in the home folder"
         )

@@ -38,7 +38,7 @@ _LEAST_S = 8.0
 """A stage for which less is left is not begun."""
 
 _BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 285.0, 180.0, 1800.0
-"""Of the whole process, its imports too: on a GPU, of a rehearsal, and of learning's course on the CPU."""
+"""Limits of the whole process, imports included: on a GPU, in a rehearsal, for learning on the CPU."""
 
 _MOST_BYTES = 1 << 20
 _FAULTS: tuple[Fault, ...] = ("kill", "raise", "hang")

@@ -111,7 +111,7 @@ def _text(value: Any, spec: str) -> str:
 
 
 def _is_of_a_gpu(result: Result | None) -> TypeGuard[Result]:
-    """Whether there is one, with more than the CPU's time to the same score."""
+    """Return whether there is a result with more than the CPU's time to the same score."""
     return result is not None and result["figures"]["device"] != "cpu"
 
 

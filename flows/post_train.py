@@ -250,8 +250,8 @@ def _catch_up(session: Session, done: int) -> None:
 def _note_troubles(session: Session, capacity: list[str]) -> None:
     """Note an event for each worker that died or did not start since the last, and each jump of the clock.
 
-    Devices of another kind that have joined are noted, too. A person who watches is told of those that did
-    not start: nothing else shows it before the end.
+    It also notes devices of another kind that have joined. The terminal names those that did not start:
+    nothing else shows them before the end.
 
     Args:
         session: the run.

@@ -106,7 +106,7 @@ class Reporter:
         )
 
     def result(self, result: Mapping[str, Any]) -> None:
-        """What a finished run has come to: the figures of `storage.record.results` in words."""
+        """Print the result of a finished run: the figures of `storage.record.results` in words."""
         if result["score_before"] is not None:
             self.note(
                 f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}, exact matches "

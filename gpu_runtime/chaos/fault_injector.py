@@ -144,7 +144,8 @@ class FaultInjector:
             due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
         self._waiting += [(now, fault) for fault in due]
         while self._planned and self._planned[0][0] <= now:
-            heapq.heappop(self._planned)[2]()
+            self._planned[0][2]()  # what it plans comes later, so it is still the first
+            heapq.heappop(self._planned)  # `left` counts it until it is done
         for entry in list(self._waiting):
             if self._stopping.is_set():
                 return

@@ -45,7 +45,7 @@ MOST_EARLIER = 20
 """Earlier runs that a reader looks at beside one run, the newest first."""
 
 SETTLED_S = 3600.0
-"""So long after its end a run of another machine, whose locks may not be seen here, sends nothing more."""
+"""Time after which an ended run of another machine, whose locks may be invisible here, sends nothing more."""
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ EXPERIMENT = "spotlight"
 
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
-"""What MLflow calls training; an experiment without the tag may be taken for one of prompts and traces."""
+"""MLflow's tag for training; without it, MLflow may open an experiment in its view of prompts and traces."""
 
 _STATUSES: Mapping[RunStatus, str] = {
     "running": "RUNNING",

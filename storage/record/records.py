@@ -139,7 +139,7 @@ class StepTimeRecord:
 
 @dataclass
 class Collected:
-    """What a run's devices and judges did between two records.
+    """Device states, costs and events of a run between two records.
 
     Attributes:
         intervals: what each device did, contiguous from the record before.
@@ -244,7 +244,7 @@ class IterationRecord:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a run needs to go on after the iteration, beside the trainer's state (JSON values)."""
+        """Return what a resumed run needs beside the trainer's state, as JSON values."""
         return {
             "policy_version": self.policy_version,
             "next_plan": self.next_plan,

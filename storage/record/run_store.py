@@ -208,12 +208,12 @@ class RunStore:
         self._update(run_id, {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
-        """Write an iteration's rows by one rename; writing the same again changes nothing."""
+        """Write an iteration's rows by one rename; a run that goes back discards first what it does again."""
         rows = iteration_rows(record)
         self._known(record.run_id).commit("iteration", record.iteration, rows)
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
-        """Write an evaluation's rows by one rename; writing the same again changes nothing."""
+        """Write an evaluation's rows by one rename, in place of those that it may have."""
         rows = evaluation_rows(record)
         self._known(record.run_id).commit("evaluation", record.iteration, rows)
 

@@ -161,6 +161,8 @@ def test_going_back_before_a_sweep_counts_no_row_twice(store: RunStore):
     assert checkpoints.iterations() == [2] and len(lives(store)) == 2
     save(store, 3)
     assert checkpoints.iterations() == [2, 3] and len(lives(store)) == 3
+    save(store, 4)
+    assert checkpoints.iterations() == [3, 4] and len(lives(store)) == 4, "too old a checkpoint goes alone"
 
 
 @pytest.mark.parametrize("compacted", [False, True])

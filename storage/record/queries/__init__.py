@@ -1,1 +1,1 @@
-"""What the dashboard and the command line ask of the database."""
+"""What the dashboard and the command line ask of the record."""

@@ -1,7 +1,7 @@
 """What the dashboard asks about held-out images: which there are, and how one changes over the iterations.
 
 Like runs.py: each function takes an open connection and gives a pandas frame. The pictures are
-bytes in the database; no file is ever opened for them.
+bytes in the record; no file is ever opened for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the dashboard and the command line ask of the database; pandas frames.
+"""What the dashboard and the command line ask of the record; pandas frames.
 
 Each function takes an open connection, so that a page asks for all it shows in one opening:
 

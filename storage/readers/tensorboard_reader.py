@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import re
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from storage.clock import now
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 
 if TYPE_CHECKING:
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+_PREFIX = "events.out.tfevents."
+_NUMBER = re.compile(rf"{re.escape(_PREFIX)}(\d+)\b")
 
 _START, _RGB = 1, 3
 """TensorBoard's numbers for the beginning of a session, and for a picture's colours."""
@@ -29,16 +35,19 @@ class TensorboardReader(Reader):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
 
     def open(self, run: ReadRun, last: int) -> int | None:
         """Begin a file; what was written of the last iteration, perhaps in part, is written again."""
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._close()
         folder = self._folder / quote(run.run_id, safe="")
-        begin = max(last, 0) if folder.exists() and any(folder.iterdir()) else 0
-        self._writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _next_file(folder)
+        begin = max(last, 0) if any(folder.iterdir()) else 0
+        self._writer = RecordWriter(file.open("xb"))
+        self._write(0, now(), file_version="brain.Event:2")
         self._write(begin, run.began_at, session_log={"status": _START})
         return begin
 
@@ -75,5 +84,16 @@ class TensorboardReader(Reader):
 
         protos: Any = event_pb2  # type checkers do not know the names of generated code
         assert self._writer is not None, "a reader is opened before it takes anything"
-        self._writer.add_event(protos.Event(step=step, wall_time=at, **content))
+        self._writer.write(protos.Event(step=step, wall_time=at, **content).SerializeToString())
         self._writer.flush()
+
+
+def _next_file(folder: Path) -> Path:
+    """Return a file that TensorBoard reads after all others of a run.
+
+    It reads them in the order of their names. Those of its own writer do not keep the order: two files
+    of one second are told apart by a number without leading zeros, and a clock may be set back.
+    """
+    numbers = [int(found[1]) for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
+    number = max([int(now()), *(number + 1 for number in numbers)])
+    return folder / f"{_PREFIX}{number:010d}.{socket.gethostname()}"

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import storage.readers.following
+import storage.readers.tensorboard_reader
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -123,6 +124,22 @@ def test_after_a_return_to_a_checkpoint_the_figures_are_those_of_the_record(stor
     logged = wandb_points(store.home.path, "r")["score/reward_mean"]
     assert [step for step, _ in logged] == [1, 2, 2, 3]
     assert (2, 0.125) in logged
+
+
+def test_files_are_read_in_the_order_in_which_they_were_begun(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    """Twelve lives in one second, after the clock was set back: `.9` would be read after `.10`."""
+    config = begin(store, "r", os.getpid(), to=["tensorboard"])
+    moments = iter([2_000_000_000.0, *[1_000_000_000.0] * 50])
+    monkeypatch.setattr(storage.readers.tensorboard_reader, "now", lambda: next(moments))
+    for iteration in range(1, 13):
+        commit(store, "r", iteration, life=iteration - 1)
+        assert followed(store, "r", config, "interrupted") == []
+        store.resume_run("r", os.getpid())
+    files = [file.name for file in (store.home.tensorboard / "r").iterdir()]
+    assert len(set(files)) == 12
+    assert tensorboard_points(store.home, "r") == rounded(recorded_points(store.home, "r"))
 
 
 def test_event_files_that_were_deleted_are_written_again(store: RunStore):

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 import flows  # noqa: F401  (switches telemetry off)
-from tests import tiers
-from tests.tiers import (  # noqa: F401  (pytest takes hooks from here)
-    pytest_collection_modifyitems,
-    pytest_runtest_call,
-    pytest_runtest_makereport,
-    pytest_runtest_setup,
-    pytest_xdist_make_scheduler,
-)
 
 if TYPE_CHECKING:
     from tests.running_up import RunningUp
@@ -52,7 +49,43 @@ def pytest_unconfigure() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the tests of pages keep the pictures that they take; nowhere, without it."""
     parser.addoption("--pictures", metavar="FOLDER", help="keep the pictures of pages that the tests take")
-    tiers.pytest_addoption(parser)
+
+
+@cache
+def group_of(path: str) -> str:
+    """The group of a file, whose tests go to one worker so that fixtures are made once: its own, by default.
+
+    Files that share something expensive name a group of their own, by a mark `xdist_group`.
+    """
+    file = Path(path)
+    named = re.search(r'xdist_group\("(\w+)"\)', file.read_text(encoding="utf-8")) if file.exists() else None
+    return path if named is None else named[1]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each worker one group after another.
+
+    xdist's own `loadgroup` writes the group into a private attribute that pytest 9.2 does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    """Keep groups together."""
+    return GroupScheduling(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the groups that have most slow tests, then with those that start processes."""
+    slow: Counter[str] = Counter()
+    for item in items:
+        slow[group_of(item.location[0])] += item.get_closest_marker("slow") is not None
+    groups = {item: group_of(item.location[0]) for item in items}
+    items.sort(key=lambda item: (-slow[groups[item]], "/unit/" in item.location[0], groups[item]))
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,6 @@ def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert "Traceback" not in log.read_text()
 
 
-@pytest.mark.takes(40)
 def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: str, album: Path):
     errors: list[str] = []
     with new_page() as page:

@@ -42,7 +42,6 @@ def test_an_empty_home_says_how_to_start(store: RunStore):
     assert not any(store.home.path.iterdir()), "looking must not make anything"
 
 
-@pytest.mark.takes(30)
 def test_a_finished_run(recorded: None):
     page = opened(run="glyphs-1")
     assert "glyphs-1" in page.header[0].value

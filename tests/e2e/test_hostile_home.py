@@ -104,7 +104,6 @@ def test_a_link_in_a_run_s_folder_shows_nothing_of_what_it_leads_to(hostile: Run
         assert SECRET not in everything_on(opened_page(page_file(page), {}))
 
 
-@pytest.mark.takes(15)
 def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunStore, tmp_path: Path):
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "report.html"

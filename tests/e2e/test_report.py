@@ -50,7 +50,6 @@ def opened(page: Page, address: str) -> list[dict[str, float]]:
     return page.evaluate(_BOXES)
 
 
-@pytest.mark.takes(30)
 @pytest.mark.parametrize("scheme", BACKGROUNDS)
 @pytest.mark.parametrize("width", [390, 1280, 1920])
 def test_every_plot_is_as_wide_as_its_place(
@@ -77,7 +76,6 @@ def test_every_plot_is_as_wide_as_its_place(
     assert errors == []
 
 
-@pytest.mark.takes(30)
 @pytest.mark.parametrize("paper", ["A4", "Letter"])
 def test_the_plots_fit_on_paper_and_on_the_screen_again(
     new_page: NewPage, report: str, album: Path, paper: str
@@ -101,7 +99,6 @@ def test_the_plots_fit_on_paper_and_on_the_screen_again(
     assert titles == PAPER_TITLES
 
 
-@pytest.mark.takes(30)
 def test_the_command_prints_the_path_and_nothing_else(recorded_home: Home, tmp_path: Path):
     file = tmp_path / "report.html"
     done = subprocess.run(

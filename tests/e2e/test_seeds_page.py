@@ -64,7 +64,6 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
     assert not page.metric
 
 
-@pytest.mark.takes(30)  # where it is the first that needs the recorded runs
 def test_a_finished_run(recorded: None, recorded_home: Home):
     page = opened()
     said = io.StringIO()
@@ -150,7 +149,6 @@ def test_alerts_stand_at_the_top(store: RunStore):
     assert "not for this page" not in text
 
 
-@pytest.mark.takes(15)
 def test_ranks_that_do_not_hold(store: RunStore):
     live_run(store)
     for iteration in (1, 2, 3, 4):

@@ -90,7 +90,6 @@ def test_at_first_there_is_a_form_and_no_figure(store: RunStore):
     assert not any(store.home.path.iterdir()), "looking must not make anything"
 
 
-@pytest.mark.takes(20)
 def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store: RunStore, in_process: None):
     page = asked_page(**{"Losses of a device an hour": 20.0})
     table = page.dataframe[0].value
@@ -116,7 +115,6 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
     assert again.dataframe[0].value.equals(table), "the answer stays"
 
 
-@pytest.mark.takes(20)
 def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: None):
     page = asked_page()
     before = json.loads(page.get("plotly_chart")[1].proto.spec)
@@ -133,7 +131,6 @@ def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: N
     assert not page.exception
 
 
-@pytest.mark.takes(20)
 def test_what_cannot_be_is_refused_in_the_command_s_words(store: RunStore, in_process: None):
     page = asked_page()
     number(page, "Trainers").set_value(9)
@@ -148,7 +145,6 @@ def test_recorded_runs_are_offered_as_profiles(store: RunStore):
     assert "recorded" in opened_page(PAGE, {}).selectbox[1].options
 
 
-@pytest.mark.takes(20)
 def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_process: None):
     page = filled_page()
     trace, prices = page.file_uploader
@@ -186,7 +182,6 @@ def test_a_question_is_the_command_s_options(tmp_path: Path):
     ]  # fmt: skip
 
 
-@pytest.mark.takes(40)
 def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     steps: list[tuple[int, int]] = []
     reply = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))

@@ -97,7 +97,6 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
     assert [process.cmdline() for process in alive] == []
 
 
-@pytest.mark.takes(90)  # a server, a run
 def test_ctrl_c_pressed_twice(home: Home, server: LocalServer):
     stop(home, server, "c", "local")
 

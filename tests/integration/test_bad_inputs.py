@@ -58,7 +58,6 @@ def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
     assert len(error) < 1500, f"{len(error)} characters"
 
 
-@pytest.mark.takes(60)  # the first one runs them all
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["what"])
 def test_it_is_refused(entry: dict[str, Any]):
     outcome = outcomes(entry.get("loads", False))[entry["what"]]

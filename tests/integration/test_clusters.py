@@ -56,7 +56,6 @@ def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.takes(120)
 def test_both_clusters_compute_the_same_bits(monkeypatch: pytest.MonkeyPatch):
     local = two_iterations("local", monkeypatch)
     assert local[-1] == ["spot-0"]

@@ -15,7 +15,7 @@ from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from storage.errors import GroupBrokenError
 from tests.sharing_processes import CPU, TIMEOUT_S, forking_context
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 FLOATS = 16 << 20
 """Of a message: gloo takes tens of milliseconds for it, and next to nothing between two."""

@@ -27,7 +27,6 @@ print([name for name in ("torch", "diffusers", "peft", "transformers") if name i
 """
 
 
-@pytest.mark.takes(30)  # the imports of a worker
 @pytest.mark.skipif(sys.platform != "linux", reason="local processes are Linux's")
 def test_a_forked_process_checks_and_the_driver_imports_nothing_of_it():
     answer = subprocess.run(

@@ -24,8 +24,6 @@ from tests.tiny_run import tiny_config
 
 LIMIT_S = 240.0
 
-pytestmark = pytest.mark.takes(60)  # the imports of a driver and its fork server
-
 
 class Parrot:
     """Says what it is told.

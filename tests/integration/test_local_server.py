@@ -131,7 +131,6 @@ def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: H
         first.stop()
 
 
-@pytest.mark.takes(60)
 def test_the_last_one_ends_it_and_no_other(home: Home):
     first, second = LocalServer(home, 0), LocalServer(home, 0)
     first.wait_ready()

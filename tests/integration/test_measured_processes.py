@@ -24,7 +24,7 @@ from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 
 class SetPace(StepTimeTable):

@@ -40,7 +40,6 @@ def outputs_of(folder: Path, *cells: str) -> list[str]:
     ]
 
 
-@pytest.mark.takes(15)
 def test_a_notebook_reads_what_was_recorded(home: Home, tmp_path: Path):
     run_id = "recorded"
     write_sample_run(RunStore(home.ensure()), run_id)

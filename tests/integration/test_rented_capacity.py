@@ -56,7 +56,6 @@ def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDec
     return CapacityDecision(terms.most, "the test wants all")
 
 
-@pytest.mark.takes(60)
 def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -111,7 +110,6 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     assert report.broken() == []
 
 
-@pytest.mark.takes(40)
 def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n4000000,remove,a\n")
@@ -145,7 +143,6 @@ log.write_text(log.read_text() + json.dumps({"release": json.load(sys.stdin)["in
 """
 
 
-@pytest.mark.takes(40)
 def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path):
     (tmp_path / "acquire.py").write_text(ACQUIRE)
     (tmp_path / "release.py").write_text(RELEASE)

@@ -34,8 +34,6 @@ from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
 
-pytestmark = pytest.mark.takes(120)
-
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1",
     "runtime.cluster=local",

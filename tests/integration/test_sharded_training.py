@@ -24,7 +24,7 @@ from tests.sharing_processes import run_in_group
 from tests.tiny_model import TinyModel
 from tests.tiny_run import TinyRun, perturbed, tiny_config
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 TOLERANCE = 1e-5
 # Twelve rows in batches of four: with one update the second process has a batch less than the first, with

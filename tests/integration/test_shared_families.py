@@ -25,7 +25,7 @@ from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 
 def requests_of(family: str) -> list[SampleRequest]:

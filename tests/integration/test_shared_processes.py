@@ -41,7 +41,7 @@ from storage.errors import GroupBrokenError
 from tests.sharing_processes import forking_context
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",

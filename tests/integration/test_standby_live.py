@@ -31,7 +31,6 @@ LIMIT_S = 240.0
 
 
 @pytest.mark.parametrize("kind", [pytest.param("ray", marks=pytest.mark.slow), "local"])
-@pytest.mark.takes(60)
 def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

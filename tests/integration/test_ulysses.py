@@ -14,7 +14,7 @@ from storage.errors import ConfigurationError
 from tests.sharing_processes import run_in_group
 from tests.tiny_transformers import BATCH, FAMILIES, inputs_of, transformer_of
 
-pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
+pytestmark = pytest.mark.xdist_group("sharing")
 
 TOLERANCE = 1e-5
 

@@ -3,10 +3,7 @@
 import subprocess
 import sys
 
-import pytest
 
-
-@pytest.mark.takes(20)  # a process that imports all of it
 def test_it_imports_neither_ray_nor_prefect_nor_a_database():
     unwanted = "{'ray', 'prefect', 'duckdb', 'mlflow'}"
     code = f"import sys, benchmarks.bare_loop; print(sorted({unwanted} & set(sys.modules)))"

@@ -162,7 +162,6 @@ def test_a_model_on_the_cpu_leaves_torch_as_it_is(monkeypatch: pytest.MonkeyPatc
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.takes(30)
 def test_what_workers_are_forked_from_asks_for_no_gpu():
     """CUDA cannot be used in a fork of a process that has looked for a GPU."""
     code = """
@@ -179,7 +178,6 @@ assert torch.cuda.is_available is looked
     _run(code, fork_client.IMPORTED)
 
 
-@pytest.mark.takes(30)
 def test_the_runtime_needs_neither_a_database_nor_a_server():
     """Where a GPU is lent without a network, all that is missing there has to be carried."""
     code = """

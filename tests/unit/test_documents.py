@@ -150,7 +150,6 @@ def test_settings_of_commands_are_accepted():
     assert checked > 10
 
 
-@pytest.mark.takes(20)  # the first one imports what all need
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmarks_explain_themselves_and_know_the_options_of_documents(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

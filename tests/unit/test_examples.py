@@ -44,7 +44,6 @@ def test_the_algorithm_is_one_readable_file():
     assert len(lines) <= 200
 
 
-@pytest.mark.takes(20)  # two iterations, twice
 def test_the_algorithm_ends_with_the_weights_of_a_run():
     config = load_config("smoke", ["seed=3"], {})
     example = algorithm.Algorithm(config, drafts=0)
@@ -71,7 +70,6 @@ class Brightness:
         return Score(float(image_HWC.mean()) / 255, False, "")
 
 
-@pytest.mark.takes(20)
 def test_exploration_keeps_the_seeds_whose_rewards_differ_most():
     example = algorithm.Algorithm(load_config("smoke", [], {}), drafts=8)
     example.scorer = Brightness()
@@ -85,7 +83,6 @@ def test_exploration_keeps_the_seeds_whose_rewards_differ_most():
     assert any(tuple(kept) != (0, 1, 2, 3) for _, kept in plan)
 
 
-@pytest.mark.takes(20)  # a process that imports torch and the text reader
 def test_the_algorithm_runs_as_a_script(tmp_path: Path):
     answer = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "algorithm.py"), "--iterations", "1", "--drafts", "4"],

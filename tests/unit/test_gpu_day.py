@@ -39,7 +39,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 
 
-@pytest.mark.takes(20)
 @pytest.mark.parametrize(
     ("shape", "side", "text"), [(TINY.shape, 4, 8), (REAL.shape, 32, 128), (REAL.shape, 80, 128)]
 )
@@ -112,7 +111,6 @@ def steady(setting: Setting, report: Reporter) -> None:
     report(second=2)
 
 
-@pytest.mark.takes(20)
 @pytest.mark.parametrize(
     ("fault", "status", "said"),
     [
@@ -134,7 +132,6 @@ def test_a_stage_leaves_what_it_has_found_however_it_ends(fault: Fault | None, s
     assert flushed[0]["figures"] == {"first": 1} and time.monotonic() - began < 60
 
 
-@pytest.mark.takes(20)
 def test_a_stage_that_is_killed_costs_no_other_one_and_another_try_replaces_it(tmp_path: Path):
     named = {"device": "cpu", "date": "2026-11-27", "tiny": True}
     day = Day(named, {}, {}, tmp_path, keep=False)
@@ -167,7 +164,6 @@ def test_the_summary_has_every_wanted_figure_and_none_for_what_is_missing():
     assert {stage.name for stage in stages()} >= found.keys() - {"learning_cpu"}
 
 
-@pytest.mark.takes(20)
 def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -83,7 +83,6 @@ SIZES = {
 """How many prompts each tag has."""
 
 
-@pytest.mark.takes(15)
 def test_intervals_cover_the_truth_about_as_often_as_they_say():
     """Prompts of any difficulty, one image of some and four of others; tags differ in how hard they are."""
     draw, draws = np.random.default_rng(3), 300

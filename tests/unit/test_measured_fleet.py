@@ -85,7 +85,6 @@ class Phase:
         return self.fleet.spent_s.get("idle", 0.0) / (4 * self.took_s)
 
 
-@pytest.mark.takes(20)
 def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on():
     first = Phase(SUPERLINEAR, 16)
     assert dict(first.step_times.known) == SUPERLINEAR
@@ -128,7 +127,6 @@ def test_of_three_batches_four_devices_share_one():
     assert three.idle_share() < alone.idle_share()
 
 
-@pytest.mark.takes(20)
 def test_where_sharing_only_costs_one_trial_shows_it_and_sharing_ends():
     first = Phase(USELESS, 17)
     assert set(first.step_times.known) == {1, 2}, "four are not tried where two are no faster"

@@ -32,7 +32,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return EmbeddedModel.load(folder).transformer.state_dict()
 
 
-@pytest.mark.takes(30)
 @pytest.mark.parametrize("task", sorted(RECIPES))
 def test_it_learns_and_repeats_to_the_bit(task: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-MOST_FILES = 14
 ROOT = Path(__file__).resolve().parents[2]
 # Put together here, so that this file does not name them.
 REGISTRIES = [
@@ -68,13 +67,11 @@ def test_each_folder_of_a_room_says_what_it_is_for_and_no_other_file_is_loose(ro
 
 
 @pytest.mark.parametrize("room", ["flows", "tasks", "gpu_runtime", "storage", "ui"])
-def test_each_folder_has_few_files_a_purpose_and_a_border(room: str):
+def test_each_folder_has_a_purpose_and_a_border(room: str):
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     borders = {module for contract in contracts["contracts"] for module in modules_of(contract)}
     for folder in sorted(path.parent for path in (ROOT / room).rglob("*/__init__.py")):
         module = ".".join(folder.relative_to(ROOT).parts)
-        files = len(list(folder.glob("*.py"))) - 1
-        assert files <= MOST_FILES, f"{module} has {files} files: give what belongs together a folder"
         assert purpose_of(folder)
         assert {module, f"{module.rpartition('.')[0]}.*"} & borders, f"no import contract names {module}"
 

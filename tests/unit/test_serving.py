@@ -117,7 +117,6 @@ def test_every_deployment_says_what_it_does():
         assert set(flow.parameters.properties) == {"form"}
 
 
-@pytest.mark.takes(20)  # it simulates every policy
 def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     shown: list[dict[str, str]] = []
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))

@@ -25,7 +25,6 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-@pytest.mark.takes(15)
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_table_prints_a_text_as_it_is(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
 
-pytestmark = [pytest.mark.takes(120), pytest.mark.xdist_group("prefect")]
+pytestmark = pytest.mark.xdist_group("prefect")
 
 SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",

@@ -17,7 +17,6 @@ from storage.record.run_store import RunStore
 pytestmark = pytest.mark.xdist_group("prefect")
 
 
-@pytest.mark.takes(30)
 @pytest.mark.parametrize(
     ("error", "status", "state"),
     [(ClusterLostError, "interrupted", "CRASHED"), (RuntimeFailure, "failed", "FAILED")],
@@ -39,7 +38,6 @@ def test_the_run_s_end_is_the_flow_run_s(
     assert row.status == status and "Ray's raylet ended" in (row.error or "")
 
 
-@pytest.mark.takes(30)
 def test_a_form_s_flow_run_ends_so_too(home: Home, monkeypatch: pytest.MonkeyPatch):
     def lost(*_: Any) -> None:
         raise ClusterLostError("Ray's raylet ended")

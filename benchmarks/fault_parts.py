@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.device_time import lives_of
-from benchmarks.goodput import Course, Sums, measure, predicted
 from flows.disturbed_run import disturb, start
 from flows.run_identity import new_run_id
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, draw_faults
+from gpu_runtime.scheduling.history_check import DRIVER
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.environment import environment
@@ -59,7 +58,6 @@ class Reference:
         began_s: from its start to its first phase.
         wall_s: from its first phase to its end.
         digests: of weights, moving average and optimiser, by iteration and file.
-        sums: what it was paid for.
     """
 
     commit: str
@@ -67,7 +65,6 @@ class Reference:
     began_s: float
     wall_s: float
     digests: dict[int, dict[str, str]]
-    sums: Sums
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,6 @@ class Part:
         balanced: its ledger adds up.
         broken: promises that it broke, in words.
         counts: of samples, denoising steps and losses.
-        sums: what it was paid for.
     """
 
     number: int
@@ -104,7 +100,6 @@ class Part:
     balanced: bool
     broken: tuple[str, ...]
     counts: dict[str, int]
-    sums: Sums
 
 
 class Parts:
@@ -150,7 +145,7 @@ class Parts:
             _write(file, asdict(self._undisturbed()))
         kept = json.loads(file.read_text())
         of_iteration = {int(iteration): blobs for iteration, blobs in kept["digests"].items()}
-        return Reference(**{**kept, "digests": of_iteration, "sums": Sums(**kept["sums"])})
+        return Reference(**{**kept, "digests": of_iteration})
 
     def add(self) -> Part:
         """Do the first part that is missing, and keep it."""
@@ -182,27 +177,22 @@ class Parts:
     def _arguments(self) -> list[str]:
         return ["--preset", PRESET, *(item for change in self._settings for item in ("--set", change))]
 
-    @property
-    def _places(self) -> int:
-        return self.config.runtime.least_workers
-
     def _undisturbed(self) -> Reference:
         run_id = new_run_id("undisturbed")
         if start(self.home, "train", "--run-id", run_id, *self._arguments).wait() != 0:
             raise RuntimeFailure(f"the undisturbed run {run_id} failed; its home is {self.home.path}")
         lines = read_history(self.home.history(run_id))
-        life = lives_of(lines)[0]
+        driver = [line for line in lines if line.by == DRIVER]
         created = next(line.facts["created"] for line in lines if line.event == "process")
+        under_way = next(line.at for line in driver if line.event in ("phase", "generate"))
         found = digests(self.home, run_id)
-        sums = measure(Course(lines, self._places))
         self._forget(run_id)
         return Reference(
             commit=environment()["commit"],
             iterations=self._iterations,
-            began_s=life.under_way_at - created,
-            wall_s=life.ended_at - life.under_way_at,
+            began_s=under_way - created,
+            wall_s=driver[-1].at - under_way,
             digests=found,
-            sums=sums,
         )
 
     def _disturbed(self, number: int, reference: Reference) -> Part:
@@ -210,7 +200,6 @@ class Parts:
         ran = disturb(self.home, run_id, self._arguments, self.faults(number, reference))
         verdict = judge(self.home, run_id, reference.digests[self._iterations])
         report = verdict.report
-        course = Course(read_history(self.home.history(run_id)), self._places, ran.done)
         part = Part(
             number=number,
             commit=facts["commit"],
@@ -237,7 +226,6 @@ class Parts:
                 "steps_needed": report.steps_needed,
                 "steps_redone": report.steps_redone,
             },
-            sums=measure(course),
         )
         if not part.broken:
             self._forget(run_id)
@@ -249,13 +237,8 @@ class Parts:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def goodput_of(sums: Sums, reference: Reference) -> tuple[float, float]:
-    """Goodput relative to the undisturbed run, as measured and as predicted."""
-    return sums.share / reference.sums.share, predicted(sums, reference.sums)
-
-
 def _part_from(kept: dict[str, Any]) -> Part:
-    return Part(**{**kept, "broken": tuple(kept["broken"]), "sums": Sums(**kept["sums"])})
+    return Part(**{**kept, "broken": tuple(kept["broken"])})
 
 
 def _write(file: Path, values: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import argparse
 import ast
 import json
 import re
+import statistics
 import sys
 import textwrap
 import tomllib
@@ -22,7 +23,6 @@ from typing import Any
 from benchmarks import gpu_document
 from benchmarks.carried_curves import ARMS, carried_curves
 from benchmarks.glance_picture import draw
-from benchmarks.paper_tables_document import document as paper_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -31,7 +31,6 @@ DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
 GPUS = ROOT / "docs/gpus.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
-PAPER_TABLES = ROOT / "docs/paper-tables.md"
 CURVES = ROOT / "presets/curves"
 PROFILES = ROOT / "presets/profiles"
 GPU = "gpu_day"
@@ -42,6 +41,7 @@ _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
 _KEEPS = re.compile(r"^from benchmarks\.report import .*\badd_keep_option\b", re.M)
 _MISSING = "–"
+_MEDIAN = "median "
 
 
 class JudgementError(ValueError):
@@ -69,11 +69,14 @@ def figure(figures: Any, path: str) -> Any:
 
 
 def as_text(value: Any, spec: str = "") -> str:
-    """A figure in words: numbers by their format, lists with commas, `–` where there is none."""
+    """A figure in words: numbers by their format, lists with commas or as `median FORMAT`, `–` for none."""
     if value is None:
         return _MISSING
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if spec.startswith(_MEDIAN):
+        known = [item for item in value if item is not None]
+        return as_text(statistics.median(known), spec.removeprefix(_MEDIAN)) if known else _MISSING
     if isinstance(value, list):
         return ", ".join(as_text(item, spec) for item in value) or "none"
     if isinstance(value, Mapping):
@@ -159,15 +162,15 @@ def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
 
 
 def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> None:
-    """Each result has a judgement that was written for it, and is in one section.
+    """Each result is a study's, or has a judgement that was written for it and is in one section.
 
     Raises:
         JudgementError: which result or judgement is without the other, or out of date.
     """
-    judged = judgements["result"]
-    if lacking := sorted(set(results) - set(judged)):
+    judged, studies = judgements["result"], judgements["study"]["results"]
+    if lacking := sorted(set(results) - set(judged) - set(studies)):
         raise JudgementError(f"results without an entry in {JUDGEMENTS.name}: {', '.join(lacking)}")
-    if idle := sorted(set(judged) - set(results)):
+    if idle := sorted({*judged, *studies} - set(results)):
         raise JudgementError(f"entries of {JUDGEMENTS.name} without a kept result: {', '.join(idle)}")
     placed = [name for section in judgements["section"] for name in section["results"]]
     if sorted(placed) != sorted(judged):
@@ -211,8 +214,29 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:
         raise JudgementError(f"{name}: {error}") from error
-    origin = f"commit `{result['commit']}`, {result['device']}, {result['date']}"
-    return [*lines, f"`{command}`  ", f"`benchmarks/results/{name}.json`: {origin}", ""]
+    return [*lines, f"`{command}`. {origin(name, result)}", ""]
+
+
+def origin(name: str, result: Mapping[str, Any]) -> str:
+    """The file of a result, with the commit, device and date that it is of."""
+    return f"`{name}.json`: commit `{result['commit']}`, {result['device']}, {result['date']}."
+
+
+def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[str]:
+    """A paragraph for each study whose code is gone, and the commit that last had it.
+
+    Raises:
+        JudgementError: a figure is named that its result does not have.
+    """
+    lines = ["## Earlier studies", "", paragraph(fill(studies["text"], studies)), ""]
+    for name, entry in studies["results"].items():
+        result = results[name]
+        try:
+            said = fill(entry["says"], result["figures"])
+        except JudgementError as error:
+            raise JudgementError(f"{name}: {error}") from error
+        lines += [paragraph(f"**{entry['title']}.** {said} {origin(name, result)}"), ""]
+    return lines
 
 
 def document(
@@ -231,6 +255,7 @@ def document(
         lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
         for name in section["results"]:
             lines += result_lines(name, results[name], judgements["result"][name])
+    lines += study_lines(results, judgements["study"])
     entries = judgements["result"].items()
     kept = {module_of(entry.get("command", results[name]["command"])) for name, entry in entries}
     kept |= {GPU} if gpu is not None else set()
@@ -278,8 +303,6 @@ def generated() -> dict[Path, str]:
     judgements = read_judgements()
     gpu = results.pop(GPU, None)
     check_judgements(results, judgements)
-    papers = results.get("paper_tables")
-    kept = {} if papers is None else {PAPER_TABLES: paper_tables(papers["figures"], papers["commit"])}
     curves = {
         CURVES / f"{task}-{objective}.json": carried_curves(
             task, objective, results[f"exploration-{task}"]["figures"]
@@ -288,7 +311,6 @@ def generated() -> dict[Path, str]:
         for objective in ARMS
     }
     return {
-        **kept,
         **curves,
         **gpu_document.profiles(gpu, PROFILES),
         DOCUMENT: document(results, judgements, gpu),

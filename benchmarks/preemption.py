@@ -1,4 +1,4 @@
-"""Seeded faults on live runs: samples lost, duplicated or changed, and the cost in goodput.
+"""Seeded faults on live runs: samples lost, duplicated or changed, steps done again, hangs.
 
 Each part is a run of `spotlight train` (preset `glyphs`, one reserved and three spot workers, real processes
 with the real model; one part in seven on Ray, the others without) under some fifty faults: workers are
@@ -6,15 +6,12 @@ killed, killed after a notice of a simulated metadata service, half of them at o
 they commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
 stopped for a while, or killed. Where a fault ends the run, `spotlight resume` goes on with it. The promises
 are checked from the history that every process writes (`gpu_runtime/scheduling/history_check.py`); weights,
-moving average and optimiser are compared with those of an undisturbed run that is made once; goodput and its
-prediction are those of `benchmarks/goodput.py`.
+moving average and optimiser are compared with those of an undisturbed run that is made once.
 
 A part that is over is kept in the home folder at once. Called again, the benchmark goes on with the next
 part; one that was cut off is done again. The figures are those of all parts so far.
 
     python -m benchmarks.preemption [--faults 1000] [--parts N] [--minutes M] [--quick] [--keep]
-
-`python -m benchmarks.preemption_shared` does the same to devices that share samples.
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference, goodput_of
-from benchmarks.goodput import Sums, usual_waiting_s
+from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
 from benchmarks.report import add_keep_option, finish
 from storage.environment import environment
 from storage.errors import SpotlightError
@@ -75,10 +71,9 @@ def main() -> None:
             part, added = parts.add(), added + 1
         except SpotlightError as error:
             parser.error(f"a part ended early and is not kept: {error}")
-        measured, expected = goodput_of(part.sums, parts.reference())
         _say(
             f"part {part.number} ({parts.cluster}): {_faults([part])} faults, {_done(series)} so far, "
-            f"{part.restarts} restarts, {part.wall_s:.0f} s, goodput {measured:.3f}, predicted {expected:.3f}"
+            f"{part.restarts} restarts, {part.wall_s:.0f} s"
             + "".join(f"; BROKEN: {said}" for said in part.broken)
         )
     begun = {one.cluster: Results(one.all(), one.reference()) for one in series if one.all()}
@@ -100,23 +95,10 @@ class Results:
     parts: Sequence[Part]
     reference: Reference
 
-    @property
-    def sums(self) -> Sums:
-        """What all parts were paid for."""
-        return sum((part.sums for part in self.parts), Sums())
-
 
 def summarise(results: Mapping[str, Results]) -> dict[str, Any]:
-    """The figures of all parts, by cluster, beside the undisturbed runs.
-
-    Goodput is relative to the undisturbed run of the same cluster; that of all is weighted by paid time.
-    """
+    """The figures of all parts, and of each cluster's."""
     parts = [part for one in results.values() for part in one.parts]
-    clusters = {name: _of_cluster(one) for name, one in results.items()}
-    paid_s = {name: one.sums.paid_s for name, one in results.items()}
-
-    def weighted(name: str) -> float:
-        return sum(clusters[one][name] * paid_s[one] for one in clusters) / sum(paid_s.values())
 
     def total(name: str) -> int:
         return sum(part.counts[name] for part in parts)
@@ -130,9 +112,6 @@ def summarise(results: Mapping[str, Results]) -> dict[str, Any]:
         "identical_weights": all(part.identical for part in parts),
         "ledger_adds_up": all(part.balanced for part in parts),
         "broken_promises": [said for part in parts for said in part.broken],
-        "goodput": weighted("goodput"),
-        "goodput_predicted": weighted("goodput_predicted"),
-        "goodput_difference": max(one["goodput_difference"] for one in clusters.values()),
         "restarts": sum(part.restarts for part in parts),
         "faults_by_kind": dict(sum((Counter(part.faults) for part in parts), Counter())),
         "redone_steps_with_notice_max": max(part.counts["redone_steps_with_notice_max"] for part in parts),
@@ -148,43 +127,25 @@ def summarise(results: Mapping[str, Results]) -> dict[str, Any]:
         },
         "wall_s": sum(part.wall_s for part in parts),
         "commits": sorted({one.commit for one in (*parts, *(each.reference for each in results.values()))}),
-        "clusters": clusters,
+        "clusters": {name: _of_cluster(one) for name, one in results.items()},
     }  # fmt: skip
 
 
 def _of_cluster(results: Results) -> dict[str, Any]:
-    sums, reference = results.sums, results.reference
-    goodput, expected = goodput_of(sums, reference)
-    in_windows, expected_in_windows = goodput_of(sums.in_windows, reference)
     return {
         "faults": _faults(results.parts),
-        "goodput": goodput,
-        "goodput_predicted": expected,
-        "goodput_difference": abs(goodput - expected),
-        "goodput_without_restarts": in_windows,
-        "goodput_predicted_without_restarts": expected_in_windows,
-        "prediction": {name: round(value, 3) for name, value in vars(sums).items()}
-        | {"usual_waiting_s": round(usual_waiting_s(sums, reference.sums), 3)},
-        "useful_share": sums.share,
-        "useful_share_undisturbed": reference.sums.share,
-        "step_s": sums.step_s,
-        "step_s_undisturbed": reference.sums.step_s,
-        "wall_s_undisturbed": reference.wall_s,
-        "parts": [_row(part, reference) for part in results.parts],
-    }
-
-
-def _row(part: Part, reference: Reference) -> dict[str, Any]:
-    goodput, expected = goodput_of(part.sums, reference)
-    return {
-        "part": part.number,
-        "commit": part.commit,
-        "date": part.date,
-        "faults": sum(part.faults.values()),
-        "restarts": part.restarts,
-        "wall_s": round(part.wall_s, 1),
-        "goodput": round(goodput, 4),
-        "goodput_predicted": round(expected, 4),
+        "wall_s_undisturbed": results.reference.wall_s,
+        "parts": [
+            {
+                "part": part.number,
+                "commit": part.commit,
+                "date": part.date,
+                "faults": _faults([part]),
+                "restarts": part.restarts,
+                "wall_s": round(part.wall_s, 1),
+            }
+            for part in results.parts
+        ],
     }
 
 

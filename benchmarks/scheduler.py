@@ -1,4 +1,4 @@
-"""The cost of the pull scheduler at few and at many devices, and random schedules that check it.
+"""The cost of the pull scheduler at few and at many devices, and that of the live loop around it.
 
 The scheduler alone: no devices, no network, and a made-up clock. Every device holds a lease; in
 turn it commits half of its steps, delivers, and pulls again, from the same number of waiting
@@ -23,7 +23,6 @@ import time
 from dataclasses import dataclass
 
 from benchmarks.live_scheduler import CALLS_A_ROUND, LiveCoordinator
-from benchmarks.random_schedules import run_schedules
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -115,18 +114,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="2 short turns, 1,500 schedules")
+    parser.add_argument("--quick", action="store_true", help="2 short turns")
     parser.add_argument("--batch", type=int, default=4, help="requests in a lease (default 4)")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    turns, rounds, schedules = (2, 5_000, 1_500) if arguments.quick else (5, 20_000, 10_000)
+    turns, rounds = (2, 5_000) if arguments.quick else (5, 20_000)
     live_turns, live_rounds = (2, 1_000) if arguments.quick else (5, 3_000)
     few, many = [], []
     for _ in range(turns):
         few.append(measure(_FEW, rounds, arguments.batch))
         many.append(measure(_MANY, rounds, arguments.batch))
     pulls = sorted(second for cost in many for second in cost.pull_s)
-    tally = run_schedules(schedules)
     figures = {
         "pulls_per_s": 1 / statistics.median(cost.round_s for cost in many),
         "devices": _MANY,
@@ -138,15 +136,6 @@ def main() -> None:
         "batch_size": arguments.batch,
         "rounds": turns * rounds,
         **measure_live(live_turns, live_rounds, arguments.batch),
-        "schedules": {
-            "run": tally.run,
-            "lost": tally.lost,
-            "duplicated": tally.duplicated,
-            "faults": tally.faults,
-            "requests": tally.requests,
-            "returned": tally.returned,
-            "late_messages": tally.late,
-        },
     }
     finish("scheduler", figures, arguments.keep)
 

@@ -5,8 +5,6 @@ denoising steps under way, and the server loads its own weights. So the fleet go
 expects after that time (`LoadForecast`), and the lender keeps `margin` devices above what that needs. When
 the load rises, it calls lent devices back, the newest first; a lent device serves again once it has been
 released. What a run does not give back stays with it: a fleet that cannot wait must end the run's processes.
-
-`benchmarks/serving_fleet.py` simulates the serving side of it.
 """
 
 from __future__ import annotations

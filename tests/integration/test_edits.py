@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from benchmarks.shared_samples import NEAR
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.embedded_tasks.edits import edit_of
 from gpu_runtime.exploration.plan import rollout_requests
@@ -18,6 +17,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.prompts.of_a_run import load_run_prompts
 from storage.prompts.sources import read_source
+from tests.shared_samples import NEAR
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
@@ -22,6 +21,7 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
+from tests.shared_samples import NEAR, degrees_of
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = pytest.mark.xdist_group("sharing")

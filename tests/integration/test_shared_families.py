@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shared_samples import NEAR
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.policy import Policy
@@ -21,6 +20,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_chunks
 from tests.pipeline_reference import PROMPTS, STEPS, family_config, source_of
+from tests.shared_samples import NEAR
 from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
@@ -38,6 +37,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import GroupBrokenError
+from tests.shared_samples import NEAR, degrees_of
 from tests.sharing_processes import forking_context
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 

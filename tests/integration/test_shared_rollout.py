@@ -9,7 +9,6 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
@@ -22,6 +21,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
+from tests.shared_samples import NEAR, degrees_of
 
 pytestmark = pytest.mark.slow
 

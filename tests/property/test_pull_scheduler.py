@@ -9,11 +9,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from benchmarks.random_schedules import run_schedules
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from tests.examples import examples
+from tests.random_schedules import run_schedules
 
 WORKERS = st.sampled_from(("a", "b", "c"))
 KINDS = frozenset(RequestKind)

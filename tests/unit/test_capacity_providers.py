@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from examples.lending_server import Lender, LendingServer
+from examples.lending_server import Lender, LendingServer, LoadForecast
 from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
@@ -219,9 +219,32 @@ class TestAutoscaler:
         assert cluster.asked == [2] and provider.take_troubles() == []
 
 
+class TestLendingExample:
+    def test_a_forecast_goes_on_with_a_rise_and_not_with_a_fall(self):
+        for rates, expected in (((1.0, 2.0), 3.0), ((2.0, 1.0), 1.0)):
+            forecast = LoadForecast(window_s=4.0)
+            for second in range(4):
+                forecast.add(second + 0.5, rates[second // 2])
+            # The rise is half a device a second, seen from the middle of the later half: 2 + 0.5 · (1 + 1).
+            assert forecast.work(4.0, ahead_s=1.0) == pytest.approx(expected)
+
+    def test_it_lends_idle_devices_once_the_load_has_left_room_for_a_while(self):
+        now = [0.0]
+        lender = Lender(4, margin=1, hold_s=5.0, clock=lambda: now[0])
+        assert lender.set_load(0, set(lender.devices)) == [], "nobody wants any"
+        lender.wanted(4)
+        assert lender.set_load(3, set(lender.devices)) == []
+        now[0] = 5.0
+        assert lender.set_load(1, {"gpu-1", "gpu-3"}) == [], "3 were needed five seconds ago"
+        now[0] = 5.1
+        assert lender.set_load(1, {"gpu-1", "gpu-3"}) == ["gpu-1", "gpu-3"], "those without a request"
+        lender.set_load(2, {"gpu-0"})
+        assert [loan.why for loan in lender.loans] == ["", "serving needs 2 of 4 devices"], "the newest"
+        assert lender.set_load(1, {"gpu-0"}) == [], "what is called back counts until it is released"
+
+
 class TestLending:
     def test_what_a_fleet_lends_and_calls_back_reaches_the_run_over_http(self):
-        """Whether its objective holds meanwhile: test_serving_fleet.py."""
         lender = Lender(devices=4, margin=1)
         idle = set(lender.devices)
         with LendingServer(lender) as server:

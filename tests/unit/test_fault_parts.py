@@ -10,17 +10,13 @@ import pytest
 
 import benchmarks.fault_parts
 from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
-from benchmarks.goodput import Sums
 from benchmarks.preemption import SETTINGS, Results, summarise
 from flows.disturbed_run import DisturbedRun
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
 from storage.errors import RuntimeFailure
 from storage.home import Home
 
-REFERENCE = Reference(
-    "abc", 3, began_s=10.0, wall_s=30.0, digests={3: {"weights.safetensors": "00"}},
-    sums=Sums(windows=5, paid_s=100, useful_s=80, leased_s=80, sample_steps=80, waiting_s=20),
-)  # fmt: skip
+REFERENCE = Reference("abc", 3, began_s=10.0, wall_s=30.0, digests={3: {"weights.safetensors": "00"}})
 COUNTS: dict[str, int] = dict.fromkeys(
     ("samples", "lost", "duplicated_deliveries", "late_deliveries_dropped", "redone_steps_with_notice_max",
      "redone_steps_without_notice_max", "losses_with_notice", "losses_without_notice", "steps_needed",
@@ -32,9 +28,6 @@ def part(number: int, **changes) -> Part:
     kept = Part(
         number, "abc", "2026-11-22T00:00:00+00:00", "a machine", 60.0, 3, {"kill": 2, "agent_death": 1}, 1, 1,
         False, True, True, (), COUNTS,
-        Sums(
-            windows=5, paid_s=200, useful_s=80, leased_s=80, sample_steps=80, replacement_s=70, waiting_s=50
-        ),
     )  # fmt: skip
     return dataclasses.replace(kept, **changes)
 
@@ -117,20 +110,8 @@ def test_all_parts_make_one_figure():
     assert (figures["lost"], figures["hangs"], figures["identical_weights"]) == (5, 1, False)
     assert figures["broken_promises"] == ["1 samples were lost"]
     assert figures["faults_by_kind"] == {"kill": 4, "agent_death": 2}
-    assert figures["goodput"] == pytest.approx(80 / 200 / 0.8)
-    assert figures["goodput_predicted"] == pytest.approx(1 - (70 + 50 - 20) / 200)
     assert figures["commits"] == ["abc", "def"] and [
         row["part"] for row in figures["clusters"]["ray"]["parts"]
     ] == [1, 2]
     alone = summarise({"local": Results([part(1)], REFERENCE)})
     assert alone["identical_weights"] and alone["hangs"] == 0 and alone["lost"] == 1
-
-
-def test_a_cluster_s_goodput_is_beside_its_own_undisturbed_run():
-    twice_as_good = dataclasses.replace(REFERENCE, sums=dataclasses.replace(REFERENCE.sums, useful_s=40))
-    figures = summarise({"ray": Results([part(1)], REFERENCE), "local": Results([part(1)], twice_as_good)})
-    assert figures["faults"] == 6
-    ray, local = figures["clusters"]["ray"], figures["clusters"]["local"]
-    assert local["goodput"] == pytest.approx(2 * ray["goodput"])
-    assert figures["goodput"] == pytest.approx((local["goodput"] + ray["goodput"]) / 2)
-    assert figures["goodput_difference"] == max(ray["goodput_difference"], local["goodput_difference"])

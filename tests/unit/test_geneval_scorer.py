@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.geneval_logic import FAULTS, GivenFindings, figures, judged, perfect
 from gpu_runtime.prompt_sets.geneval import official_rows
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer, most_confident
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
+from tests.geneval_faults import FAULTS, GivenFindings, judged, perfect
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 ROWS = official_rows()
@@ -55,13 +54,6 @@ def test_one_fault_costs_every_row_it_can_befall(fault: str, rows: int):
         forgiven = fault == "one_too_many" and "exclude" not in official
         assert all(score.exact == forgiven for score in scores), official["prompt"]
     assert befallen == rows
-
-
-def test_the_benchmark_says_null_without_the_official_file(tmp_path: Path):
-    said = figures(tmp_path / "no.jsonl")
-    assert (said["rows"], said["perfect"], said["metadata_equal"]) == (553, 1.0, None)
-    (tmp_path / "other.jsonl").write_text("{}\n")
-    assert figures(tmp_path / "other.jsonl")["metadata_equal"] is False
 
 
 @pytest.mark.parametrize(("tag", "value"), [("counting", 0.5), ("two_object", 1.0)])

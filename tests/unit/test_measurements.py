@@ -41,7 +41,11 @@ def judged(**entry: Any) -> dict[str, Any]:
 
 def judgements(**results: dict[str, Any]) -> dict[str, Any]:
     section = {"title": "All", "results": list(results)}
-    return {"introduction": "Intro.", "unmeasured": "Rest.", "section": [section], "result": results}
+    study = {"text": "Over.", "last_commit": "def", "results": {}}
+    return {
+        "introduction": "Intro.", "unmeasured": "Rest.", "section": [section], "result": results,
+        "study": study,
+    }  # fmt: skip
 
 
 def test_figures_are_found_by_their_path():
@@ -71,6 +75,26 @@ def test_an_entry_has_what_it_lacks_from_the_one_that_it_is_like(tmp_path: Path)
         read_judgements(path)
 
 
+def test_a_list_may_be_told_by_its_median():
+    assert fill("{many:median .1f}", {"many": [1.0, None, 2.0, 9.0]}) == "2.0"
+    assert fill("{many:median .1f}", {"many": [None]}) == "–"
+
+
+def test_a_study_whose_code_is_gone_keeps_its_figures_and_the_commit_that_had_it():
+    studies = {
+        "text": "Run it at {last_commit}.",
+        "last_commit": "def",
+        "results": {"x": {"title": "Old", "says": "{lost}."}},
+    }
+    told = {**judgements(), "study": studies}
+    check_judgements({"x": kept()}, told)
+    text = document({"x": kept()}, told)
+    assert "**Old.** 0." in text and "commit `abc`" in text and "Run it at def." in text
+    studies["results"]["x"]["says"] = "{gone}"
+    with pytest.raises(JudgementError, match="x: no figure 'gone'"):
+        document({"x": kept()}, told)
+
+
 def test_a_cell_without_a_figure_has_no_unit():
     assert cell("{gap:.2f} s", FIGURES) == "–"
     assert cell("{goodput:.2f} s", FIGURES) == "0.14 s"
@@ -86,7 +110,7 @@ def test_a_result_shows_figures_tables_judgement_and_origin():
     assert "| kill | 3 |" in text
     assert "\n3 lost.\n" in text
     assert "What stale exploration adds" in text  # the docstring of the benchmark that made it
-    assert "`python -m benchmarks.overlap --keep`" in text
+    assert "`python -m benchmarks.overlap --keep`. `x.json`: commit `abc`" in text
     assert "commit `abc`, cpu, 2026-11-23" in text
 
 

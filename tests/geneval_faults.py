@@ -1,40 +1,25 @@
-"""GenEval's rules on hand-made detections: all 553 official rows, perfect and with one fault of each kind.
+"""GenEval findings made from a row: what a perfect detector would find, and the same with one fault.
 
-No detector and no picture: what a perfect detector would find in a perfect picture is made from the row,
-and goes through the scorer `geneval` as a detector's own findings do. Then one thing is made wrong.
-`official_passes` counts the rows that GenEval's official verdict lets pass all the same: it forgives a
-second object where the row excludes none. `metadata_equal` compares the generated rows with the official
-file, and is null where that file is not at hand.
-
-    python -m benchmarks.geneval_logic [--metadata evaluation_metadata.jsonl]
+No detector and no picture: the findings go through the scorer `geneval` as a detector's own do.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from benchmarks.report import add_keep_option, finish
-from gpu_runtime.prompt_sets.geneval import Row, as_lines, meaning, official_rows, training_rows
+from gpu_runtime.prompt_sets.geneval import Row
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 from storage.prompts.files import PromptRecord
 
-METADATA = Path(__file__).resolve().parents[2] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"
 _SIDE, _GAP = 40.0, 100.0
 _AWAY = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 _BLANK_HWC = np.zeros((8, 8, 3), np.uint8)
-_TRAINING_ROWS = 1700
 
 Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 """From a row and its perfect findings to findings with that one fault; none where it has no room for it."""
@@ -146,64 +131,3 @@ FAULTS: dict[str, Fault] = {
     "wrong_position": wrong_position,
     "wrong_count": wrong_count,
 }
-
-
-def _fault_figures(rows: Sequence[Row], fault: Fault) -> dict[str, Any]:
-    """Scores of all findings with one kind of fault."""
-    scores = [[judged(row, findings) for findings in fault(row, perfect(row))] for row in rows]
-    values = [score.value for of_row in scores for score in of_row]
-    return {
-        "rows": sum(bool(of_row) for of_row in scores),
-        "cases": len(values),
-        "highest": round(max(values), 6),
-        "lowest": round(min(values), 6),
-        "mean": round(statistics.fmean(values), 6),
-        "official_passes": sum(score.exact for of_row in scores for score in of_row),
-    }
-
-
-def _training_figures(rows: Sequence[Row]) -> dict[str, Any]:
-    """Tags of a training set, and whether a test row is among it."""
-    test = {meaning(row) for row in rows}
-    drawn = training_rows(_TRAINING_ROWS, seed=0)
-    return {
-        "rows": len(drawn),
-        "tags": dict(Counter(row["tag"] for row in drawn)),
-        "of_the_test": sum(meaning(row) in test for row in drawn),
-    }
-
-
-def figures(metadata: Path) -> dict[str, Any]:
-    """All that the benchmark prints."""
-    rows = official_rows()
-    scores = [judged(row, perfect(row)) for row in rows]
-    faults = {name: _fault_figures(rows, fault) for name, fault in FAULTS.items()}
-    equal = None
-    if metadata.is_file():
-        lines = metadata.read_text(encoding="utf-8").splitlines()
-        equal = rows == [json.loads(line) for line in lines] and as_lines(rows).splitlines() == lines
-    return {
-        "rows": len(rows),
-        "perfect": min(score.value for score in scores),
-        "perfect_official": min(float(score.exact) for score in scores),
-        "metadata_equal": equal,
-        "one_fault_below_1": all(fault["highest"] < 1 for fault in faults.values()),
-        "faults": faults,
-        "tags": dict(Counter(row["tag"] for row in rows)),
-        "training": _training_figures(rows),
-    }
-
-
-def main() -> None:
-    """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--metadata", type=Path, default=METADATA, help="the official file to compare with")
-    add_keep_option(parser)
-    arguments = parser.parse_args()
-    finish("geneval_logic", figures(arguments.metadata), arguments.keep)
-
-
-if __name__ == "__main__":
-    main()

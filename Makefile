@@ -16,11 +16,15 @@ install: $(INSTALLED) ## virtual environment with everything (about two minutes)
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; name a Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Spotlight needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
-	$(BIN)/python -m compileall -q flows tasks gpu_runtime storage ui benchmarks tests spotlight.py
-	$(BIN)/python -m flows.server.empty_database
+	@echo "1 of 4: make the virtual environment .venv"
+	@$(PYTHON) -m venv .venv
+	@echo "2 of 4: install torch (the largest download)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	@echo "3 of 4: install Spotlight and all that it needs (about two minutes)"
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	@echo "4 of 4: compile, and prepare the server's database"
+	@$(BIN)/python -m compileall -q flows tasks gpu_runtime storage ui benchmarks tests spotlight.py
+	@$(BIN)/python -m flows.server.empty_database
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU

@@ -11,7 +11,7 @@ import torch
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.learning.objectives.nft import nft_loss
-from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
+from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.learning.weights import weights_digest
@@ -99,7 +99,7 @@ def row_loss(
 ) -> torch.Tensor:
     """One row alone, from the definition; the old policy is `old`'s, or the policy itself."""
     model, request = run.policy.model, sample.request
-    if settings.algorithm.options.get("shared"):
+    if settings.algorithm.options.get("shared", NftOptions().shared):
         stream = [NoiseStream(request.run_seed, request.iteration, request.prompt_id, 0)]
     else:
         stream = [stream_of(request)]

@@ -26,6 +26,6 @@ class NftOptions(Section):
     times: int = Field(default=5, ge=1, le=64)
     """Noise levels at which each sample is trained on."""
 
-    shared: bool = False
+    shared: bool = True
     """All samples of a prompt group are trained on with the same noise at the same noise levels, so that what
     these do to the loss cancels in the group's differences (V-GRPO, arXiv 2604.23380)."""

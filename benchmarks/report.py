@@ -15,7 +15,8 @@ from typing import Any
 
 from storage.environment import environment
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def add_keep_option(parser: argparse.ArgumentParser) -> None:

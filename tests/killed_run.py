@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.resume import start, state_of
+from benchmarks.fleet.resume import start, state_of
 from flows.server.local_server import LocalServer
 from flows.server.note import living_server
 from storage.home import Home

@@ -2,7 +2,7 @@
 
 All that decides and computes is the run's own (`gpu_runtime.runtime.Runtime`): scheduling, exploration, the
 monitor of staleness, training, evaluation. Its devices take turns in this process
-(`benchmarks/in_process_cluster.py`), so drafts are made in turn with the training that they would run beside;
+(`in_process_cluster.py`), so drafts are made in turn with the training that they would run beside;
 their number is set (`exploration.drafts`) and `exploration.stop_with_training` is off, so that no number
 depends on how long anything takes.
 """
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.in_process_cluster import SCORE, TRAIN, InProcessCluster
+from benchmarks.exploration.in_process_cluster import SCORE, TRAIN, InProcessCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.exploration.in_process_cluster import SCORE, TRAIN
 from benchmarks.exploration.learning_curve import Curve
-from benchmarks.in_process_cluster import SCORE, TRAIN
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.scheduling.requests import RequestKind
 

@@ -26,6 +26,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE
+from benchmarks.exploration.in_process_cluster import TRAIN
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import (
     ALL_TRAIN,
@@ -37,7 +38,6 @@ from benchmarks.exploration.modelled_fleet import (
     iteration_s,
     public_costs,
 )
-from benchmarks.in_process_cluster import TRAIN
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.requests import RequestKind

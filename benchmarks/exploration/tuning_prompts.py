@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.builtin_prompts import bound_objects
+from benchmarks.models.builtin_prompts import bound_objects
 from storage.config.loading import load_config
 from storage.prompts.files import resolve_prompt_path
 

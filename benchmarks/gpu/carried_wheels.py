@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import ROOT
 from storage.environment import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 BARE = Path(__file__).with_name("bare-machine.txt")
 CARRIED = (
     "annotated-types", "colorlog", "diffusers", "importlib_metadata", "omegaconf", "pydantic",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.transformer_flops import TransformerShape
+from benchmarks.gpu.transformer_flops import TransformerShape
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from diffusers import QwenImagePipeline
 from benchmarks.gpu.measured_parts import Figures, seconds, wait_for
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
-from benchmarks.transformer_flops import PassFlops, pass_flops
+from benchmarks.gpu.transformer_flops import PassFlops, pass_flops
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.samples import GeneratedSample

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.resume import start, state_of
+from benchmarks.fleet.resume import start, state_of
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from storage.home import Home
 from storage.record.run_store import RunStore

@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.hosts import SETTINGS, Trial, put_inputs, reference, run_trial
-from benchmarks.hosts_network import ROOT, Host, HostError, HostNetwork, refusal
-from benchmarks.ray_hosts import RayHosts
-from benchmarks.slow_link import Link
+from benchmarks.fleet.hosts import SETTINGS, Trial, put_inputs, reference, run_trial
+from benchmarks.fleet.hosts_network import Host, HostError, HostNetwork, refusal
+from benchmarks.fleet.ray_hosts import RayHosts
+from benchmarks.fleet.slow_link import Link
+from benchmarks.report import ROOT
 from gpu_runtime.worker.history_tail import read_history
 from tests.tiny_judges import save_clip
 
@@ -106,7 +107,7 @@ def test_a_slow_link_delays(network: HostNetwork):
 
 
 def test_a_host_that_cannot_be_made_is_an_error(network: HostNetwork, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("benchmarks.hosts_network._BRIDGE", "no-such-bridge")
+    monkeypatch.setattr("benchmarks.fleet.hosts_network._BRIDGE", "no-such-bridge")
     with pytest.raises(HostError, match="no-such-bridge"):
         network.add("one")
 
@@ -114,8 +115,8 @@ def test_a_host_that_cannot_be_made_is_an_error(network: HostNetwork, monkeypatc
 def test_nothing_is_left_of_a_process_that_was_killed():
     program = """
 import time
-from benchmarks.hosts_network import HostNetwork
-from benchmarks.slow_link import Link
+from benchmarks.fleet.hosts_network import HostNetwork
+from benchmarks.fleet.slow_link import Link
 network = HostNetwork()
 hosts = [network.add("one"), network.add("two", Link(0.1, 1e6, 0.0))]
 hosts[0].start(["sleep", "3600"], {}, 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.resume import Kill, disturb, state_of
+from benchmarks.fleet.resume import Kill, disturb, state_of
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, served, undisturbed_state

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.resume import Kill, disturb, find, start, state_of
+from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
 from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.attack import Target, attack, attack_dashboard
+from benchmarks.people.attack import Target, attack, attack_dashboard
 from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.evaluations.references import reference_of
 from storage.home import Home

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attack import attack_train
+from benchmarks.people.attack import attack_train
 from flows.server.note import ServerNote, living_server
 from storage.home import Home
 from tests.running_up import ROOT, wait_until

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from benchmarks.bare_loop import run
+from benchmarks.cost.bare_loop import run
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.diffusion.samples import SampleState

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.backtest import (
+from benchmarks.cost.backtest import (
     Compared,
     Figures,
     _discoveries_s,
@@ -21,8 +21,8 @@ from benchmarks.backtest import (
     slowness,
     work_s,
 )
-from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find, _kill
-from benchmarks.machine_speed import watched
+from benchmarks.cost.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find, _kill
+from benchmarks.cost.machine_speed import watched
 from flows.disturbed_run import DisturbedRun
 from gpu_runtime.chaos.fault_injector import Done
 from gpu_runtime.chaos.fault_schedule import Fault
@@ -171,7 +171,7 @@ def test_a_spot_worker_that_is_killed_is_replaced_at_once(tmp_path: Path, monkey
         done = tuple(Done(fault, began_at + 33.0, ("spot-0",)) for fault in faults)
         return DisturbedRun(done, (), 0, False, 50.0)
 
-    monkeypatch.setattr("benchmarks.backtest_runs.disturb", disturbed)
+    monkeypatch.setattr("benchmarks.cost.backtest_runs.disturb", disturbed)
     known = _kill(home, "killed", [], TRACE)
     assert asked == [30.0] and known["began_at"] == began_at and known["length_s"] == 50.0
     assert known["events"] == [

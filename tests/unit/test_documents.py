@@ -14,21 +14,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchmarks import measurements
+from benchmarks.documents import measurements
 from flows.cli.command_line import app
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.documents import DOCUMENTS, ROOT, Command, anchors, bracketed_options, commands, links, spans
 
 COMMANDS = list(commands())
-BENCHMARKS = sorted(
-    [path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")]
-    + [
-        path.stem
-        for path in (ROOT / "benchmarks").glob("*.py")
-        if "__main__" in path.read_text(encoding="utf-8")
-    ]
-)
+BENCHMARKS = sorted(measurements.sources())
 
 
 def text_of(name: str) -> str:
@@ -168,6 +161,12 @@ def test_benchmarks_explain_themselves_and_know_the_options_of_documents(
     assert "usage" in out.lower()
     unknown = {option for option in bracketed_options(f"benchmarks.{name}") if option not in out}
     assert not unknown, f"documents show {unknown} for benchmarks.{name}"
+
+
+def test_no_two_benchmarks_have_one_name():
+    """`python -m benchmarks.NAME` runs the first one that it finds."""
+    files = [file.stem for file in (ROOT / "benchmarks").rglob("*.py") if not file.stem.startswith("__")]
+    assert sorted(set(files)) == sorted(files)
 
 
 def test_documents_name_benchmarks_that_exist():

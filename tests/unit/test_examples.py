@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import spotlight
-from benchmarks.bare_loop import run as bare_loop
+from benchmarks.cost.bare_loop import run as bare_loop
 from examples import algorithm, own_reward, own_strategy, run_curves
 from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.learning.weights import weights_digest

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.fault_parts
-from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
-from benchmarks.preemption import SETTINGS, Results, summarise
+import benchmarks.fleet.fault_parts
+from benchmarks.fleet.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
+from benchmarks.fleet.preemption import SETTINGS, Results, summarise
 from flows.disturbed_run import DisturbedRun
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
 from storage.errors import RuntimeFailure
@@ -35,7 +35,7 @@ def part(number: int, **changes) -> Part:
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    monkeypatch.setattr(benchmarks.fault_parts, "start", lambda *_: pytest.fail("a run was started"))
+    monkeypatch.setattr(benchmarks.fleet.fault_parts, "start", lambda *_: pytest.fail("a run was started"))
     series = Parts(SETTINGS, "ray", seed=0, size=6, iterations=3)
     series.folder.mkdir(parents=True, exist_ok=True)
     (series.folder / "reference.json").write_text(json.dumps(dataclasses.asdict(REFERENCE)))
@@ -61,7 +61,7 @@ def test_the_first_part_that_is_missing_is_next_and_one_that_is_cut_off_leaves_n
         asked.append(run_id)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(benchmarks.fault_parts, "disturb", cut_off)
+    monkeypatch.setattr(benchmarks.fleet.fault_parts, "disturb", cut_off)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             parts.add()
@@ -97,7 +97,7 @@ def test_an_undisturbed_run_that_fails_is_an_error(parts, monkeypatch):
             return 1
 
     (parts.folder / "reference.json").unlink()
-    monkeypatch.setattr(benchmarks.fault_parts, "start", lambda *_: Failed())
+    monkeypatch.setattr(benchmarks.fleet.fault_parts, "start", lambda *_: Failed())
     with pytest.raises(RuntimeFailure, match=r"the undisturbed run .* failed"):
         parts.reference()
 

@@ -17,17 +17,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import gpu_day, report
+from benchmarks import report
+from benchmarks.documents.gpu_document import NOT_YET, headline, profiles, section
+from benchmarks.gpu import gpu_day
 from benchmarks.gpu.carried_wheels import CARRIED, pins, repack
 from benchmarks.gpu.disturbed import timeline
+from benchmarks.gpu.gpu_day import Day, run, stages, summary
 from benchmarks.gpu.measured_parts import MeasuredParts
 from benchmarks.gpu.plan import REAL, TINY
 from benchmarks.gpu.profiled_model import TARGETS
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
 from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
-from benchmarks.gpu_day import Day, run, stages, summary
-from benchmarks.gpu_document import NOT_YET, headline, profiles, section
-from benchmarks.transformer_flops import counted_forward, pass_flops
+from benchmarks.gpu.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.simulator.profile import read_profile
 from storage.config.run_config import AdaptationConfig

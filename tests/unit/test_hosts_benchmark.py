@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.hosts import Disturbance, Fault, FaultKind, Outcome, Trial, figures
-from benchmarks.ray_hosts import RayHosts
+from benchmarks.fleet.hosts import Disturbance, Fault, FaultKind, Outcome, Trial, figures
+from benchmarks.fleet.ray_hosts import RayHosts
 from gpu_runtime.scheduling.history_check import HistoryLine
 from gpu_runtime.scheduling.requests import RequestKind
 

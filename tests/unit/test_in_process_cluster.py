@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.in_process_cluster import OTHER, SCORE, SCORE_HELD_OUT, TRAIN, InProcessCluster
+from benchmarks.exploration.in_process_cluster import OTHER, SCORE, SCORE_HELD_OUT, TRAIN, InProcessCluster
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.errors import TrainingError
 

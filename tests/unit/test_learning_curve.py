@@ -15,11 +15,11 @@ import pytest
 from benchmarks.exploration import __main__ as main
 from benchmarks.exploration.arms import ARMS, RECIPES, TASKS, arm_config, arms_of
 from benchmarks.exploration.curves import curve_store
+from benchmarks.exploration.exploration_map import cell_of
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
 from benchmarks.exploration.tuning import choose, tried, tuning_curves
-from benchmarks.exploration_map import cell_of
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, rising_fit
 

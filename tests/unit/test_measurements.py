@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.measurements import (
+from benchmarks.documents.measurements import (
     JudgementError,
     as_text,
     cell,

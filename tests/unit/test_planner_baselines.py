@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.allocation import captured
-from benchmarks.planner_baselines import (
+from benchmarks.exploration.allocation import captured
+from benchmarks.exploration.planner_baselines import (
     BASELINES,
     Position,
     even,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.base_evaluation import evaluate_base
+from benchmarks.models.base_evaluation import evaluate_base
 from gpu_runtime.embedded_tasks.registry import find_task
 from gpu_runtime.embedded_tasks.shapes import TAGS
 from gpu_runtime.models.embedded.model import EmbeddedModel

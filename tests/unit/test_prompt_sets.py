@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.builtin_prompts import bound_objects, built_in_files
+from benchmarks.models.builtin_prompts import bound_objects, built_in_files
 from flows.cli import command_line
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
 from gpu_runtime.rewards.text_rules import target_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.regroup_trials import KILLER, evaluate
+from benchmarks.fleet.regroup_trials import KILLER, evaluate
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
 from storage.record.records import StateInterval
 

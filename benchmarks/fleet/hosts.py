@@ -1,6 +1,6 @@
 """Runs over hosts that share no file system, under faults of their machines and of the network between them.
 
-The hosts are namespaces of this machine (benchmarks/hosts_network.py; root is needed): `head` has the driver
+The hosts are namespaces of this machine (`hosts_network.py`; root is needed): `head` has the driver
 and Ray's head, `reserved` the trainer and the scorer, and spot hosts one worker each. No host but `head` has
 a file of the run. In each trial a run of `spotlight train` meets its faults, each when the host that it is
 about has just been given samples: another host joins; a host is powered off (no packet says so); or it is cut
@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.hosts_network import Host, HostNetwork, refusal
-from benchmarks.ray_hosts import ANSWER_S, RayHosts
+from benchmarks.fleet.hosts_network import Host, HostNetwork, refusal
+from benchmarks.fleet.ray_hosts import ANSWER_S, RayHosts
+from benchmarks.fleet.slow_link import Link
 from benchmarks.report import add_keep_option, finish
-from benchmarks.slow_link import Link
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind

@@ -22,7 +22,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.live_scheduler import CALLS_A_ROUND, LiveCoordinator
+from benchmarks.fleet.live_scheduler import CALLS_A_ROUND, LiveCoordinator
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.hosts_network import Host, HostNetwork
-from benchmarks.slow_link import Link
+from benchmarks.fleet.hosts_network import Host, HostNetwork
+from benchmarks.fleet.slow_link import Link
 
 MARKET_LABEL = "ray.io/market-type"
 PORT = 6379

@@ -21,12 +21,12 @@ import numpy as np
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from benchmarks.report import add_keep_option, finish
-from benchmarks.ui_database import LARGE_RUN, Scale, row_counts, write_home
+from benchmarks.people.ui_database import LARGE_RUN, Scale, row_counts, write_home
+from benchmarks.report import ROOT, add_keep_option, finish
 from storage.home import HOME_VARIABLE, Home
 from storage.record.run_store import RunStore
 
-_PAGES = Path(__file__).resolve().parents[1] / "ui" / "pages"
+_PAGES = ROOT / "ui" / "pages"
 _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
 
 

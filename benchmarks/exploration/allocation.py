@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.planner_baselines import BASELINES, play
+from benchmarks.exploration.planner_baselines import BASELINES, play
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.prediction.score_model import PastScores

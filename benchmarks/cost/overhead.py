@@ -38,7 +38,7 @@ _ONE_DEVICE = (
 def bare(preset: str, iterations: int) -> tuple[list[float], str]:
     """Seconds of each iteration after the first, and the weights' digest."""
     code = (
-        "import json, os, sys; from benchmarks.bare_loop import run;"
+        "import json, os, sys; from benchmarks.cost.bare_loop import run;"
         "from storage.config.loading import load_config;"
         "c = load_config(sys.argv[1], sys.argv[3:], os.environ); r = run(c, int(sys.argv[2]));"
         "print(json.dumps([r.iteration_s[1:], r.digest]))"

@@ -1,14 +1,14 @@
 """The simulator against live runs that its profile was not taken from.
 
 Live runs of the embedded models on this machine are done one after another and kept in the home
-(benchmarks/backtest_runs.py), so that an interrupted backtest goes on where it was. Let nothing else run
+(benchmarks/cost/backtest_runs.py), so that an interrupted backtest goes on where it was. Let nothing else run
 meanwhile. Each is then simulated: the same settings, fleet and trace, by a profile recorded from other runs
 of its kind, which have as many devices and the same scorer. Devices and scorers share the machine's cores, so
 their times hold for such runs only. For a run under losses, the time of a start and that from a loss to its
 discovery come from the other runs under losses.
 
 The machine is faster in one minute than in another. A fixed piece of work, done four times a second beside
-every run (benchmarks/machine_speed.py), says by how much: all times of a profile are multiplied by what the
+every run (`machine_speed.py`), says by how much: all times of a profile are multiplied by what the
 work took during the run over what it took during the runs of the profile. Figures named `unscaled` are by
 profiles as they were recorded, `slower` has the least and the most of these factors. The work shares the
 cores with the run, so what differs in their load is in it too.
@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
+from benchmarks.cost.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of

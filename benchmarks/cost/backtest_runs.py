@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.machine_speed import Look, watched
+from benchmarks.cost.machine_speed import Look, watched
 from flows.disturbed_run import disturb, start
 from flows.progress import reporter
 from gpu_runtime.chaos.fault_schedule import Fault

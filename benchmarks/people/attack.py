@@ -33,7 +33,7 @@ import websockets
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from benchmarks.attacked_servers import training, unprotected
+from benchmarks.people.attacked_servers import training, unprotected
 from benchmarks.report import add_keep_option, finish
 from flows.server.note import living_server
 from storage.environment import environment

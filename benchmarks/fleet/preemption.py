@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
+from benchmarks.fleet.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
 from benchmarks.report import add_keep_option, finish
 from storage.environment import environment
 from storage.errors import SpotlightError

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from benchmarks.slow_link import Link
+from benchmarks.fleet.slow_link import Link
+from benchmarks.report import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 HOME = Path("/tmp/home")
 """`SPOTLIGHT_HOME` of every host, in its own `/tmp`."""
 

@@ -33,7 +33,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
+from benchmarks.fleet.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
 from benchmarks.report import add_keep_option, finish, nearest_rank
 from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster

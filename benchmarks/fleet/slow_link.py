@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parent.parent
-_PROGRAM = "from benchmarks.slow_link import main; main()"
+_ROOT = Path(__file__).resolve().parents[2]
+_PROGRAM = "from benchmarks.fleet.slow_link import main; main()"
 _TUNSETIFF = 0x400454CA
 _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 _LONGEST_FRAME = 65_536

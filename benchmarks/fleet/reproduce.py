@@ -24,11 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import ROOT, add_keep_option, finish
 from flows.server.local_server import LocalServer
 from storage.home import Home
 
-ROOT = Path(__file__).resolve().parents[1]
 _SETTINGS = (
     "iterations=3", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
     "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",

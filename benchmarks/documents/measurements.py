@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_document
-from benchmarks.carried_curves import ARMS, carried_curves
-from benchmarks.glance_picture import draw
+from benchmarks.documents import gpu_document
+from benchmarks.documents.carried_curves import ARMS, carried_curves
+from benchmarks.documents.glance_picture import draw
+from benchmarks.report import RESULTS, ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks/results"
 JUDGEMENTS = RESULTS / "judgements.toml"
 DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
@@ -39,6 +38,7 @@ RENEW = "python -m benchmarks.measurements"
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
+_RUNS = re.compile(r"^if __name__ == \"__main__\":", re.M)
 _KEEPS = re.compile(r"^from benchmarks\.report import .*\badd_keep_option\b", re.M)
 _MISSING = "–"
 _MEDIAN = "median "
@@ -114,10 +114,10 @@ def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
     return [{"name": name, **row} for name, row in found.items()]
 
 
-def source_of(benchmark: str) -> Path:
-    """The file that `python -m benchmarks.NAME` runs; a folder is a benchmark of several files."""
-    folder = ROOT / "benchmarks" / benchmark
-    return folder / "__main__.py" if folder.is_dir() else folder.with_suffix(".py")
+def sources() -> dict[str, Path]:
+    """The file that `python -m benchmarks.NAME` runs, by name; some are a folder's `__main__.py`."""
+    files = [file for file in (ROOT / "benchmarks").rglob("*.py") if _RUNS.search(file.read_text("utf-8"))]
+    return {file.parent.name if file.stem == "__main__" else file.stem: file for file in sorted(files)}
 
 
 def module_of(command: str) -> str:
@@ -127,7 +127,7 @@ def module_of(command: str) -> str:
         JudgementError: it runs none.
     """
     found = re.search(r"benchmarks\.(\w+)", command)
-    if found is None or not source_of(found[1]).is_file():
+    if found is None or found[1] not in sources():
         raise JudgementError(f"{command!r} runs no benchmark of this repository; set `command`")
     return found[1]
 
@@ -138,9 +138,10 @@ def purpose_of(module: str) -> str:
     Raises:
         JudgementError: it has none.
     """
-    said = ast.get_docstring(ast.parse(source_of(module).read_text(encoding="utf-8")))
+    source = sources()[module]
+    said = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
     if not said:
-        raise JudgementError(f"{source_of(module).relative_to(ROOT)} has no docstring")
+        raise JudgementError(f"{source.relative_to(ROOT)} has no docstring")
     return said.splitlines()[0]
 
 
@@ -259,16 +260,10 @@ def document(
     entries = judgements["result"].items()
     kept = {module_of(entry.get("command", results[name]["command"])) for name, entry in entries}
     kept |= {GPU} if gpu is not None else set()
-    rest = [[f"`python -m benchmarks.{name}`", purpose_of(name)] for name in benchmarks() if name not in kept]
+    keeping = [name for name, source in sources().items() if _KEEPS.search(source.read_text("utf-8"))]
+    rest = [[f"`python -m benchmarks.{name}`", purpose_of(name)] for name in keeping if name not in kept]
     lines += ["## Benchmarks without a kept result", "", judgements["unmeasured"].strip(), ""]
     return "\n".join(lines + table(["command", "what it measures"], rest)).rstrip() + "\n"
-
-
-def benchmarks() -> list[str]:
-    """Benchmarks that can keep a result."""
-    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
-    names |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
-    return [name for name in sorted(names) if _KEEPS.search(source_of(name).read_text("utf-8"))]
 
 
 def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:

@@ -1,0 +1,1 @@
+"""Documents, pictures, curves and profiles that are written from kept results."""

@@ -1,0 +1,1 @@
+"""Models as they come: families beside their own pipelines, embedded models before training, prompt files."""

@@ -1,0 +1,1 @@
+"""What a person meets: the first minutes, the pages, the record behind them, and closed doors."""

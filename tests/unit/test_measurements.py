@@ -75,8 +75,8 @@ def test_an_entry_has_what_it_lacks_from_the_one_that_it_is_like(tmp_path: Path)
         read_judgements(path)
 
 
-def test_a_list_may_be_told_by_its_median():
-    assert fill("{many:median .1f}", {"many": [1.0, None, 2.0, 9.0]}) == "2.0"
+def test_a_list_may_be_told_by_its_median_and_length():
+    assert fill("{many:median .1f} of {many:count}", {"many": [1.0, None, 2.0, 9.0]}) == "2.0 of 4"
     assert fill("{many:median .1f}", {"many": [None]}) == "–"
 
 
@@ -109,9 +109,8 @@ def test_a_result_shows_figures_tables_judgement_and_origin():
     assert "| lost of 9 | 3 |" in text
     assert "| kill | 3 |" in text
     assert "\n3 lost.\n" in text
-    assert "What stale exploration adds" in text  # the docstring of the benchmark that made it
     assert "`python -m benchmarks.overlap --keep`. `x.json`: commit `abc`" in text
-    assert "commit `abc`, cpu, 2026-11-23" in text
+    assert "commit `abc`, 2026-11-23, cpu." in text
 
 
 def test_a_judgement_of_a_figure_that_is_gone_is_refused():

@@ -6,23 +6,20 @@ Links are rewritten, as the pages move from the root into the site.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 _LINK = re.compile(r"(?P<text>!?\[[^\]]*\])\((?P<target>[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 
 
-def page_of(target: str) -> str | None:
-    """The site's page or picture that a link of a document leads to; None where the site has none.
-
-    Args:
-        target: as written, without its anchor; links of pages in docs to the root begin with `../`.
-    """
-    path = target.removeprefix("../")
+def page_of(path: str) -> str | None:
+    """The site's page or picture for a path in the repository; None where the site has none."""
     if path in ROOT_PAGES:
         return ROOT_PAGES[path]
     if path.startswith("docs/"):
@@ -35,15 +32,19 @@ def with_links_of_the_site(text: str, folder: str) -> str:
 
     Args:
         text: Markdown.
-        folder: where it lies in the repository: empty for the root, or `docs`.
+        folder: where it lies in the repository: empty for the root, `docs` or a folder in it.
     """
 
     def replaced(link: re.Match[str]) -> str:
         target, anchor = link["target"], link["anchor"] or ""
-        if not target or "://" in target or (folder and not target.startswith("../")):
+        path = posixpath.normpath(posixpath.join(folder, target))
+        if not target or "://" in target or (folder and path.startswith("docs/")):
             return link[0]
-        page = page_of(target)
-        return f"{link['text']}({page}{anchor})" if page else link["text"].strip("![]")
+        page = page_of(path)
+        if page is None:
+            return link["text"].strip("![]")
+        there = posixpath.relpath(posixpath.join("docs", page), folder) if folder else page
+        return f"{link['text']}({there}{anchor})"
 
     return _LINK.sub(replaced, text)
 
@@ -57,6 +58,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Rewrite the links of pages in docs that lead to the root."""
-    return with_links_of_the_site(markdown, "docs")
+    folder = posixpath.dirname(posixpath.join("docs", page.file.src_uri))
+    return with_links_of_the_site(markdown, folder)

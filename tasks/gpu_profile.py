@@ -90,7 +90,7 @@ def read_gpu_result(path: Path) -> GpuDayResult:
     Raises:
         ConfigurationError: it is none, or a rehearsal's.
     """
-    return read_json_model(path, "GPU result", GpuDayResult, "docs/what-if.md")
+    return read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
 
 
 def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profile:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,14 +12,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "deploy/README.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
-_COMMAND = re.compile(r"^(?:\.venv/bin/)?(spotlight|make|python -m benchmarks\.\w+)(?=\s|$)(.*)$")
+_COMMAND = re.compile(
+    r"^(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(spotlight|make|python -m benchmarks\.\w+)(?=\s|$)(.*)$"
+)
+_ENDS = (">", "|", "&&")
 _PLACEHOLDER = re.compile(r"^[A-Z][A-Z_:-]*$")
+
+
+def name_of(document: Path) -> str:
+    """The document's path in the repository, for messages."""
+    return document.relative_to(ROOT).as_posix()
 
 
 @dataclass(frozen=True)
@@ -75,9 +84,10 @@ def commands() -> Iterator[Command]:
             found = _COMMAND.match(shown.strip())
             if found is None:
                 continue
-            given = re.sub(r"\[[^\]]*\]|…", "", found[2])
+            given = re.sub(r"(?<!=)\[[^\]]*\]|…", "", found[2])
             program = found[1].removeprefix("python -m ")
-            yield Command(f"{path.name}: {shown.strip()}", program, tuple(shlex.split(given, comments=True)))
+            words = itertools.takewhile(lambda word: word not in _ENDS, shlex.split(given, comments=True))
+            yield Command(f"{name_of(path)}: {shown.strip()}", program, tuple(words))
 
 
 def bracketed_options(program: str) -> set[str]:

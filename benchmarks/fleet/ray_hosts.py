@@ -1,4 +1,4 @@
-"""A Ray cluster over the hosts of a network, as docs/gpus.md says to start one."""
+"""A Ray cluster over the hosts of a network, started as docs/how-to/ray-cluster.md shows."""
 
 from __future__ import annotations
 

@@ -290,7 +290,7 @@ def _check(home: Home, options: UpOptions) -> None:
     if configured:
         raise ConfigurationError(
             f"PREFECT_API_URL is {configured}, but `up` starts a server of its own; unset the variable, or "
-            "serve the deployments there: see docs/operating.md"
+            "serve the deployments there: see docs/reference/server.md"
         )
     home_password(home.ensure())
     if not is_loopback(options.host):

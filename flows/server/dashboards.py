@@ -75,7 +75,8 @@ def check_login(home: Home, host: str) -> None:
     if read_login(home) is None and not is_loopback(host):
         raise ConfigurationError(
             f"--host {host} would show all runs to everyone who reaches this machine; describe a login in "
-            f"{home.path / 'login.toml'} (see docs/dashboard.md), or stay on 127.0.0.1 and use `ssh -L`"
+            f"{home.path / 'login.toml'} (see docs/reference/dashboard.md), "
+            "or stay on 127.0.0.1 and use `ssh -L`"
         )
 
 

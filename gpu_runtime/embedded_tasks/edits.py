@@ -128,7 +128,7 @@ def edit_of(prompt: PromptRecord) -> Edit:
     if not isinstance(asked, dict) or not prompt.source:
         raise PromptFileError(
             f"prompt {prompt.text!r} has no `{'image' if isinstance(asked, dict) else 'edit'}`; an edit of "
-            "shapes needs both (docs/rewards.md)"
+            "shapes needs both (docs/reference/rewards.md)"
         )
     name = asked.get("class")
     if name not in CLASSES:

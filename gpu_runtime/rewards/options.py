@@ -124,7 +124,7 @@ class ServerOptions(Section):
 
 
 class RemoteOptions(ServerOptions):
-    """Of `remote`; docs/rewards.md says what is sent and what must come back."""
+    """Of `remote`; docs/reference/rewards.md says what is sent and what must come back."""
 
     images_a_request: int = Field(default=8, ge=1, le=256)
     """Most images of one request."""
@@ -136,7 +136,7 @@ class RemoteOptions(ServerOptions):
 
 
 class VlmOptions(ServerOptions):
-    """Of `vlm`; docs/rewards.md says what is sent and how the answer is read."""
+    """Of `vlm`; docs/reference/rewards.md says what is sent and how the answer is read."""
 
     model: str = Field(min_length=1)
     """Name of the model, as the server lists it."""

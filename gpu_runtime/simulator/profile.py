@@ -361,4 +361,4 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ConfigurationError: no such file, no JSON, or a figure is missing or out of range.
     """
-    return read_json_model(path, "profile", Profile, "docs/what-if.md")
+    return read_json_model(path, "profile", Profile, "docs/explanation/what-if.md")

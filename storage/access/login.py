@@ -131,7 +131,8 @@ def _checked(values: Mapping[str, Any], source: str) -> Login:
     missing = [key for key in _KEYS if not values.get(key)]
     if missing:
         raise ConfigurationError(
-            f"the login of {source} is not complete: {', '.join(missing)} missing; see docs/dashboard.md"
+            f"the login of {source} is not complete: {', '.join(missing)} missing; "
+            "see docs/reference/dashboard.md"
         )
     for key in _TEXTS:
         if not isinstance(values[key], str):

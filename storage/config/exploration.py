@@ -17,7 +17,7 @@ class ExplorationConfig(Section):
     iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
     current weights on all workers before the rollout, on the critical path; `off_policy` drafts as `stale`
     does and trains on the chosen drafts, so that only what they did not reach is rolled out. One of another
-    package: its entry point's name, or `package.module:Name` (docs/exploration.md)."""
+    package: its entry point's name, or `package.module:Name` (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
     """What the strategy itself declares; those of the project declare nothing."""

@@ -21,7 +21,8 @@ class ModelConfig(Section):
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`; `qwen-image-edit` or `flux-kontext` to edit
-    images. One of another package: its entry point's name, or `package.module:Name` (docs/models.md)."""
+    images. One of another package: its entry point's name, or `package.module:Name`
+    (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -58,8 +59,8 @@ class ModelConfig(Section):
     """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""
 
     text_length: int = Field(default=0, ge=0, le=1024)
-    """Text tokens of a prompt, to which all are padded; 0 is the family's own (docs/models.md). A longer
-    prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
+    """Text tokens of a prompt, to which all are padded; 0 is the family's own (docs/reference/models.md). A
+    longer prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
     """Where text encoders stay between prompts: `resident` on the device, or `offload` in the machine's

@@ -10,7 +10,7 @@ from storage.config.section import Section
 
 
 class PriceConfig(Section):
-    """What a device costs. The defaults are an H100's on GCP: see docs/spot.md."""
+    """What a device costs. The defaults are an H100's on GCP: see docs/explanation/spot.md."""
 
     reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
     """Dollars an hour of a reserved device."""
@@ -20,7 +20,7 @@ class PriceConfig(Section):
 
     book: str = ""
     """Price book that gives both prices instead, when a run is started: a .toml, .json or .csv file (see
-    docs/spot.md), or `builtin:known`; empty for the two prices above."""
+    docs/explanation/spot.md), or `builtin:known`; empty for the two prices above."""
 
     offer: str = ""
     """With `book`: what is rented, as the book names it: DEVICE@ZONE, as in `H100@gcp/us-east4`, or

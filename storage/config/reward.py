@@ -18,10 +18,10 @@ class RewardConfig(Section):
     asked and the rest stayed; `templates` compares with what the embedded tasks' renderers draw;
     `clip-score` and `pick-score` say how well an image fits its prompt; `jpeg` how small its file is;
     `remote` asks a server, `vlm` a vision language model behind one; `sum` weighs several of them. One of
-    another package: its entry point's name, or `package.module:Name` (docs/rewards.md)."""
+    another package: its entry point's name, or `package.module:Name` (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
 
     options: OptionValues = Field(default={})
-    """What the scorer itself declares (docs/rewards.md)."""
+    """What the scorer itself declares (docs/reference/rewards.md)."""

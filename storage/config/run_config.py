@@ -198,7 +198,7 @@ class EvaluationConfig(Section):
     takes but `sum`, and not the reward itself with the same options; empty for none."""
 
     options: OptionValues = Field(default={})
-    """What the judge itself declares (docs/rewards.md)."""
+    """What the judge itself declares (docs/reference/rewards.md)."""
 
     on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
     """What follows where the score rises while the judge or the images get worse: an event alone, a higher

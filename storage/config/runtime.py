@@ -82,10 +82,10 @@ class RuntimeConfig(Section):
     the most, and measured times and prices decide before each iteration how many are rented: `trace` replays
     what was once there, `command` runs two commands of yours, `ray` asks the cluster's autoscaler, `lending`
     a serving fleet. One of another package: its entry point's name, or `package.module:Name`
-    (docs/spot.md)."""
+    (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
-    """What `capacity` itself declares (docs/spot.md)."""
+    """What `capacity` itself declares (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
     """Processes that wait with their model loaded, and take the place of a lost worker that does not train.

@@ -1,9 +1,9 @@
 """Every setting with its default, bounds and description, as values and as a page of the documentation.
 
-All of it is read from `RunConfig`: the docstring of a field is its description. `docs/settings.md` is what
-`settings_page` returns; after a change, write it anew:
+All of it is read from `RunConfig`: the docstring of a field is its description. `settings_page` returns the
+text of docs/reference/settings.md; after a change, write it again:
 
-    spotlight settings --markdown > docs/settings.md
+    spotlight settings --markdown > docs/reference/settings.md
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAD = """\
 # Settings
 
 Every setting of a run. This page is generated from the docstrings in `storage/config`; do not edit it:
-`spotlight settings --markdown > docs/settings.md`. `spotlight settings SECTION` shows a part of it.
+`spotlight settings --markdown > docs/reference/settings.md`. `spotlight settings SECTION` shows a part of it.
 
 A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
 `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of

@@ -18,11 +18,12 @@ class TrackingConfig(Section):
 
     to: tuple[str, ...] = ("mlflow",)
     """Readers of the record: `mlflow`, `wandb`, `tensorboard`; one of your own by the name of its entry point
-    or as `package.module:Name` (docs/storage.md). An empty list copies nothing."""
+    or as `package.module:Name` (docs/reference/record.md). An empty list copies nothing."""
 
     uri: str = ""
     """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home
-    folder. A login comes from MLflow's own variables, such as MLFLOW_TRACKING_USERNAME (docs/storage.md)."""
+    folder. A login comes from MLflow's own variables, such as MLFLOW_TRACKING_USERNAME
+    (docs/reference/record.md)."""
 
     @field_validator("to")
     @classmethod

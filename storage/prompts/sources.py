@@ -86,7 +86,7 @@ def check_source(source: str, size: tuple[int, int] | None) -> None:
         if source:
             raise PromptFileError(
                 "the prompt has an `image`, but the model takes text alone; drop the key, or choose a model "
-                "that edits images (docs/models.md)"
+                "that edits images (docs/reference/models.md)"
             )
         return
     wanted = f"{size[1]} x {size[0]} pixels"

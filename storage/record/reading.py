@@ -104,7 +104,7 @@ class RecordConnection:
         """Answer a query; its result is read as from DuckDB's own connection.
 
         Args:
-            query: SQL; tables and columns as docs/storage.md lists them.
+            query: SQL; tables and columns as docs/reference/record.md lists them.
             values: of its parameters.
 
         Raises:

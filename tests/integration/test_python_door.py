@@ -53,7 +53,7 @@ def test_a_notebook_reads_what_was_recorded(home: Home, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_document_s_code_trains_evaluates_exports_and_a_second_run_follows(home: Home, tmp_path: Path):
-    [code] = python_of("docs/python.md")
+    [code] = python_of("docs/reference/python.md")
     first, second = outputs_of(tmp_path, code.replace('"glyphs"', '"smoke"'), AGAIN)
     assert "Traceback" not in first + second and "Unable to connect" not in first + second
     assert second.rstrip().endswith("second second finished")

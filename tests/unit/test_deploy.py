@@ -247,7 +247,9 @@ def test_heads_notice_a_dead_host_within_five_seconds():
     """Ray's head waits for an answer, and asks again after a period, as often as the threshold says."""
     pod = {one["name"]: one.get("value") for one in container(groups()["head"])["env"]}
     (task,) = documents("skypilot/head.yaml")
-    shown = dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", (ROOT / "docs" / "gpus.md").read_text("utf-8")))
+    shown = dict(
+        re.findall(r"(RAY_health_check_\w+)=(\d+)", (ROOT / "docs/how-to/ray-cluster.md").read_text("utf-8"))
+    )
     for variables in (pod, task["envs"], shown):
         period_ms, timeout_ms, threshold = (
             int(variables[f"RAY_health_check_{name}"])

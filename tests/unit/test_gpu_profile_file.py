@@ -91,7 +91,7 @@ def test_a_result_without_its_device_is_refused(tmp_path: Path):
     path = tmp_path / "cut.json"
     path.write_text(json.dumps({"by_stage": {}, "date": "2026-11-20"}))
     with pytest.raises(
-        ConfigurationError, match=r"GPU result .*: device: Field required; see docs/what-if.md"
+        ConfigurationError, match=r"GPU result .*: device: Field required; see docs/explanation/what-if.md"
     ):
         find_profile(Home(tmp_path), load_config("qwen-image-ocr-512", [], {}), str(path))
 

@@ -39,7 +39,7 @@ from storage.prompts.files import PromptRecord
 
 DROPPED = " (a.options={} drops what a preset says there)"
 
-DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
+DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rewards.md"
 
 SCORER = """
 from gpu_runtime.rewards.protocol import Score

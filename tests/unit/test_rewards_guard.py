@@ -83,7 +83,7 @@ def test_registry() -> None:
 
 @pytest.mark.parametrize("name", SCORERS.names())
 def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
-    lines = (REPOSITORY / "docs" / "rewards.md").read_text(encoding="utf-8").splitlines()
+    lines = (REPOSITORY / "docs" / "reference" / "rewards.md").read_text(encoding="utf-8").splitlines()
     [line] = [line for line in lines if line.startswith(f"| `{name}` |")]
     for option in SCORERS.find(name).options.model_fields:
         assert f"`{option}`" in line

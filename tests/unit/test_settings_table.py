@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from storage.config.run_config import RunConfig
 from storage.config.settings_table import list_settings, settings_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 MOST_SETTINGS = 85
 
 
@@ -43,7 +43,7 @@ def test_a_person_has_few_settings_to_choose_from():
 
 def test_the_page_of_the_documentation_is_today_s():
     assert PAGE.read_text(encoding="utf-8") == settings_page(), (
-        "docs/settings.md is not of these settings; run `spotlight settings --markdown > docs/settings.md`"
+        "the page is not of these settings; run `spotlight settings --markdown > docs/reference/settings.md`"
     )
 
 

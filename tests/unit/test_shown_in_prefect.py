@@ -156,7 +156,9 @@ def test_up_prints_the_address_of_the_ui_that_the_documents_show(
     _say_where(Home(tmp_path), UpOptions())
     printed = set(re.findall(r"http://127\.0\.0\.1:4200\S*", said[0]))
     assert printed == {"http://127.0.0.1:4200/v2/deployments"}
-    shown = set(re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", (DOCS / "operating.md").read_text()))
+    shown = set(
+        re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", (DOCS / "reference" / "server.md").read_text())
+    )
     assert shown == printed
 
 

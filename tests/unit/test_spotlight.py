@@ -213,7 +213,7 @@ def test_the_code_in_the_document_runs(
     monkeypatch.setattr(start, "post_train_under_server", record)
     monkeypatch.setattr(start, "evaluate", lambda *_, **__: figures)
     monkeypatch.setattr(tasks.export, "export_run", lambda home, run_id, out: {"out": str(out)})
-    [code] = python_of("docs/python.md")
+    [code] = python_of("docs/reference/python.md")
     exec(code, {})
     printed = capsys.readouterr().out
     assert "0.25 0.5" in printed and "0.75 0.5" in printed and "reward_mean" in printed

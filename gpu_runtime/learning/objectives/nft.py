@@ -2,7 +2,7 @@
 
 The loss needs no trajectory and no log-probability. One batch of stochastic steps is computed again
 all the same, before an iteration's first update: it shows that the weights are those that drew the
-images. docs/forward-process.md says more.
+images. docs/explanation/forward-process.md says more.
 """
 
 from __future__ import annotations

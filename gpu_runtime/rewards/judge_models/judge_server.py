@@ -122,7 +122,7 @@ class JudgeServer:
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise ConfigurationError(
                 f"the server at {setting} refuses with status {status}: {_start(said)}; check the key that "
-                "it wants (docs/rewards.md)"
+                "it wants (docs/reference/rewards.md)"
             )
 
     def _posted(self, content: bytes) -> bytes:

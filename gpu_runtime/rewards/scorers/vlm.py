@@ -191,6 +191,6 @@ def _key(settings: VlmOptions, environ: Mapping[str, str]) -> str:
         raise ConfigurationError(
             f"reward.options.key_variable = {quoted(settings.key_variable)}, but the environment has no key "
             "of that name; export it where the run is started, and on every machine that judges "
-            "(docs/rewards.md)"
+            "(docs/reference/rewards.md)"
         )
     return key

@@ -179,4 +179,4 @@ def read_curves(path: Path) -> LearningCurves:
     Raises:
         ConfigurationError: no such file, no JSON, or a curve is missing or does not rise.
     """
-    return read_json_model(path, "curves", LearningCurves, "docs/what-if.md")
+    return read_json_model(path, "curves", LearningCurves, "docs/explanation/what-if.md")

@@ -191,7 +191,7 @@ def starts(evidence: Evidence) -> Finding:
             "warning",
             title,
             text,
-            "Add instances, or lower `runtime.spot_workers`; see docs/spot.md on labels.",
+            "Add instances, or lower `runtime.spot_workers`; see docs/how-to/ray-cluster.md on labels.",
         )
     if ledger.failed_starts:
         text = f"All devices joined, but {ledger.failed_starts} workers ended while they loaded."

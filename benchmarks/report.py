@@ -19,31 +19,36 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-def add_keep_option(parser: argparse.ArgumentParser) -> None:
-    """Let the benchmark be asked to keep its result."""
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on.
+
+    Args:
+        doc: of the benchmark's module.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
+    parser.set_defaults(commit=environment()["commit"])
+    return parser
 
 
 def finish(
     name: str,
     figures: dict[str, Any],
-    keep: bool,
+    given: argparse.Namespace,
     device: str = "cpu",
     module: str | None = None,
-    began_at: str | None = None,
 ) -> None:
-    """Print the figures as one JSON line; with `keep`, write them with command, commit, device, date.
+    """Print the figures as one JSON line; with `--keep`, write them with command, commit, device, date.
 
     Args:
         name: of the result's file.
         figures: JSON values.
-        keep: write the file too.
+        given: as parsed by the parser of `options`.
         device: what it was measured on.
         module: the benchmark's module, where it is not called like the file.
-        began_at: commit at the start, where the working tree may move on meanwhile.
     """
-    if keep:
-        write_result(name, figures, device, module, began_at)
+    if given.keep:
+        write_result(name, figures, device, module, given.commit)
     print(json.dumps(figures))
 
 

@@ -25,7 +25,6 @@ sample; null without such a pair.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 import statistics
@@ -35,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.cost.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.simulator.comparison.what_if import undisturbed
@@ -47,7 +46,6 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
-from storage.environment import environment
 from storage.home import Home
 from storage.record.queries.workload import iteration_work, losses_at_work, start_times
 from storage.record.run_store import RunStore
@@ -393,18 +391,14 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument(
         "--quick",
         action="store_true",
         help=f"{len(QUICK)} tiny runs of {_SHORT} iterations instead of {len(RUNS)} of {_FULL}",
     )
-    add_keep_option(parser)
     arguments = parser.parse_args()
     wanted, iterations = (QUICK, _SHORT) if arguments.quick else (RUNS, _FULL)
-    commit = environment()["commit"]
     home = Home.from_environment().ensure()
     kept = kept_runs(home, wanted, iterations, "backtest-quick" if arguments.quick else "backtest")
     rows = [row for run in kept if (row := compare(home, run, kept)) is not None]
@@ -415,7 +409,7 @@ def main() -> None:
             f"{row.unscaled_error:.1%}); bill {row.dollars_error:.1%} off; {row.live.losses} losses",
             file=sys.stderr,
         )
-    finish("backtest", figures_of(rows, kept, iterations), arguments.keep, began_at=commit)
+    finish("backtest", figures_of(rows, kept, iterations), arguments)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ every number is a function of its identity, it ends with the very weights of the
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration, rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.weights import weights_digest
@@ -99,13 +98,10 @@ def _synchronize() -> None:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--iterations", type=int, default=5)
-    add_keep_option(parser)
     arguments = parser.parse_args()
     config = load_config(arguments.preset, arguments.set, os.environ)
     result = run(config, arguments.iterations)
@@ -129,7 +125,7 @@ def main() -> None:
         "max_ratio_deviation": result.max_ratio_deviation,
         "digest": result.digest,
     }
-    finish("bare_loop", figures, arguments.keep, device)
+    finish("bare_loop", figures, arguments, device)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ machines are noisy.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -22,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from storage.config.loading import load_config
 from storage.home import Home
 from storage.record.reading import Records
@@ -80,12 +79,9 @@ def _digest(home: Home) -> str:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--quick", action="store_true", help="one turn of 4 iterations instead of two of 8")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     load_config(arguments.preset, [], os.environ)
     turns, iterations = (1, 4) if arguments.quick else (2, 8)
@@ -110,7 +106,7 @@ def main() -> None:
         "default_fleet_iteration_s": statistics.median(default),
         "preset": arguments.preset,
     }
-    finish("overhead", figures, arguments.keep)
+    finish("overhead", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ most memory that the process held.
 
 from __future__ import annotations
 
-import argparse
 import random
 import resource
 import time
@@ -24,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.what_if import trace_length_s
 from gpu_runtime.simulator.fleet import FleetPlan
@@ -36,7 +35,6 @@ from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.loading import PRESETS, load_config
 from storage.config.run_config import RunConfig
-from storage.environment import environment
 
 _PRESET = "qwen-image-geneval-512"
 _BATCHES = 4  # of a device and iteration
@@ -129,13 +127,9 @@ def measure(devices: int, iterations: int, events: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="3 iterations, to 100 devices")
-    add_keep_option(parser)
     arguments = parser.parse_args()
-    began_at = environment()["commit"]
     sizes, iterations = (_SIZES[:2], 3) if arguments.quick else (_SIZES, _ITERATIONS)
     simulate(sizes[0], 1)  # imports, and what is computed once
     whole = simulate(sizes[-1], iterations)
@@ -158,7 +152,7 @@ def main() -> None:
         "drafts": whole.run.drafts,
         "sizes": rows,
     }
-    finish("simulator", figures, arguments.keep, began_at=began_at)
+    finish("simulator", figures, arguments)
 
 
 if __name__ == "__main__":

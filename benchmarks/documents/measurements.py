@@ -39,7 +39,7 @@ RENEW = "python -m benchmarks.measurements"
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
 _RUNS = re.compile(r"^if __name__ == \"__main__\":", re.M)
-_KEEPS = re.compile(r"^from benchmarks\.report import .*\badd_keep_option\b", re.M)
+_KEEPS = re.compile(r"^from benchmarks\.report import .*\boptions\b", re.M)
 _MISSING = "–"
 _USUAL_DEVICE = "x86_64, 2 cores"  # which the introduction describes
 _COUNT, _MEDIAN = "count", "median "

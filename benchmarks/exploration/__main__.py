@@ -33,7 +33,7 @@ from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.summary import summarise
 from benchmarks.exploration.tuning import Tuned, choose, tuned_of, tuning_curves
 from benchmarks.exploration.tuning_prompts import tuning_settings
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from storage.environment import environment
 from storage.home import Home
 
@@ -102,7 +102,7 @@ def main() -> None:
         "tuning": tuned.figures if tuned else {},
         **summarise(task, curves, {arm: arm_config(task, arm, 0) for arm, _ in curves}, chosen),
     }
-    finish(f"exploration-{task}", figures, arguments.keep, module="exploration", began_at=commit)
+    finish(f"exploration-{task}", figures, arguments, module="exploration")
 
 
 def _tune(task: str, store: CurveStore[Curve], jobs: int, keep: bool) -> str:
@@ -116,9 +116,7 @@ def _tune(task: str, store: CurveStore[Curve], jobs: int, keep: bool) -> str:
 
 
 def _command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
@@ -127,7 +125,6 @@ def _command_line() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="one run seed, a quarter of the iterations")
     parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
     add_after_option(parser)
-    add_keep_option(parser)
     return parser
 
 

@@ -15,7 +15,6 @@ A round's time is the processor time of `next_round`, the median over a plan's r
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -25,11 +24,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exploration.planner_baselines import BASELINES, play
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.prediction.score_model import PastScores
 from gpu_runtime.exploration.selection import max_variance_subset
-from storage.environment import environment
 
 GROUP, CANDIDATES, PROMPTS, ROUNDS = 8, 24, 32, 8
 BUDGETS = (0.125, 0.25, 0.5, 0.75)
@@ -202,13 +200,9 @@ def ms_per_round(prompts: int) -> float:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_keep_option(parser)
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="four tables, two budgets, three seeds")
     arguments = parser.parse_args()
-    began_at = environment()["commit"]
     names = list(TABLES)[1::6] if arguments.quick else list(TABLES)
     budgets = (0.25, 0.75) if arguments.quick else BUDGETS
     seeds = 3 if arguments.quick else SEEDS
@@ -231,7 +225,7 @@ def main() -> None:
         **times,
         "captured": shares,
     }
-    finish("allocation", figures, arguments.keep, began_at=began_at)
+    finish("allocation", figures, arguments)
 
 
 def summary(comparisons: list[Comparison]) -> dict[str, Any]:

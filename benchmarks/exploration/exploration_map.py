@@ -10,7 +10,6 @@ a cell: a difference of two ends has a standard error of about three points.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -24,7 +23,7 @@ from benchmarks.exploration.arms import ALL, TASKS
 from benchmarks.exploration.curve_store import curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
 from benchmarks.exploration.learning_curve import Curve
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.registry import find_task
 from gpu_runtime.models.embedded.model import EmbeddedModel
@@ -35,7 +34,6 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.environment import environment
 from storage.home import Home
 from storage.prompts.of_a_run import load_run_prompts
 from storage.prompts.subset import draw_subset
@@ -146,22 +144,20 @@ def cell_of(wanted: float, signal: str, plain: Curve, stale: Curve) -> dict[str,
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--iterations", type=int, default=16)
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="two bases, exact reward, 6 iterations")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     wanted, signals, iterations, every = SUCCESS, SIGNALS, arguments.iterations, 2
     if arguments.quick:
         wanted, signals, iterations = (0.05, 0.30), ("exact",), 6
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    commit = environment()["commit"]
-    bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / f"bases-{commit}", wanted)
-    store = curve_store("exploration-map", commit)
+    bases = make_bases(
+        Home.from_environment().ensure().path / "benchmarks" / f"bases-{arguments.commit}", wanted
+    )
+    store = curve_store("exploration-map", arguments.commit)
     wanted = {
         (success, signal, arm): _curve(base, signal, arm, iterations, every)
         for success, base in bases.items()
@@ -179,7 +175,7 @@ def main() -> None:
         for signal in signals
     ]
     figures = {"task": "ocr", "cells": cells}
-    finish("exploration-map", figures, arguments.keep, module="exploration_map", began_at=commit)
+    finish("exploration-map", figures, arguments, module="exploration_map")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ moving average and the optimiser of one that does them one after another, both w
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.exploration.learning_curve import make_curve
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.runtime import Runtime
 from storage.config.loading import load_config
 from storage.home import Home
@@ -135,12 +134,9 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--preset", default="shapes-stale")
     parser.add_argument("--quick", action="store_true", help="one turn of 6 iterations instead of two of 12")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     turns, iterations = (1, 6) if arguments.quick else (2, 12)
     runs: dict[str, list[Timings]] = {"plain": [], "stale": []}
@@ -174,7 +170,7 @@ def main() -> None:
         "iterations_measured": len(waits),
         "preset": arguments.preset,
     }
-    finish("overlap", figures, arguments.keep)
+    finish("overlap", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ All samples are compared with the same samples computed by one process alone.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -34,7 +33,7 @@ import psutil
 import torch
 
 from benchmarks.fleet.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
-from benchmarks.report import add_keep_option, finish, nearest_rank
+from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
@@ -45,7 +44,6 @@ from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.environment import environment
 from storage.record.records import StateInterval
 
 _DEVICES = 4
@@ -133,16 +131,13 @@ def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="4 kills instead of 60")
     parser.add_argument("--kills", type=int, help="so many kills")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     kills = arguments.kills or (4 if arguments.quick else 60)
     torch.set_num_threads(1)
-    began_at, began = environment()["commit"], time.monotonic()
+    began = time.monotonic()
     load = os.getloadavg()[0]
     config = load_config("glyphs", list(_SETTINGS), {})
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +163,7 @@ def main() -> None:
         "load_average": [load, os.getloadavg()[0]],
         "wall_s": time.monotonic() - began,
     }
-    finish("elastic_sp", figures, arguments.keep, began_at=began_at)
+    finish("elastic_sp", figures, arguments)
 
 
 if __name__ == "__main__":

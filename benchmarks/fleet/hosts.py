@@ -20,7 +20,6 @@ the longest of all trials. `back` counts hosts that were cut off and got samples
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -36,13 +35,12 @@ from typing import Any, Literal
 from benchmarks.fleet.hosts_network import Host, HostNetwork, refusal
 from benchmarks.fleet.ray_hosts import ANSWER_S, RayHosts
 from benchmarks.fleet.slow_link import Link
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history_log import lives
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
-from storage.environment import environment
 from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
 from storage.record.checkpoints import CheckpointStore
@@ -328,9 +326,7 @@ def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Distur
 
 def main() -> None:
     """Print one line a trial, and one JSON line last."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="one trial of three iterations")
     parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
     parser.add_argument(
@@ -339,14 +335,12 @@ def main() -> None:
         default=ANSWER_S,
         help="seconds without an answer after which a host is lost (default 4; more on a busy machine)",
     )
-    add_keep_option(parser)
     arguments = parser.parse_args()
     reason = refusal()
     if reason:
         raise SystemExit(f"no hosts: {reason}")
     trials = QUICK_TRIALS if arguments.quick else TRIALS
     iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
-    began_at = environment()["commit"]
     with HostNetwork() as network:
         hosts = RayHosts(network, arguments.answer)
         settings = [f"iterations={iterations}", *SETTINGS, *put_inputs(hosts.head)]
@@ -358,7 +352,7 @@ def main() -> None:
             same = outcome.state == expected
             print(f"{trial.name}: {outcome.in_words}, identical: {same}", flush=True)
     result = figures(outcomes, expected, arguments.answer)
-    finish("hosts", result, arguments.keep, began_at=began_at)
+    finish("hosts", result, arguments)
 
 
 def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:

@@ -16,7 +16,6 @@ part; one that was cut off is done again. The figures are those of all parts so 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections import Counter
@@ -25,8 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.fleet.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
-from benchmarks.report import add_keep_option, finish
-from storage.environment import environment
+from benchmarks.report import finish, options
 from storage.errors import SpotlightError
 
 SETTINGS = (
@@ -40,9 +38,7 @@ SETTINGS = (
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--faults", type=int, default=1000, help="go on until so many are done, in all parts")
     parser.add_argument("--parts", type=int, help="do at most so many parts in this call; 0: figures alone")
     parser.add_argument("--minutes", type=float, help="begin no further part after so many minutes")
@@ -50,7 +46,6 @@ def main() -> None:
     parser.add_argument("--cluster", choices=sorted(CLUSTERS), help="all parts on this one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     size, iterations = (16, 4) if arguments.quick else (PACK, 12)
     clusters = [arguments.cluster] if arguments.cluster else list(CLUSTERS)
@@ -60,7 +55,7 @@ def main() -> None:
         for parts in series:
             parts.forget()
         arguments.faults, arguments.parts = size, 1
-    commit, began, added = environment()["commit"], time.monotonic(), 0
+    began, added = time.monotonic(), 0
     while (
         _done(series) < arguments.faults
         and (arguments.parts is None or added < arguments.parts)
@@ -84,8 +79,8 @@ def main() -> None:
         "settings": arguments.set,
         "commit_interval": series[0].config.runtime.commit_steps,
     }
-    finish("preemption_quick" if arguments.quick else "preemption", figures, arguments.keep, "cpu",
-           "preemption", commit)  # fmt: skip
+    name = "preemption_quick" if arguments.quick else "preemption"
+    finish(name, figures, arguments, module="preemption")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ In one runtime a standby waits for each kill, in another one there is none; they
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.report import add_keep_option, finish, nearest_rank
+from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Rollout, Runtime
@@ -39,7 +38,6 @@ from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_hist
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.clock import now
 from storage.config.loading import load_config
-from storage.environment import environment
 from storage.record.records import StandbyTime
 
 _SETTINGS = (
@@ -248,16 +246,13 @@ def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="4 kills instead of 40")
     parser.add_argument("--kills", type=int, help="so many kills, half of them with a standby")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     of_each = (arguments.kills or (4 if arguments.quick else 40)) // 2
     torch.set_num_threads(1)
-    began_at, began = environment()["commit"], time.monotonic()
+    began = time.monotonic()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         warm, cold = Side(1, of_each, Path(folder)), Side(0, of_each, Path(folder))
@@ -267,7 +262,7 @@ def main() -> None:
                 print(f"{len(warm.trials)} warm, {len(cold.trials)} cold", file=sys.stderr, flush=True)
     figures = figures_of(warm, cold)
     figures |= {"load_average": [load, os.getloadavg()[0]], "wall_s": time.monotonic() - began}
-    finish("replacement", figures, arguments.keep, began_at=began_at)
+    finish("replacement", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ changes no bit: it is named beside identical results.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import ROOT, add_keep_option, finish
+from benchmarks.report import ROOT, finish, options
 from flows.server.local_server import LocalServer
 from storage.home import Home
 
@@ -148,11 +147,8 @@ def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
 
 def main() -> None:
     """Print a line a run, and one JSON line last."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="one repetition instead of three")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +160,7 @@ def main() -> None:
             )
         finally:
             server.stop()
-    finish("reproduce", figures | {"wall_s": round(time.monotonic() - started, 1)}, arguments.keep)
+    finish("reproduce", figures | {"wall_s": round(time.monotonic() - started, 1)}, arguments)
 
 
 if __name__ == "__main__":

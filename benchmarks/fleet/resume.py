@@ -13,7 +13,6 @@ commit goes on beside the next rollout.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -27,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from flows.server.local_server import SERVER_MODULE
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
@@ -176,11 +175,8 @@ def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[s
 
 def main() -> None:
     """Print one line a kill, and one JSON line last."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="the first 6 kills only")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     kills = KILLS[:6] if arguments.quick else KILLS
     with tempfile.TemporaryDirectory() as folder:
@@ -209,7 +205,7 @@ def main() -> None:
         "survived": sum(outcome.how == "survived" for outcome in outcomes),
         "resumed": sum(outcome.how == "resumed" for outcome in outcomes),
     }
-    finish("resume", figures, arguments.keep)
+    finish("resume", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ calls, as many bytes. `load_average` says what else the machine did.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
 from dataclasses import dataclass
 
 from benchmarks.fleet.live_scheduler import CALLS_A_ROUND, LiveCoordinator
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.work_items import WorkItem
@@ -111,12 +110,9 @@ def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="2 short turns")
     parser.add_argument("--batch", type=int, default=4, help="requests in a lease (default 4)")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     turns, rounds = (2, 5_000) if arguments.quick else (5, 20_000)
     live_turns, live_rounds = (2, 1_000) if arguments.quick else (5, 3_000)
@@ -137,7 +133,7 @@ def main() -> None:
         "rounds": turns * rounds,
         **measure_live(live_turns, live_rounds, arguments.batch),
     }
-    finish("scheduler", figures, arguments.keep)
+    finish("scheduler", figures, arguments)
 
 
 if __name__ == "__main__":

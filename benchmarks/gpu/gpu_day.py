@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_stage
-from benchmarks.report import RESULTS, add_keep_option, write_result
+from benchmarks.report import RESULTS, options, write_result
 from storage.clock import process_age_s
-from storage.environment import environment
 
 NAME = "gpu_day"
 _FORKED = (
@@ -234,7 +233,7 @@ def main() -> None:
     if wanted == "cuda" and not facts.get("expandable_segments"):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = ""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    stamp = {"device": device, "date": today, "commit": arguments.commit or environment()["commit"]}
+    stamp = {"device": device, "date": today, "commit": arguments.commit}
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
     kept = {} if arguments.tiny else _kept_figures(RESULTS / f"{NAME}.json")
     if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
@@ -253,9 +252,7 @@ def _kept_figures(path: Path) -> Figures:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     every = {stage.name: stage for stage in stages()}
     parser.add_argument("--tiny", action="store_true", help="all stages at the size of a rehearsal")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda, and cpu with --tiny, by default")
@@ -268,7 +265,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder for the result and its pictures")
     parser.add_argument("--commit", help="of the code, where this machine has no git")
     parser.add_argument("--fault", help=argparse.SUPPRESS, metavar="STAGE=kill|raise|hang")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     names = arguments.only.split(",") if arguments.only else list(every)
     if odd := [name for name in names if name not in every]:

@@ -11,14 +11,13 @@ tiny: this tests the code path, not the images. It runs in well under a minute.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
@@ -73,18 +72,15 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--only", choices=PIPELINES, help="one family")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     families = []
     for family in [arguments.only] if arguments.only else PIPELINES:
         with tempfile.TemporaryDirectory() as folder:
             families.append(figures_of(family, Path(folder)))
-    finish("families", {"families": families}, arguments.keep)
+    finish("families", {"families": families}, arguments)
 
 
 if __name__ == "__main__":

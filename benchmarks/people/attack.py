@@ -14,7 +14,6 @@ go on.
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import socket
@@ -34,9 +33,8 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from benchmarks.people.attacked_servers import training, unprotected
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import finish, options
 from flows.server.note import living_server
-from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from tests.listening import listening
@@ -318,13 +316,9 @@ def attack_train(home: Home, marker: Path) -> list[Outcome]:
 
 def main() -> None:
     """Print the tries that succeeded, and one JSON line last."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--unprotected", action="store_true", help="Prefect's server as it comes, instead")
-    add_keep_option(parser)
     arguments = parser.parse_args()
-    commit = environment()["commit"]
     with tempfile.TemporaryDirectory() as folder:
         homes = [Home(Path(folder) / name).ensure() for name in ("up", "train", "unprotected")]
         marker = Path(folder) / "started-by-an-attack"
@@ -342,7 +336,7 @@ def main() -> None:
     for line in figures["succeeded"]:
         print(line)
     name = "attack_unprotected" if arguments.unprotected else "attack"
-    finish(name, figures, arguments.keep, module="attack", began_at=commit)
+    finish(name, figures, arguments, module="attack")
 
 
 if __name__ == "__main__":

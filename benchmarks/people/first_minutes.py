@@ -11,15 +11,13 @@ the longest time that a refusal takes. The machine should be idle.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import add_keep_option, finish
-from storage.environment import environment
+from benchmarks.report import finish, options
 from storage.errors import RuntimeFailure
 from tests.terminal import CTRL_C, Terminal
 
@@ -84,15 +82,12 @@ def _train(home: str, *arguments: str) -> Terminal:
 
 def main() -> None:
     """Print what a first run shows, and one JSON line last."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="without Ray, and two refusals")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     if arguments.quick and arguments.keep:
         parser.error("--quick leaves figures out that --keep needs")
-    commit, load = environment()["commit"], os.getloadavg()[0]
+    load = os.getloadavg()[0]
     refusals = {
         name: refused(wrong) for name, wrong in _REFUSED.items() if not arguments.quick or name in _QUICK
     }
@@ -109,7 +104,7 @@ def main() -> None:
         "refusals_s": refusals,
         "load_before_and_after": (load, os.getloadavg()[0]),
     }
-    finish("first_minutes", figures, arguments.keep, began_at=commit)
+    finish("first_minutes", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Readers are processes that query `spotlight.duckdb` while a run commits and comp
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import multiprocessing
@@ -31,7 +30,7 @@ from typing import Any
 
 import duckdb
 
-from benchmarks.report import add_keep_option, finish, nearest_rank
+from benchmarks.report import finish, nearest_rank, options
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
@@ -306,17 +305,14 @@ def costs(iterations: int) -> dict[str, Any]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options(__doc__)
     parser.add_argument("--faults", type=int, default=300, help="how many (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    add_keep_option(parser)
-    options = parser.parse_args()
-    share = 10 if options.quick else 1
-    figures = faults(options.faults // share) | readers(10_000 // share) | costs(10_000 // share)
+    arguments = parser.parse_args()
+    share = 10 if arguments.quick else 1
+    figures = faults(arguments.faults // share) | readers(10_000 // share) | costs(10_000 // share)
     print(json.dumps(figures, indent=2), file=sys.stderr)
-    finish("record", figures, options.keep)
+    finish("record", figures, arguments)
 
 
 if __name__ == "__main__":

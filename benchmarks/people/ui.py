@@ -8,7 +8,6 @@ not in it: imports, and AppTest's scan of the installed packages for components.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from benchmarks.people.ui_database import LARGE_RUN, Scale, row_counts, write_home
-from benchmarks.report import ROOT, add_keep_option, finish
+from benchmarks.report import ROOT, finish, options
 from storage.home import HOME_VARIABLE, Home
 from storage.record.run_store import RunStore
 
@@ -32,14 +31,13 @@ _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
 
 def main() -> None:
     """Generate, render, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__)
     parser.add_argument("--iterations", type=int, default=1000)
     parser.add_argument("--samples", type=int, default=512, help="of an iteration; a multiple of 16")
     parser.add_argument("--devices", type=int, default=64, help="at least 6")
     parser.add_argument("--repeats", type=int, default=5, help="renderings of a page with empty caches")
     parser.add_argument("--quick", action="store_true", help="60 iterations x 128 samples x 16 devices")
     parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
-    add_keep_option(parser)
     arguments = parser.parse_args()
     scale = Scale(arguments.iterations, arguments.samples, arguments.devices)
     if arguments.quick:
@@ -50,7 +48,8 @@ def main() -> None:
         parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(arguments.home or Path(folder), scale, arguments.repeats)
-    finish("ui", figures, arguments.keep and not arguments.quick)
+    arguments.keep = arguments.keep and not arguments.quick
+    finish("ui", figures, arguments)
 
 
 def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:

@@ -209,6 +209,7 @@ def train(
 def resume(
     run_id: str,
     *,
+    iterations: int | None = None,
     cluster: Cluster | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
@@ -217,6 +218,7 @@ def resume(
 
     Args:
         run_id: the run.
+        iterations: how many it has in all: a finished run goes on to these; None leaves them.
         cluster: what starts the processes; None leaves it as it was.
         ray_address: a running Ray cluster; None leaves it as it was.
         take_over: take over a run that is marked as running on a machine that is gone.
@@ -226,7 +228,10 @@ def resume(
     """
     from flows import start
 
-    return _result(start.resume(run_id, cluster=cluster, ray_address=ray_address, take_over=take_over))
+    summary = start.resume(
+        run_id, iterations=iterations, cluster=cluster, ray_address=ray_address, take_over=take_over
+    )
+    return _result(summary)
 
 
 def evaluate(

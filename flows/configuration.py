@@ -40,8 +40,10 @@ def given_configuration(
     return with_absolute_paths(with_read_options(*load_with_sources(preset, changes, os.environ, base)))
 
 
-def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
-    """An earlier run's configuration, to go on with on another cluster.
+def configuration_to_resume(
+    config: RunConfig, cluster: str | None, ray_address: str | None, iterations: int | None = None
+) -> RunConfig:
+    """Return an earlier run's configuration with what may change when it goes on: cluster and iterations.
 
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
@@ -49,11 +51,13 @@ def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) 
         config: as the run was started with.
         cluster: what starts the processes; None leaves it, unless an address is given.
         ray_address: a running Ray cluster; None leaves it.
+        iterations: how many the run has in all; None leaves them.
 
     Raises:
-        ConfigurationError: the two do not fit, or not to the run.
+        ConfigurationError: these do not fit each other or the run.
     """
     changes = _cluster_setting(cluster, ray_address)
+    changes += [] if iterations is None else [f"iterations={iterations}"]
     environ = {name: os.environ[name] for name in _PLACES if name in os.environ}
     return load_config(None, changes, environ, config) if changes or environ else config
 

@@ -6,7 +6,13 @@ import re
 import secrets
 import time
 
-from storage.errors import ConfigurationError
+from storage.environment import SIMULATED
+from storage.errors import ConfigurationError, RunNotFoundError
+from storage.home import Home
+from storage.record.run_store import RunStore
+
+LAST = "last"
+"""Names the newest run that was done here; simulated ones do not count."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
@@ -34,12 +40,40 @@ def is_made_up(name: str) -> bool:
     return len(parts) > 1 and words.issuperset(parts)
 
 
+def find_run(home: Home, text: str) -> str:
+    """Return the identifier of the run that a person names: all of it, its beginning, or `last`.
+
+    A text that no run begins with is returned as it is: what needs the run refuses it and names near ones.
+
+    Raises:
+        ConfigurationError: several runs begin so.
+        RunNotFoundError: `last`, and there is no run.
+    """
+    if not text or text in home.run_ids():
+        return text
+    rows = RunStore(home).runs()
+    if text == LAST:
+        done = [row.run_id for row in rows if SIMULATED not in row.environment]
+        if not done:
+            raise RunNotFoundError("there is no run yet; start one with `spotlight train`")
+        return done[0]
+    found = [row.run_id for row in rows if row.run_id.startswith(text)]
+    if len(found) > 1:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise ConfigurationError(
+            f"{len(found)} runs begin with {text!r}: {', '.join(found[:3])}{more}; write more of it"
+        )
+    return found[0] if found else text
+
+
 def check_run_id(run_id: str) -> None:
     """Refuse an identifier that cannot name a folder of checkpoints.
 
     Raises:
         ConfigurationError: it holds other characters, is empty or too long.
     """
+    if run_id == LAST:
+        raise ConfigurationError(f"run identifier {LAST!r} names the newest run in commands; choose another")
     if not _RUN_ID.fullmatch(run_id):
         raise ConfigurationError(
             f"run identifier {run_id!r} cannot name a folder; use letters, digits, `_`, `.` and `-`, at most "

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.configuration import given_configuration, look_at_inputs, look_at_model, on_cluster
+from flows.configuration import configuration_to_resume, given_configuration, look_at_inputs, look_at_model
 from flows.output import output_may_fail
 from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
@@ -33,7 +33,7 @@ from storage.new_folder import claim_folder
 from storage.prompts.files import load_prompts
 from storage.quick_imports import quick_imports
 from storage.record.checkpoints import CheckpointStore
-from storage.record.run_store import RunStore, check_resumable, refuse_simulated
+from storage.record.run_store import RunStore, check_iterations, check_resumable, refuse_simulated
 from storage.run_log import RunLog
 
 
@@ -74,12 +74,19 @@ def train(
 
 @output_may_fail()
 def resume(
-    run_id: str, *, cluster: str | None = None, ray_address: str | None = None, take_over: bool = False
+    run_id: str,
+    *,
+    iterations: int | None = None,
+    cluster: str | None = None,
+    ray_address: str | None = None,
+    take_over: bool = False,
 ) -> dict[str, Any]:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
     Args:
         run_id: the run.
+        iterations: how many it has in all, more than it has done: a finished run goes on to these; None
+            leaves what it was started with.
         cluster: what starts the processes; None leaves it as it was.
         ray_address: a running Ray cluster; None leaves it as it was.
         take_over: also where the run is marked as running on another machine, which is gone.
@@ -93,8 +100,10 @@ def resume(
     with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
         home = Home.from_environment().ensure()
         fetch_where_unknown(home, run_id)
-        config = resumed_configuration(home, run_id, cluster, ray_address, take_over)
+        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, iterations)
         look_at_inputs(config)
+        if iterations is not None:
+            RunStore(home).set_iterations(run_id, iterations)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
         return post_train_under_server(home, run_id, config)
 
@@ -219,6 +228,7 @@ def resumed_configuration(
     cluster: str | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
+    iterations: int | None = None,
 ) -> RunConfig:
     """The configuration that a run is resumed with; arguments as of `resume`.
 
@@ -228,9 +238,11 @@ def resumed_configuration(
         cluster: `ray` or `local`; None for the recorded one.
         ray_address: of a Ray cluster that is there.
         take_over: also a run that seems to go on elsewhere.
+        iterations: how many it has in all; None for the recorded ones.
 
     Raises:
-        SpotlightError: there is no such run, it is finished or running, or its inputs have changed.
+        SpotlightError: there is no such run, it is running or has no iteration left, or its inputs have
+            changed.
     """
     from tasks.inputs import refuse_changed_inputs
 
@@ -239,8 +251,11 @@ def resumed_configuration(
         store = RunStore(home)
         store.take_over(row)
         row = store.run(run_id)
-    check_resumable(row)
-    config = on_cluster(row.config, cluster, ray_address)
+    if iterations is None:
+        check_resumable(row)
+    else:
+        check_iterations(row, iterations)
+    config = configuration_to_resume(row.config, cluster, ray_address, iterations)
     refuse_changed_inputs(row.environment, config)
     return config
 

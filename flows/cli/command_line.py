@@ -18,7 +18,9 @@ from flows.cli.metrics import metrics
 from flows.cli.operating import down, reproduce, up
 from flows.cli.profile import profile
 from flows.cli.prompts import prompts
+from flows.cli.run_names import OptionalRunName, RunName
 from flows.cli.settings import preset_names, setting_names, settings, version_option
+from flows.cli.stop import stop
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
 from flows.output import output_may_fail
@@ -41,6 +43,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback()(version_option)
+
+
+START, RUNS, BEFORE, OPERATE = "Start here", "A run", "Before a run", "Operate"
+"""The groups of commands in `spotlight --help`."""
 
 
 class EmbeddedTaskName(StrEnum):
@@ -83,7 +89,8 @@ ClusterKind = Annotated[
 
 
 @app.command(
-    epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5"
+    epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5",
+    rich_help_panel=START,
 )
 def train(
     preset: Preset = None,
@@ -93,15 +100,25 @@ def train(
     run_id: Annotated[
         str | None, typer.Option(help="Identifier of the new run; made up where missing.")
     ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Of the run; the same as --set iterations=N.")
+    ] = None,
 ) -> None:
     """Train a new run and print its result as one line of JSON."""
-    summary = start.train(preset, set_ or [], run_id=run_id, cluster=cluster, ray_address=ray_address)
+    changes = [*(set_ or []), *([] if iterations is None else [f"iterations={iterations}"])]
+    summary = start.train(preset, changes, run_id=run_id, cluster=cluster, ray_address=ray_address)
     _print_json(summary)
 
 
-@app.command(epilog="Example: spotlight resume glyphs-20261121-101500-a1b2")
+@app.command(
+    epilog="Example: spotlight resume glyphs-20261121-101500-a1b2",
+    rich_help_panel=RUNS,
+)
 def resume(
-    run_id: str,
+    run_id: RunName,
+    iterations: Annotated[
+        int | None, typer.Option(help="How many it has in all: a finished run goes on to these.")
+    ] = None,
     ray_address: RayAddress = None,
     cluster: ClusterKind = None,
     take_over: Annotated[
@@ -114,16 +131,22 @@ def resume(
     ] = False,
 ) -> None:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration."""
-    _print_json(start.resume(run_id, cluster=cluster, ray_address=ray_address, take_over=take_over))
+    _print_json(
+        start.resume(
+            run_id, iterations=iterations, cluster=cluster, ray_address=ray_address, take_over=take_over
+        )
+    )
+
+
+app.command(epilog="Example: spotlight stop last", rich_help_panel=RUNS)(stop)
 
 
 @app.command(
-    epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN"
+    epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN",
+    rich_help_panel=RUNS,
 )
 def evaluate(
-    run_id: Annotated[
-        str | None, typer.Argument(help="A run; without it the untouched model of the preset.")
-    ] = None,
+    run_id: OptionalRunName = None,
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
@@ -145,12 +168,15 @@ def evaluate(
     _print_json(result)
 
 
-app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN")(evaluations)
+app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN", rich_help_panel=RUNS)(evaluations)
 
 
-@app.command(epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora")
+@app.command(
+    epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora",
+    rich_help_panel=RUNS,
+)
 def export(
-    run_id: str,
+    run_id: RunName,
     out: Annotated[Path, typer.Option(help="Folder for the weights; must not exist or be empty.")],
 ) -> None:
     """Write a run's weights as diffusers loads them, with a model card."""
@@ -159,7 +185,10 @@ def export(
     _print_json(export_run(Home.from_environment(), run_id, out))
 
 
-@app.command(epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill")
+@app.command(
+    epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill",
+    rich_help_panel=OPERATE,
+)
 def chaos(
     preset: Preset = None,
     set_: Sets = None,
@@ -210,7 +239,10 @@ def chaos(
     raise typer.Exit(1 if result["broken_promises"] else 0)
 
 
-@app.command(epilog="Example: spotlight pretrain glyphs --out my-glyphs")
+@app.command(
+    epilog="Example: spotlight pretrain glyphs --out my-glyphs",
+    rich_help_panel=BEFORE,
+)
 def pretrain(
     task: Annotated[EmbeddedTaskName, typer.Argument(help="What it learns to draw.")],
     out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
@@ -230,7 +262,10 @@ def pretrain(
             _print_json(pretrain_flow(task.value, folder, seed))
 
 
-@app.command(epilog="Example: spotlight ui --port 8600")
+@app.command(
+    epilog="Example: spotlight ui --port 8600",
+    rich_help_panel=START,
+)
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
@@ -247,9 +282,12 @@ def ui(
     raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
 
 
-@app.command(epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html")
+@app.command(
+    epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html",
+    rich_help_panel=RUNS,
+)
 def report(
-    run_id: str,
+    run_id: RunName,
     out: Annotated[Path | None, typer.Option(help="The file; RUN.html in this folder by default.")] = None,
 ) -> None:
     """Write a run's charts, images and figures into one HTML file that needs no network."""
@@ -258,21 +296,29 @@ def report(
     raise typer.Exit(write_report(Home.from_environment(), run_id, out))
 
 
-app.command(epilog="Example: spotlight metrics --port 9464")(metrics)
-app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin")(up)
-app.command(epilog="Example: spotlight down")(down)
-app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
-app.command(epilog="Example: spotlight runs --json")(runs)
-app.command(epilog="Example: spotlight presets")(presets)
-app.command(epilog="Example: spotlight settings sampling")(settings)
-app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
-app.command(epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json")(profile)
-app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8")(
-    what_if
+app.command(epilog="Example: spotlight metrics --port 9464", rich_help_panel=OPERATE)(metrics)
+app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin", rich_help_panel=OPERATE)(up)
+app.command(epilog="Example: spotlight down", rich_help_panel=OPERATE)(down)
+app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2", rich_help_panel=RUNS)(
+    reproduce
 )
+app.command(epilog="Example: spotlight runs --json", rich_help_panel=START)(runs)
+app.command(epilog="Example: spotlight presets", rich_help_panel=START)(presets)
+app.command(epilog="Example: spotlight settings sampling", rich_help_panel=BEFORE)(settings)
+app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl", rich_help_panel=BEFORE)(prompts)
+app.command(
+    epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json", rich_help_panel=BEFORE
+)(profile)
+app.command(
+    epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8",
+    rich_help_panel=BEFORE,
+)(what_if)
 
 
-@app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --model /models/FLUX.1-dev")
+@app.command(
+    epilog="Example: spotlight doctor --preset flux-ocr-512 --model /models/FLUX.1-dev",
+    rich_help_panel=START,
+)
 def doctor(
     preset: Preset = None,
     set_: Sets = None,

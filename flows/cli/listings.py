@@ -6,14 +6,18 @@ import json
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from flows.terminal import console
+from storage.clock import now
 from storage.config.loading import list_presets
+from storage.environment import PRESET
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.modelled import MODELLED, is_modelled
@@ -26,7 +30,9 @@ _LEAST_WIDTH = 60
 
 _UNLIMITED = 10_000
 
-_HEADINGS = ("run", "status", "iterations", "score before", "after", "cost")
+_HEADINGS = (
+    "run", "status", "started", "took", "preset", "reward", "iterations", "score before", "after", "cost",
+)  # fmt: skip
 
 
 def runs(
@@ -88,10 +94,22 @@ def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> Non
 
 def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
     return (
-        row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
+        row.run_id, row.status, time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)), _took(row),
+        row.environment.get(PRESET, "") or "-", _reward(row), f"{row.last_iteration or 0}/{_planned(row)}",
         _figure(found["score_before"]), _figure(found["score_now"]),
         _figure(found["usd"] or None, "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
     )  # fmt: skip
+
+
+def _took(row: RunRow) -> str:
+    """Time from the run's start to its end, or to now; a resumed run's pauses are in it."""
+    if row.ended_at is None and row.status != "running":
+        return "-"
+    return str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))
+
+
+def _reward(row: RunRow) -> str:
+    return str(json.loads(row.config_json).get("reward", {}).get("scorer", "-"))
 
 
 def _is_modelled(row: RunRow) -> bool:
@@ -119,6 +137,10 @@ def _facts(row: RunRow, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "run_id": row.run_id,
         "status": row.status,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+        "preset": row.environment.get(PRESET, ""),
+        "reward": _reward(row),
         "iterations": row.last_iteration or 0,
         "error": row.error,
         "modelled": _is_modelled(row),

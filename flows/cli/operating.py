@@ -10,6 +10,7 @@ from typing import Annotated, get_args
 import typer
 from pydantic import ValidationError
 
+from flows.cli.run_names import named_run, run_names
 from flows.configuration import look_at_inputs
 from flows.deployed.forms import PresetName, ReproductionForm
 from flows.process.stopping import stops_in_order
@@ -66,7 +67,12 @@ def down() -> None:
 
 def reproduce(
     reference: Annotated[
-        str, typer.Argument(help="A finished run or a reference file (.json); empty: --preset's.")
+        str,
+        typer.Argument(
+            help="A finished run (or `last`), or a reference file (.json); empty: --preset's.",
+            callback=named_run,
+            autocompletion=run_names,
+        ),
     ] = "",
     preset: Annotated[
         str, typer.Option("--preset", "-p", help="Whose recorded reference is done again; made if missing.")

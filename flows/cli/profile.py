@@ -10,6 +10,7 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
+from flows.cli.run_names import RunNames
 from flows.terminal import console
 from storage.home import Home
 from storage.new_folder import writable_file
@@ -19,9 +20,7 @@ if TYPE_CHECKING:  # it imports pandas
 
 
 def profile(
-    run_ids: Annotated[
-        list[str], typer.Argument(metavar="RUN...", help="A recorded run, or several of one fleet.")
-    ],
+    run_ids: RunNames,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The file; RUN.json in this folder by default.")
     ] = None,

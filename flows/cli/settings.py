@@ -11,15 +11,17 @@ import typer
 from rich.table import Table
 
 from flows.terminal import console
+from storage.config.errors import ALIASES
 from storage.config.loading import list_presets
 from storage.config.run_config import RunConfig
-from storage.config.settings_table import list_settings, settings_page
+from storage.config.settings_table import SettingEntry, list_settings, settings_page
 from storage.errors import ConfigurationError, quoted
 
 
 def settings(
     section: Annotated[
-        str | None, typer.Argument(help="A section, as in sampling, or a setting; all by default.")
+        str | None,
+        typer.Argument(help="A section, as in sampling, a setting, or a word to look for; all by default."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object with an entry for each setting.")
@@ -34,7 +36,7 @@ def settings(
             raise ConfigurationError("--markdown writes the whole page; leave SECTION and --json out")
         typer.echo(settings_page(), nl=False)
         return
-    entries = list_settings(section or "")
+    entries = list_settings(section or "") or _about(section or "")
     if not entries:
         raise ConfigurationError(_no_such(section or ""))
     if as_json:
@@ -48,6 +50,14 @@ def settings(
     for entry in entries:
         table.add_row(entry.name, entry.default_text, entry.bounds, entry.description, end_section=True)
     console().print(table)
+
+
+def _about(word: str) -> list[SettingEntry]:
+    """Return the settings whose names or descriptions have a word, or that people call so."""
+    word = word.lower()
+    if word in ALIASES and (meant := list_settings(ALIASES[word])):
+        return meant
+    return [entry for entry in list_settings() if word in f"{entry.name} {entry.description}".lower()]
 
 
 def _no_such(name: str) -> str:

@@ -14,6 +14,48 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from storage.config.run_config import RunConfig
 
+ALIASES = {
+    "lr": "optimizer.learning_rate",
+    "learning_rate": "optimizer.learning_rate",
+    "warmup": "optimizer.warmup_steps",
+    "epochs": "iterations",
+    "num_epochs": "iterations",
+    "max_steps": "iterations",
+    "steps": "sampling.rollout_steps",
+    "num_steps": "sampling.rollout_steps",
+    "num_inference_steps": "sampling.rollout_steps",
+    "guidance_scale": "model.guidance",
+    "cfg": "model.guidance",
+    "resolution": "model.height",
+    "batch_size": "sampling.batch_size",
+    "num_generations": "algorithm.group_size",
+    "beta": "algorithm.kl_weight",
+    "kl_coef": "algorithm.kl_weight",
+    "kl": "algorithm.kl_weight",
+    "clip_range": "algorithm.options.clip_range",
+    "algorithm.name": "algorithm.objective",
+    "algorithm.algorithm": "algorithm.objective",
+    "algo": "algorithm.objective",
+    "loss": "algorithm.objective",
+    "lora_rank": "adaptation.rank",
+    "lora.rank": "adaptation.rank",
+    "lora": "adaptation.mode",
+    "reward.name": "reward.scorer",
+    "reward_fn": "reward.scorer",
+    "model.name": "model.path",
+    "pretrained_model": "model.path",
+    "wandb": "tracking.to",
+    "report_to": "tracking.to",
+    "logger": "tracking.to",
+    "gpus": "runtime.reserved_workers",
+    "num_gpus": "runtime.reserved_workers",
+    "save_every": "checkpoint.every",
+    "save_freq": "checkpoint.every",
+    "eval_every": "evaluation.every",
+    "eval_freq": "evaluation.every",
+}
+"""Names that users of other trainers type, and the setting that each of them means."""
+
 KeyPath = tuple[str, ...]
 """Where a setting is: ("sampling", "noise_level")."""
 
@@ -164,6 +206,11 @@ def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
 def _unknown(key: KeyPath, place: _Place) -> str:
     """What to do about a key that is no setting: the nearest one, here or in another section."""
     fields = place.fields(key[:-1])
+    meant = ALIASES.get(place.name(key).lower(), "")
+    if not meant and (len(key) == 1 or ALIASES.get(key[-1].lower(), "").startswith(f"{key[0]}.")):
+        meant = ALIASES.get(key[-1].lower(), "")
+    if meant and not place.section:
+        return f"no such setting; did you mean {meant}?"
     if fields is None:
         return f"{place.name(key[:-1])} is a value, not a section"
     near = difflib.get_close_matches(key[-1].lower(), fields, n=1)

@@ -190,8 +190,9 @@ def _preset_path(preset: str) -> Path:
     names = [known.name for known in list_presets()]
     if preset in names:
         return PRESETS / f"{preset}.toml"
-    near = difflib.get_close_matches(preset, names, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    longer = [name for name in names if name.startswith(preset)]
+    near = longer or difflib.get_close_matches(preset, names, n=1)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigurationError(
         f"no preset {quoted(preset)}; {hint}there are {', '.join(names) or 'none'}; or give a path to a "
         ".toml file"

@@ -9,7 +9,7 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import psutil
@@ -191,6 +191,30 @@ class RunStore:
         ended_at = None if status == "running" else now()
         self._update(run_id, {"status": status, "ended_at": ended_at, "error": error})
 
+    def set_iterations(self, run_id: str, iterations: int) -> None:
+        """Change how many iterations a run has in all; one that was finished can be resumed then.
+
+        Args:
+            run_id: the run.
+            iterations: in all.
+
+        Raises:
+            ConfigurationError: it has done so many already, or another process works on it.
+        """
+        folder, before = self._known(run_id), 0
+
+        def changed(identity: dict[str, Any]) -> dict[str, Any]:
+            nonlocal before
+            check_iterations(_row(folder, identity), iterations)
+            before = identity["config"]["iterations"]
+            status = "interrupted" if identity["status"] == "finished" else identity["status"]
+            config = identity["config"] | {"iterations": iterations}
+            return identity | {"config": config, "status": status, "summary": {}}
+
+        folder.change(RUN_FILE, changed)
+        if before != iterations:
+            self.add_event(run_id, "iterations", f"{iterations} in all from now on, {before} before")
+
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value.
 
@@ -354,8 +378,8 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     refuse_simulated(row)
     if row.status == "finished":
         raise ConfigurationError(
-            f"run {row.run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
-            "`spotlight train`"
+            f"run {row.run_id!r} is finished after {row.last_iteration} iterations; for more of them: "
+            f"`spotlight resume {row.run_id} --iterations N`"
         )
     host = socket.gethostname()
     if row.status != "running" or (row.host == host and row.pid == pid and run_is_alive(row)):
@@ -370,6 +394,24 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             f"`spotlight resume {row.run_id} --take-over`"
         )
     raise ConfigurationError(message)
+
+
+def check_iterations(row: RunRow, iterations: int) -> None:
+    """Refuse to go on to a number of iterations that a run has done already, or that another process does.
+
+    Args:
+        row: the run; it may be finished.
+        iterations: in all.
+
+    Raises:
+        ConfigurationError: saying which, and what to do.
+    """
+    if iterations <= (row.last_iteration or 0):
+        raise ConfigurationError(
+            f"run {row.run_id!r} has done {row.last_iteration} iterations; --iterations says how many it has "
+            f"in all, and {iterations} is not more"
+        )
+    check_resumable(replace(row, status="interrupted") if row.status == "finished" else row)
 
 
 def refuse_simulated(row: RunRow) -> None:

@@ -258,7 +258,8 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     made_with = stored_config(
         checkpoint.config, f"checkpoint {checkpoint.path}", f"start a new run in place of {session.run_id}"
     )
-    if not made_with.computes_like(session.config):
+    iterations = session.config.iterations  # a person may have added some
+    if not made_with.model_copy(update={"iterations": iterations}).computes_like(session.config):
         raise CheckpointError(
             f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
             "resume with the run's own, which the record holds"

@@ -23,6 +23,7 @@ from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
 from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
+from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, lines_until
 from tests.own_servers import running_s3
@@ -142,3 +143,17 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
     assert again.wait() == 0
     assert begun[0] >= 2, "at most one iteration is done again"
     assert state_of(home, "moved") == undisturbed
+
+
+def test_a_finished_run_that_goes_on_ends_as_a_longer_one(home, undisturbed):
+    for command, settings, options in (
+        ("train", (*WITHOUT_RAY, "iterations=2"), ()),
+        ("resume", (), ("--iterations", "4")),
+    ):
+        child = start(home, "longer", command, settings=settings, options=options)
+        child.communicate(timeout=240)
+        assert child.returncode == 0
+    assert_ended_as(undisturbed, home, home, "longer")
+    with Records(Home(home)).reading("longer") as record:
+        said = record.execute("SELECT message FROM events WHERE kind = 'iterations'").fetchall()
+    assert said == [("4 in all from now on, 2 before",)]

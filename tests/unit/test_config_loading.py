@@ -89,6 +89,10 @@ def test_values_are_toml_or_bare_text(assignment: str, expected: dict | None):
         ("seed=1.5", "must be a whole number"),
         ("sampling.rollout_stps=3", "no such setting; did you mean sampling.rollout_steps?"),
         ("learning_rate=3", "did you mean optimizer.learning_rate?"),
+        ("lr=3", "did you mean optimizer.learning_rate?"),
+        ("optimizer.lr=3", "did you mean optimizer.learning_rate?"),
+        ("algorithm.name=nft", "did you mean algorithm.objective?"),
+        ("evaluation.steps=3", "no such setting; section evaluation has"),
         ("samplng.noise_level=3", "did you mean sampling?"),
         ("sampling=3", "is a section, not a value"),
         ("adaptation.targets=to_q", "must be a list"),
@@ -126,6 +130,7 @@ def test_variables_of_others_are_left_alone_but_near_misses_are_not():
 
 def test_unknown_or_broken_presets(tmp_path: Path):
     assert "did you mean glyphs?" in refusal("glyps")
+    assert "did you mean flux-ocr-1280 or flux-ocr-512?" in refusal("flux-ocr")
     assert "No such file" in refusal(str(tmp_path / "none.toml"))
     broken = tmp_path / "broken.toml"
     broken.write_text("seed = \n")

@@ -7,7 +7,7 @@ import base64
 import pytest
 from pydantic import ValidationError
 
-from flows.configuration import on_cluster
+from flows.configuration import configuration_to_resume
 from storage.config.run_config import RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
@@ -70,11 +70,11 @@ def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatc
     assert there.computes_like(RunConfig())
     assert not there.computes_like(RunConfig(seed=1))
     monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
-    assert on_cluster(there, None, None) == there
+    assert configuration_to_resume(there, None, None) == there
     monkeypatch.setenv(TRACKING_VARIABLE, "")  # a run whose server is gone is resumed without it
-    assert on_cluster(there, None, None) == RunConfig()
+    assert configuration_to_resume(there, None, None) == RunConfig()
     monkeypatch.setenv(READERS_VARIABLE, '["tensorboard"]')
-    assert on_cluster(there, None, None).tracking.to == ("tensorboard",)
+    assert configuration_to_resume(there, None, None).tracking.to == ("tensorboard",)
 
 
 def test_a_reader_is_named_once():

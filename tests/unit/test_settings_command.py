@@ -77,3 +77,11 @@ def test_the_shell_completes(typed: str, expected: list[str]):
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert answer.stdout.split() == expected, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "setting"),
+    [("lr", "optimizer.learning_rate"), ("preemption", "runtime."), ("algo", "algorithm.objective")],
+)
+def test_a_word_finds_settings(word: str, setting: str):
+    assert setting in said("settings", word)

@@ -1,0 +1,98 @@
+"""How a person names a run, and what `--iterations` and `stop` do with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from flows.run_identity import check_run_id, find_run
+from storage.config.run_config import RunConfig
+from storage.environment import SIMULATED
+from storage.errors import ConfigurationError, RunNotFoundError
+from storage.home import Home
+from storage.record.run_store import RunStore
+from tests.sample_run import write_sample_run
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return RunStore(Home(tmp_path))
+
+
+def create(
+    store: RunStore, run_id: str, at: float, pid: int = 0, facts: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    store.create_run(run_id, RunConfig(), facts, pid or os.getpid(), at)
+
+
+def test_a_run_is_named_by_its_beginning_or_as_the_last_one(store: RunStore):
+    create(store, "glyphs-1", at=1.0)
+    create(store, "glyphs-10", at=3.0)
+    create(store, "shapes-1", at=2.0)
+    create(store, "what-if-1", at=4.0, facts={SIMULATED: "by what-if"})
+    assert find_run(store.home, "last") == "glyphs-10", "a simulated run is not meant"
+    assert find_run(store.home, "sh") == "shapes-1"
+    assert find_run(store.home, "glyphs-1") == "glyphs-1", "a whole identifier counts, longer ones or not"
+    assert find_run(store.home, "edits") == "edits", "what needs the run says that there is none"
+    with pytest.raises(ConfigurationError, match="2 runs begin with 'gly': glyphs-10, glyphs-1; write more"):
+        find_run(store.home, "gly")
+
+
+def test_without_a_run_there_is_no_last_one(store: RunStore):
+    with pytest.raises(RunNotFoundError, match="there is no run yet"):
+        find_run(store.home, "last")
+    with pytest.raises(ConfigurationError, match="'last' names the newest run"):
+        check_run_id("last")
+
+
+def test_commands_take_such_names(store: RunStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_sample_run(store, "glyphs-1", iterations=2)
+    monkeypatch.chdir(tmp_path)
+    for command in (["report", "last"], ["report", "gly"]):
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert (done.exit_code, (tmp_path / "glyphs-1.html").exists()) == (0, True)
+        (tmp_path / "glyphs-1.html").unlink()
+
+
+def test_a_finished_run_can_go_on(store: RunStore):
+    write_sample_run(store, "r", iterations=2)
+    for iterations in (1, 2):
+        with pytest.raises(ConfigurationError, match=f"has done 2 iterations; .* {iterations} is not more"):
+            store.set_iterations("r", iterations)
+    assert store.run("r").status == "finished"
+    store.set_iterations("r", 5)
+    row = store.run("r")
+    assert (row.status, row.config.iterations, row.summary) == ("interrupted", 5, {})
+    store.resume_run("r", os.getpid())
+    with pytest.raises(ConfigurationError, match="is going on in process"):
+        store.set_iterations("r", 6)
+
+
+def test_stop_ends_the_process_of_a_run(store: RunStore):
+    script = (
+        "import os, signal, sys, time; from storage.home import Home; "
+        "from storage.record.run_store import RunStore; from pathlib import Path; "
+        "store = RunStore(Home(Path(sys.argv[1])))\n"
+        "def end(*_):\n    store.set_status('r', 'cancelled'); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, end); print('ready', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(store.home.path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    create(store, "r", at=1.0, pid=process.pid)
+    done = CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
+    assert "run r is cancelled after iteration 0; go on with `spotlight resume r`" in done.stdout
+    assert process.wait(10) == 128 + signal.SIGTERM
+    with pytest.raises(ConfigurationError, match="run 'r' is cancelled: there is nothing to stop"):
+        CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)

@@ -32,7 +32,7 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.fleet.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
+from benchmarks.fleet.regroup_trials import KILLER, GroupKiller, Trials, evaluate
 from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster
@@ -68,7 +68,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
     """Roll the same samples out under kills until all are done; the trials, and what else was seen."""
-    killer = WorkerKiller(history, kills, _DEVICES)
+    killer = GroupKiller(history, kills, _DEVICES)
     delivered: list[Delivered] = []
     intervals: list[StateInterval] = []
     held: list[dict[str, float]] = []

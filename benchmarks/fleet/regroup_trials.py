@@ -8,20 +8,16 @@ Where a phase ended or began meanwhile, that step had to wait for it: such a tim
 
 from __future__ import annotations
 
-import random
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
+from benchmarks.fleet.worker_killer import WorkerKiller
+from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine
 from gpu_runtime.worker.history_log import HistoryLog
-from gpu_runtime.worker.history_tail import HistoryTail
 from storage.record.records import StateInterval
 
 HANG_S = 10.0
@@ -30,7 +26,6 @@ HANG_S = 10.0
 KILLER = "killer"
 """Name under which the kills are in the history."""
 
-_LOOK_S = 0.01
 _REPLACED_WITHIN_S = 120.0
 
 
@@ -77,63 +72,27 @@ class Trials:
         return sum(kill.regroup_s is None or kill.regroup_s > HANG_S for kill in self.kills)
 
 
-class WorkerKiller:
-    """Kills one spot worker after the other, each when all `devices` share a sample.
+class GroupKiller(WorkerKiller):
+    """Kills each victim when all `devices` share a sample, and notes it in the run's history.
 
     Args:
-        history: of the run, which goes on meanwhile.
+        history: of the run.
         kills: how many.
         devices: of the whole group.
-        seed: of victims and moments.
     """
 
-    def __init__(self, history: Path, kills: int, devices: int, seed: int = 0) -> None:
-        self.left = kills
-        self.trouble: str | None = None
-        """Why it gave up, if it did."""
-        self._tail, self._processes = HistoryTail(history), RunProcesses()
-        self._history = history
-        self._devices = devices
-        self._random = random.Random(seed)
+    most_wait_s = 0.3  # any moment of a chunk: most of it, members wait for each other in a collective
+
+    def __init__(self, history: Path, kills: int, devices: int) -> None:
+        super().__init__(history, kills)
+        self._history, self._devices = history, devices
+        self._log: HistoryLog | None = None
         self._leases: dict[int, frozenset[str]] = {}
         self._in_step: frozenset[str] = frozenset()
+        self._waiting_since = time.monotonic()
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Kill while the context lasts, or until all kills are done."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._work, args=(over,), name=KILLER, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _work(self, over: threading.Event) -> None:
-        log: HistoryLog | None = None
-        waiting_since = time.monotonic()
-        while self.left and not over.wait(_LOOK_S):
-            victim = self._victim()
-            if victim is None:
-                if time.monotonic() - waiting_since > _REPLACED_WITHIN_S:
-                    self.trouble = f"no group of {self._devices} within {_REPLACED_WITHIN_S:g} s"
-                    return
-                continue
-            if log is None:
-                log = HistoryLog(self._history / f"{self._processes.life:04}", KILLER)
-            # Any moment of a chunk: most of it, members wait for each other in a collective.
-            over.wait(self._random.uniform(0.0, 0.3))
-            log.note("kill", worker=victim.name)
-            victim.targeted = victim.send(signal.SIGKILL)
-            self._in_step, waiting_since = frozenset(), time.monotonic()
-            self.left -= 1
-            print(f"killed {victim.name}, {self.left} left", file=sys.stderr, flush=True)
-
-    def _victim(self) -> RunProcess | None:
+    def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
         """A spot worker of the whole group, once that has done a step."""
-        lines = self._tail.new()
-        self._processes.read(lines)
         for line in lines:
             if line.by == DRIVER and line.event == "lease":
                 members = frozenset(line.facts["worker"].split(MEMBERS_JOINED_BY))
@@ -142,9 +101,21 @@ class WorkerKiller:
                 members = self._leases.get(line.facts["lease"], frozenset())
                 if len(members) == self._devices:
                     self._in_step = members
-        spots = [process for process in self._processes.spots() if process.name in self._in_step]
+        spots = [process for process in self.processes.spots() if process.name in self._in_step]
+        if len(spots) == self._devices - 1:
+            return self.random.choice(spots)
         # After a kill its group's last lines may still come in: all members must live.
-        return self._random.choice(spots) if len(spots) == self._devices - 1 else None
+        if time.monotonic() - self._waiting_since > _REPLACED_WITHIN_S:
+            self.trouble = f"no group of {self._devices} within {_REPLACED_WITHIN_S:g} s"
+        return None
+
+    def before_kill(self, victim: RunProcess) -> None:
+        """Note the kill."""
+        if self._log is None:
+            self._log = HistoryLog(self._history / f"{self.processes.life:04}", KILLER)
+        self._log.note("kill", worker=victim.name)
+        self._in_step, self._waiting_since = frozenset(), time.monotonic()
+        print(f"killing {victim.name}, {self.left} left", file=sys.stderr, flush=True)
 
 
 def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -> Trials:

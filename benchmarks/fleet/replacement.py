@@ -15,14 +15,10 @@ In one runtime a standby waits for each kill, in another one there is none; they
 from __future__ import annotations
 
 import os
-import random
-import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.fleet.worker_killer import WorkerKiller
 from benchmarks.report import finish, nearest_rank, options
-from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
+from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_history
-from gpu_runtime.worker.history_tail import HistoryTail, read_history
-from storage.clock import now
+from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.record.records import StandbyTime
 
@@ -70,8 +66,8 @@ class Trial:
     pulled_s: float | None
 
 
-class Killer:
-    """Kills spot workers of a run, one after the other, each while it holds a lease.
+class LeaseKiller(WorkerKiller):
+    """Kills each victim while it holds a lease.
 
     Args:
         history: of the run.
@@ -80,50 +76,25 @@ class Killer:
         seed: of victims and moments.
     """
 
+    look_s, most_wait_s = 0.005, 0.1
+
     def __init__(self, history: Path, kills: int, waits: bool, seed: int) -> None:
-        self.left = kills
-        self.killed: list[tuple[str, float]] = []
-        """Workers, and when each was killed (Unix seconds by the run's clock)."""
-        self._tail, self._processes = HistoryTail(history), RunProcesses()
+        super().__init__(history, kills, seed)
         self._waits = waits
-        self._random = random.Random(seed)
         self._holders: dict[int, str] = {}
         self._ready: set[str] = set()
         self._awaited = ""
         self._wanted = self._delivered = 0
 
-    @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Kill while the context lasts, or until all kills are done."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._work, args=(over,), name="killer", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def before_kill(self, victim: RunProcess) -> None:
+        """The slot's replacement is awaited before the next kill."""
+        self._awaited = victim.name.split(".")[0]
 
-    def _work(self, over: threading.Event) -> None:
-        while self.left and not over.wait(_LOOK_S):
-            victim = self._victim()
-            if victim is None:
-                continue
-            over.wait(self._random.uniform(0.0, 0.1))
-            at = now()
-            if victim.send(signal.SIGKILL):
-                victim.targeted = True
-                self.killed.append((victim.name, at))
-                self._awaited = victim.name.split(".")[0]
-                self.left -= 1
-
-    def _victim(self) -> RunProcess | None:
+    def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
         """A spot worker with a lease, once the last one's replacement has one and the next standby waits.
 
         None near the end of a rollout, where a replacement may find nothing left to pull.
         """
-        lines = self._tail.new()
-        self._processes.read(lines)
         for line in lines:
             facts = line.facts
             if line.by == DRIVER and line.event == "lease":
@@ -142,8 +113,8 @@ class Killer:
                 self._ready.discard(facts["standby"])
         if self._awaited or (self._waits and not self._ready) or self._delivered > self._wanted / 2:
             return None
-        busy = [process for process in self._processes.spots() if process.name in self._holders.values()]
-        return self._random.choice(busy) if busy else None
+        busy = [process for process in self.processes.spots() if process.name in self._holders.values()]
+        return self.random.choice(busy) if busy else None
 
 
 class Side:
@@ -167,7 +138,7 @@ class Side:
     def turn(self, kills: int, seed: int) -> None:
         """Start a cluster and a runtime, and roll out until the kills are done."""
         history = self._folder / f"{self._standbys}-{seed}"
-        killer = Killer(history, kills, bool(self._standbys), seed)
+        killer = LeaseKiller(history, kills, bool(self._standbys), seed)
         limit_s = time.monotonic() + kills * 2 * _HANG_S
         with open_cluster(self._config) as cluster, Runtime(self._config, cluster, history) as runtime:
             plan = runtime.explore(1)

@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.models.base_evaluation import evaluate_base
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.embedded_tasks.shapes import TAGS
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining, Recipe, pretrain
 from storage.errors import ConfigurationError
@@ -73,12 +71,3 @@ def test_training_may_begin_with_another_model() -> None:
     assert torch.equal(model.codec.basis_CD, start.codec.basis_CD)
     mine, its = model.transformer.state_dict(), start.transformer.state_dict()
     assert all(torch.equal(mine[name], its[name]) for name in its)
-
-
-def test_figures_of_a_model_card() -> None:
-    """The shape of the figures; how good they are is a measurement, not a test."""
-    figures = evaluate_base("embedded:shapes", denoising_steps=2, seeds=1)
-    assert (figures.images, figures.denoising_steps) == (144, 2)
-    assert 0.0 <= figures.exact <= 1.0
-    assert 0.0 <= figures.score <= 1.0
-    assert set(figures.exact_by_tag) == set(TAGS)

@@ -1,34 +1,40 @@
-"""An exploration strategy of one's own: of each prompt's drafts, roll out the best and the worst.
+"""Two exploration strategies of one's own: one keeps other drafts, one drafts at another time.
 
-The project's own strategies roll out the group with the largest variance of scores, by exact selection. This
-one takes as many of the best as of the worst, a common shortcut. Run it:
+The project's own strategies roll out the group with the largest variance of scores, by exact selection.
+`BEST_AND_WORST` takes as many of a prompt's best drafts as of its worst, a common shortcut. `FRESH_FIRST`
+drafts before the rollout as long as the weights change fast, and beside training from then on. Run one:
 
     PYTHONPATH=examples spotlight train --preset glyphs \
-        --set exploration.strategy=own_strategy:BEST_AND_WORST --set iterations=3
+        --set exploration.strategy=own_strategy:FRESH_FIRST --set iterations=3
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pydantic import Field
 
 from gpu_runtime.exploration.draft_planner import Choice, DraftPlanner
-from gpu_runtime.exploration.explorer import DraftTiming, SeedExplorer
+from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.registry import StrategyPlugin
+from gpu_runtime.exploration.strategies.stale import Stale
+from gpu_runtime.exploration.strategies.strategy import Ahead, Drafting
 from storage.config.section import Section
 
 
-class Options(Section):
-    """What stands in `[exploration.options]`."""
+class Shares(Section):
+    """What stands in `[exploration.options]` for `BEST_AND_WORST`."""
 
     best: float = Field(default=0.5, ge=0, le=1)
     """Share of a group that are a prompt's best drafts; the others are its worst."""
 
 
-class BestAndWorst(SeedExplorer):
-    """Drafts are made as the project's strategies make them; only the choice among them differs."""
+@dataclass
+class BestAndWorst(Stale):
+    """Drafts are made as `stale` makes them; only the choice among them differs."""
+
+    options: Shares
 
     def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
         """Replace the seeds of the prompts that were kept, where enough drafts were judged."""
@@ -41,10 +47,35 @@ class BestAndWorst(SeedExplorer):
     def _group(self, scores: Mapping[int, float], seeds: tuple[int, ...]) -> tuple[int, ...]:
         if len(scores) < len(seeds):
             return seeds
-        assert isinstance(self.options, Options)
         best = round(len(seeds) * self.options.best)
         ranked = sorted(scores, key=lambda seed: (-scores[seed], seed))
         return tuple(sorted(ranked[:best] + ranked[len(ranked) - (len(seeds) - best) :]))
 
 
-BEST_AND_WORST = StrategyPlugin(BestAndWorst, DraftTiming.TRAINING_WINDOW, Options)
+class FirstIterations(Section):
+    """What stands in `[exploration.options]` for `FRESH_FIRST`."""
+
+    fresh: int = Field(default=2, ge=0)
+    """Iterations whose seeds are drafted with the weights of their own rollout."""
+
+
+@dataclass
+class FreshFirst(Stale):
+    """Drafts before the rollout in the first iterations, and in the training window afterwards."""
+
+    options: FirstIterations
+    drafts_before_rollout = True  # besides those beside training
+
+    def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
+        """Choose nothing ahead as long as drafts are fresh."""
+        return None if iteration <= self.options.fresh else super().ahead(iteration, drafting)
+
+    def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Draft on all devices, which are free, in the first iterations."""
+        if iteration <= self.options.fresh:
+            return drafting.on_all_devices(iteration)
+        return super().before_rollout(iteration, drafting)
+
+
+BEST_AND_WORST = StrategyPlugin(BestAndWorst, Shares)
+FRESH_FIRST = StrategyPlugin(FreshFirst, FirstIterations)

@@ -9,9 +9,10 @@ Trainers with nothing more to roll out begin with the prompt groups that are jud
 go on beside `reward(i)`.
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
 its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
-waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted, it comes between
-train(i) and rollout(i+1) instead. With exploration.strategy=off_policy the chosen drafts are samples of
-`rollout(i+1)`, which generates only what they did not reach.
+waits for both. That is the strategy's choice (`Strategy.ahead`): with exploration.strategy=fresh, and where
+stale drafts are not trusted, explore(i+1) comes between train(i) and rollout(i+1) instead. With
+exploration.strategy=off_policy the chosen drafts are samples of `rollout(i+1)`, which generates only what
+they did not reach.
 """
 
 from __future__ import annotations
@@ -197,14 +198,15 @@ def _train(session: Session) -> dict[str, Any]:
     committing: PrefectFuture[None] | None = None
     try:
         _catch_up(session, first - 1)
-        plan, beside = session.next_plan, session.runtime.explores_beside_training
+        plan = session.next_plan
         started_at = now()
         for iteration in range(first, config.iterations + 1):
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
-            following = iteration + 1 if beside and iteration < config.iterations else None
-            rolled = rollout(session, plan, following)
-            exploring = None if following is None else explore.submit(session, following)
+            following = iteration + 1
+            ahead = session.runtime.ahead(following) if iteration < config.iterations else None
+            rolled = rollout(session, plan, ahead)
+            exploring = None if ahead is None else explore.submit(session, following, ahead)
             if committing is not None:
                 committing.result()
             scores = reward(session, rolled)

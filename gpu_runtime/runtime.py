@@ -15,12 +15,13 @@ from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
+from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
-from gpu_runtime.exploration.explorer import DraftTiming, TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.exploration.registry import build_explorer
+from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
@@ -113,7 +114,10 @@ class Runtime:
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
-            self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
+            self._strategy = explorer.strategy
+            self._search = SeedSearch(
+                config, explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
+            )
             self._feed = TrainingFeed(config, self._fleet.trainers, self._fleet.enter)
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
@@ -128,16 +132,6 @@ class Runtime:
     def policy_version(self) -> int:
         """Version of the trained weights: how often training has changed them."""
         return self._current.version.policy_version
-
-    @property
-    def explores_beside_training(self) -> bool:
-        """Whether `explore` may run while `train` does."""
-        return self._search.timing is not DraftTiming.BEFORE_ROLLOUT
-
-    @property
-    def trains_on_drafts(self) -> bool:
-        """Whether the drafts that exploration chooses are trained on, rather than rolled out again."""
-        return self._search.trains_on_drafts
 
     @property
     def lost_workers(self) -> list[str]:
@@ -178,24 +172,31 @@ class Runtime:
         """Note in the history that an iteration enters a phase; each method notes its own."""
         self._history.note("phase", phase=phase, iteration=iteration)
 
-    def explore(self, iteration: int) -> SeedPlan:
-        """Choose prompts and seeds of an iteration, as exploration.strategy says.
+    def ahead(self, iteration: int) -> Ahead | None:
+        """Return what to do beside the training before an iteration to choose its seeds; None for nothing.
 
-        Where `explores_beside_training`, it may run in another thread while `train` does; drafts of a
-        training window then end with the training steps, or soon after. Otherwise it drafts on all devices,
-        the trainers too, so nothing may run beside it.
+        To be asked before the iteration before is rolled out; `rollout` begins it, `explore` does the rest.
 
         Args:
             iteration: the iteration that will roll the seeds out.
         """
+        return self._strategy.ahead(iteration, self._search)
+
+    def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
+        """Choose prompts and seeds of an iteration, as exploration.strategy says.
+
+        With `ahead` it may run in another thread while `train` does; drafts of a training window then end
+        with the training steps, or soon after. Otherwise it may draft on all devices, the trainers too, so
+        nothing may run beside it.
+
+        Args:
+            iteration: the iteration that will roll the seeds out.
+            ahead: that `ahead` gave for it; None where the iteration before is over.
+        """
         self.enter("explore", iteration)
-        match self._search.timing:
-            case DraftTiming.NEVER:
-                return self._search.plain(iteration)
-            case DraftTiming.TRAINING_WINDOW:
-                return self._search.in_window(iteration)
-            case DraftTiming.BEFORE_ROLLOUT:
-                return self._draft_now(iteration)
+        if ahead is not None:
+            return ahead.choose()
+        return self._strategy.before_rollout(iteration, self._search)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
         """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.
@@ -205,17 +206,17 @@ class Runtime:
         Args:
             refused: the plan; the new one keeps a record of its drafts.
         """
-        return self._draft_now(refused.iteration).in_place_of(refused)
+        return self._strategy.redraft(refused.iteration, self._search).in_place_of(refused)
 
-    def rollout(self, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
+    def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
 
         Drafts that are trained on are taken as they are: their seeds are not generated again.
 
         Args:
             plan: the seeds.
-            explores_for: the iteration that devices draft for when they find nothing more to roll out;
-                `explore` goes on with it. None lets them be idle.
+            ahead: the next iteration's; devices that find nothing more to roll out begin its drafts. None
+                lets them be idle.
         """
         self.enter("rollout", plan.iteration)
         drafts = self._search.kept.of(plan.iteration)
@@ -236,7 +237,7 @@ class Runtime:
             requests,
             self._current,
             self._judge,
-            lambda: None if explores_for is None else self._search.begin(explores_for),
+            (lambda: None) if ahead is None else ahead.begin,
             self._feed,
         )
         self._search.open_window()
@@ -311,7 +312,7 @@ class Runtime:
             rollout: the iteration's samples.
             scores: their scores.
             next_plan: what `explore` has chosen meanwhile for the next iteration.
-            evidence: of its training, where `trains_on_drafts`.
+            evidence: of its training.
         """
         made = [delivered.sample.request for delivered in rollout.delivered]
         scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
@@ -398,10 +399,10 @@ class Runtime:
         self._history.note("closed")
         self._history.close()
 
-    def _draft_now(self, iteration: int) -> SeedPlan:
-        """Choose seeds with the current weights on all devices."""
+    def _training_weights(self) -> Weights:
+        """Return the current weights, which the trainers hold then."""
         self._use_training_weights()
-        return self._search.on_all_devices(iteration, self._current)
+        return self._current
 
     def _check_versions(self, rollout: Rollout) -> None:
         """Refuse samples that training must not learn from."""

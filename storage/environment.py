@@ -9,9 +9,11 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
-DRAFT_TIMING = "drafts are made"
-"""Fact stored with a run: `never`, `training window` or `before the rollout`. The strategy's name may
-be of a package that the reader of a run does not have."""
+DRAFTS_ARE_MADE = "drafts are made"
+"""Fact stored with a run: one of the next three, or the last two with an `and` between them. The strategy's
+name may be of a package that the reader of a run does not have."""
+
+NO_DRAFTS, BESIDE_TRAINING, BEFORE_ROLLOUT = "never", "training window", "before the rollout"
 
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""

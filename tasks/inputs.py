@@ -12,7 +12,7 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig
-from storage.environment import CLIPS_RATIO, DRAFT_TIMING
+from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files, source_files
 
@@ -41,7 +41,13 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 def plugin_facts(config: RunConfig) -> dict[str, str]:
     """What the names of a run's strategy and objective stand for, to be stored with the run."""
     clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
-    return {DRAFT_TIMING: strategy_of(config).timing.value, CLIPS_RATIO: "yes" if clips else "no"}
+    strategy = strategy_of(config)
+    moments = {
+        BESIDE_TRAINING: strategy.drafts_beside_training,
+        BEFORE_ROLLOUT: strategy.drafts_before_rollout,
+    }
+    drafts = " and ".join(moment for moment, used in moments.items() if used) or NO_DRAFTS
+    return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no"}
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.rewards.registry import chosen_scorer
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
@@ -17,12 +16,6 @@ from storage.record.run_store import RunStore, refuse_simulated
 
 CURVES = PRESETS / "curves"
 """Folder of the learning curves that the project carries."""
-
-_ARMS: dict[DraftTiming, Arm] = {
-    DraftTiming.NEVER: "plain",
-    DraftTiming.TRAINING_WINDOW: "stale",
-    DraftTiming.BEFORE_ROLLOUT: "fresh",
-}
 
 
 def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurves | None:
@@ -141,4 +134,6 @@ def _arm_of(run_id: str, config: RunConfig) -> Arm:
             f"run {run_id} trains on its drafts (exploration.strategy={config.exploration.strategy}), "
             "which no policy of what-if does; take runs with another strategy"
         )
-    return _ARMS[strategy.timing]
+    if strategy.drafts_beside_training:
+        return "stale"
+    return "fresh" if strategy.drafts_before_rollout else "plain"

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
@@ -266,7 +265,7 @@ def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degr
 
 def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:
     """What an iteration took beside its phases: waiting for commits and drafts, publishing, records."""
-    before_rollout = strategy_of(config).timing is DraftTiming.BEFORE_ROLLOUT
+    before_rollout = strategy_of(config).drafts_before_rollout
     phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
     known = [row[name] for name in phases if not math.isnan(row[name])]
     beside_s = 0.0 if math.isnan(row["train_beside_s"]) else row["train_beside_s"]  # of older runs

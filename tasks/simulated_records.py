@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import Policy
 from gpu_runtime.simulator.comparison.to_score import arm_of
@@ -21,12 +20,6 @@ from storage.environment import SIMULATED, environment
 from storage.record.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
-
-_STRATEGIES = {
-    DraftTiming.NEVER: "plain",
-    DraftTiming.TRAINING_WINDOW: "stale",
-    DraftTiming.BEFORE_ROLLOUT: "fresh",
-}
 
 
 def record_run(
@@ -53,8 +46,8 @@ def record_run(
         about: what it rests on, in words.
         curves: how many iterations a score takes.
     """
-    timing = policy.timing
-    exploration = config.exploration.model_copy(update={"strategy": _STRATEGIES[timing], "options": {}})
+    strategy = "plain" if policy.arm == "larger_batch" else policy.arm
+    exploration = config.exploration.model_copy(update={"strategy": strategy, "options": {}})
     config = config.model_copy(update={"name": f"simulated-{policy.name}", "exploration": exploration})
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s

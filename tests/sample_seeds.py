@@ -11,7 +11,7 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
-from storage.environment import DRAFT_TIMING
+from storage.environment import BESIDE_TRAINING, DRAFTS_ARE_MADE
 from storage.record.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
 from storage.record.run_store import RunStore
 from tests.sample_pictures import png
@@ -53,7 +53,7 @@ def mark_as_exploring(store: RunStore, run_id: str, min_spearman: float | None =
     """Write the setting into a run's configuration, unchecked: it is the dashboard that is looked at."""
     config = json.loads(store.run(run_id).config_json)
     config["exploration"] |= {"strategy": "stale"}
-    facts = store.run(run_id).environment | {DRAFT_TIMING: "training window"}
+    facts = store.run(run_id).environment | {DRAFTS_ARE_MADE: BESIDE_TRAINING}
     config["exploration"].pop("min_spearman", None)
     if min_spearman is not None:
         config["exploration"]["min_spearman"] = min_spearman

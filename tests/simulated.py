@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
@@ -84,7 +85,7 @@ def simulated(
     reserved: int,
     spot: int = 0,
     trace: Trace | None = None,
-    timing: DraftTiming = DraftTiming.NEVER,
+    strategy: Strategy = PLAIN,
     notice_s: float = 0.0,
     times: WorkloadTimes | None = None,
     ways: Mapping[str, Any] | None = None,
@@ -94,7 +95,7 @@ def simulated(
     """A run on so many devices; `ways` are further fields of its plan."""
     fleet = FleetPlan(reserved, spot, 1, 10.0, 2.5, instance_devices=instance_devices)
     replay = None if trace is None else Replay(trace, notice_s)
-    plan = SimulatedPlan(fleet, timing, **(ways or {}))
+    plan = SimulatedPlan(fleet, strategy, **(ways or {}))
     return Simulation(config, plan, times or times_of(), replay, **more).run()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 
@@ -18,6 +20,11 @@ def make_config(**exploration) -> RunConfig:
             "exploration": {"strategy": "stale", "candidates": 8, **exploration},
         }
     )
+
+
+def explorer_of(config: RunConfig, prompt_ids: Sequence[int] = (4, 5)) -> SeedExplorer:
+    """An explorer that drafts beside training."""
+    return SeedExplorer(config, prompt_ids, STALE)
 
 
 def explore(explorer: SeedExplorer, iteration: int, score, budget: float | None = None) -> SeedPlan:

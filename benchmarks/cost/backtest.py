@@ -35,7 +35,6 @@ from typing import Any
 
 from benchmarks.cost.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
 from benchmarks.report import finish, options
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.simulator.fleet import FleetPlan
@@ -221,7 +220,7 @@ def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: flo
     else:
         begins_s = (times.start + times.opening) / TICKS_PER_S + late_s
         trace = _shifted(kept.trace, begins_s)
-    plan = SimulatedPlan(fleet, strategy_of(config).timing, config.exploration.drafts)
+    plan = SimulatedPlan(fleet, strategy_of(config), config.exploration.drafts)
     return Simulation(config, plan, times, Replay(trace, kept.live.notice_s)).run()
 
 
@@ -320,7 +319,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
         for number in range(_DRAWS)
     ]
     ratios = sorted(simulated_figures(one, config).iteration_s / found.iteration_s for one in drawn)
-    equal = kept.trace is None and strategy_of(config).timing is DraftTiming.NEVER
+    equal = kept.trace is None and not strategy_of(config).drafts
     closed = undisturbed(config, times, runtime.least_workers) / run.wall if equal else None
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)

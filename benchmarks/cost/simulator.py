@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import finish, options
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.what_if import trace_length_s
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import read_profile
@@ -66,15 +67,13 @@ def workload(devices: int, iterations: int) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm})
 
 
-def simulate(
-    devices: int, iterations: int, timing: DraftTiming = DraftTiming.TRAINING_WINDOW, seed: int = 0
-) -> Cost:
+def simulate(devices: int, iterations: int, strategy: Strategy = STALE, seed: int = 0) -> Cost:
     """One run.
 
     Args:
         devices: reserved and spot ones.
         iterations: of the run.
-        timing: of drafts.
+        strategy: of exploration.
         seed: of the trace.
     """
     config = workload(devices, iterations)
@@ -86,7 +85,7 @@ def simulate(
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), notice_s=_NOTICE_S)
     length_s = trace_length_s(config, times, reserved)
     trace = market.window(offer.spot, length_s, random.Random(f"trace {seed}"))
-    plan = SimulatedPlan(offer, timing)
+    plan = SimulatedPlan(offer, strategy)
     simulation = Simulation(config, plan, times, Replay(trace, _NOTICE_S), repeats=False)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     run = simulation.run()

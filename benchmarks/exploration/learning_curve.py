@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN, InProcessCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
-from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
@@ -104,20 +104,19 @@ class _Loop:
 
     def _iterate(self, iteration: int, plan: SeedPlan | None, last: bool) -> SeedPlan | None:
         """An iteration; the plan of the next one, where that is made beside it."""
-        runtime, beside = self._runtime, self._runtime.explores_beside_training and not last
+        runtime = self._runtime
         seconds, samples = dict(self._times.seconds), dict(self._times.samples)
         began_s, worked_s = time.thread_time(), self._times.devices_s
         if plan is None:
             plan = runtime.explore(iteration)
         elif plan.refused:
             plan = runtime.explore_anew(plan)
-        rolled = runtime.rollout(plan, iteration + 1 if beside else None)
+        ahead = None if last else runtime.ahead(iteration + 1)
+        rolled = runtime.rollout(plan, ahead)
         scores = runtime.reward(rolled)
-        following = self._explore_beside_training(iteration + 1) if beside else None
+        following = None if ahead is None else self._explore_beside_training(iteration + 1, ahead)
         trained = runtime.train(rolled, scores)
-        evidence = None
-        if runtime.trains_on_drafts:
-            evidence = TrainingEvidence(trained.report.off_policy, self._held_out)
+        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out)
         review = runtime.review(rolled, scores, following, evidence)
         passed_s, devices_s = time.thread_time() - began_s, self._times.devices_s - worked_s
         self.curve.driver_s.append(passed_s - devices_s)
@@ -130,9 +129,9 @@ class _Loop:
         self._note(trained, review.figures, [message for _, message in review.notes])
         return review.next_plan
 
-    def _explore_beside_training(self, iteration: int) -> SeedPlan:
+    def _explore_beside_training(self, iteration: int, ahead: Ahead) -> SeedPlan:
         began_s, worked_s = time.thread_time(), self._times.devices_s
-        plan = self._runtime.explore(iteration)
+        plan = self._runtime.explore(iteration, ahead)
         self.curve.beside_s.append(time.thread_time() - began_s - (self._times.devices_s - worked_s))
         return plan
 

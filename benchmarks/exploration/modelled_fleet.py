@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN
 from benchmarks.exploration.learning_curve import Curve
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.scheduling.requests import RequestKind
 
 _ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
@@ -133,7 +133,7 @@ def unit_cost(curve: Curve, kind: str) -> float:
     return curve.seconds[kind] / samples if samples else 0.0
 
 
-def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, updates: int) -> float:
+def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, strategy: Strategy, updates: int) -> float:
     """Seconds of a median iteration of a curve on a fleet.
 
     Rollouts are divided over all devices, and judged meanwhile by the scorers. Training is divided over the
@@ -147,7 +147,7 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
         curve: its counts.
         costs: of its samples.
         fleet: the devices.
-        timing: when drafts are made.
+        strategy: of exploration.
         updates: training steps of an iteration.
     """
     rollouts, drafts = (_usual(counts) for counts in (curve.rollouts, curve.drafts))
@@ -156,7 +156,7 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
     ends = max(generated + train / updates, judged) + train - train / updates
     judging = drafts * costs.score / fleet.scorers
     free = fleet.devices - fleet.trainers
-    if timing is DraftTiming.TRAINING_WINDOW and free:
+    if strategy.drafts_beside_training and free:
         drafted = generated + _drafting_s(drafts, costs, free)
         return costs.driver + max(ends, drafted, judged + judging)
     return costs.driver + max(_drafting_s(drafts, costs, fleet.devices), judging) + ends

@@ -38,8 +38,8 @@ from benchmarks.exploration.modelled_fleet import (
     iteration_s,
     public_costs,
 )
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, end_of, reached_at, rising_fit
 from gpu_runtime.spot.prices.known_prices import known_prices
@@ -64,7 +64,7 @@ class ArmCurves:
         name: of the arm.
         curves: by run seed.
         costs: of its samples.
-        timing: when it drafts.
+        strategy: of exploration.
         measure: `exact` or `score`, that targets are of.
         updates: training steps of an iteration.
     """
@@ -72,7 +72,7 @@ class ArmCurves:
     name: str
     curves: Mapping[int, Curve]
     costs: Costs
-    timing: DraftTiming
+    strategy: Strategy
     measure: str
     updates: int
 
@@ -106,7 +106,7 @@ class ArmCurves:
         """
         return min(
             statistics.median(
-                iteration_s(curve, self.costs, fleet, self.timing, self.updates)
+                iteration_s(curve, self.costs, fleet, self.strategy, self.updates)
                 for curve in self.curves.values()
             )
             for fleet in fleets
@@ -149,7 +149,7 @@ def arm_curves(
             name,
             members,
             costs_of([*members.values()], like[configs[name].algorithm.objective], [*curves.values()]),
-            strategy_of(configs[name]).timing,
+            strategy_of(configs[name]),
             "score" if configs[name].reward.signal == "graded" else "exact",
             configs[name].algorithm.updates_per_iteration,
         )

@@ -22,8 +22,8 @@ from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.local_cluster import LocalCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
-from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.models.loading import device_of
 from gpu_runtime.runtime import Runtime
 from storage.config.run_config import RunConfig
@@ -152,17 +152,15 @@ class _Loop:
             plan = runtime.explore(iteration)
         elif plan.refused:
             plan = runtime.explore_anew(plan)
-        following = iteration + 1 if runtime.explores_beside_training and not last else None
-        rolled = runtime.rollout(plan, following)
+        ahead = None if last else runtime.ahead(iteration + 1)
+        rolled = runtime.rollout(plan, ahead)
         exploring: Future[SeedPlan] | None = None
-        if following is not None:
-            exploring = beside.submit(runtime.explore, following)
+        if ahead is not None:
+            exploring = beside.submit(runtime.explore, iteration + 1, ahead)
         scores = runtime.reward(rolled)
         trained = runtime.train(rolled, scores)
         next_plan = None if exploring is None else exploring.result()
-        evidence = None
-        if runtime.trains_on_drafts:
-            evidence = TrainingEvidence(trained.report.off_policy, self._held_out)
+        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out)
         return runtime.review(rolled, scores, next_plan, evidence).next_plan
 
     def _evaluate(self, iteration: int) -> None:

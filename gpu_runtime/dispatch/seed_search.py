@@ -1,16 +1,16 @@
-"""The search for seeds on live devices: when to draft, on which of them, and what follows.
+"""The search for seeds on live devices: on which of them to draft, how much, and what follows.
 
-`SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a window begin with `begin`,
-beside the rollout. `in_window`, which goes on with them, may run in a thread of its own beside reward and
-training; all else but the window's end is called while it does not, so that what the explorer has learned has
-one writer at a time.
+The strategy says when, `SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a
+window begin beside the rollout (`Ahead.begin`). `Ahead.choose`, which goes on with them, may run in a thread
+beside reward and training; all else but the window's end is called while it does not, so that what the
+explorer has learned has one writer at a time.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -24,11 +24,12 @@ from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import DraftTiming, Note, SeedExplorer, TrainingEvidence
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.exploration.strategies.strategy import Ahead, Note, TrainingEvidence
 from gpu_runtime.exploration.window import HEADROOM
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
@@ -53,7 +54,7 @@ class SeedReview:
     figures: dict[str, float] = field(default_factory=dict)
     rescored: tuple[Candidate, ...] = ()
     next_plan: SeedPlan | None = None
-    notes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 class DraftingFleet(Protocol):
@@ -100,7 +101,7 @@ class _Search:
 
 
 class SeedSearch:
-    """Finds the seeds of each iteration.
+    """Finds the seeds of each iteration: the `Drafting` of a live run.
 
     Args:
         config: the run's configuration.
@@ -108,6 +109,7 @@ class SeedSearch:
         prompts: the training prompts.
         fleet: the devices.
         scoring: the scorers.
+        weights: gives the current weights.
     """
 
     def __init__(
@@ -117,10 +119,13 @@ class SeedSearch:
         prompts: Iterable[PromptRecord],
         fleet: DraftingFleet,
         scoring: Scorers,
+        weights: Callable[[], Weights],
     ) -> None:
         self._config = config
         self._settings = config.exploration
         self._explorer = explorer
+        self._strategy = explorer.strategy
+        self._weights = weights
         self._prompts = {prompt.prompt_id: prompt for prompt in prompts}
         self._fleet = fleet
         self._scoring = scoring
@@ -132,11 +137,6 @@ class SeedSearch:
         self._said_no_device = False
         self._window: TrainingWindow | None = None
         self._begun: _Search | None = None
-
-    @property
-    def timing(self) -> DraftTiming:
-        """When drafts are made."""
-        return self._explorer.timing
 
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """A plan is about to be rolled out; until its training ends, the devices hold these weights."""
@@ -164,18 +164,35 @@ class SeedSearch:
         self.kept.forget()
 
     def plain(self, iteration: int) -> SeedPlan:
-        """The first prompts and seeds, without a draft."""
+        """See `Drafting`."""
         return self._explorer.plain(iteration)
+
+    def in_window(self, iteration: int) -> Ahead:
+        """See `Drafting`."""
+        return Ahead(partial(self._choose_in_window, iteration), partial(self.begin, iteration))
+
+    def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
+        """See `Drafting`."""
+        weights = self._weights()
+        self._fleet.prepare(weights)
+        budget: float | None = self._settings.drafts or None
+        at_once = 1
+        if as_in_window:
+            devices = len(self._fleet.drafters(weights.version))
+            budget, at_once = self._budget(devices), self._at_once(devices)
+            if not budget:
+                return self._explorer.plain(iteration)
+        planner = self._explorer.begin(iteration, budget, at_once)
+        limits = self._limits(None, False)
+        made = self._draft(self._phase(weights.version, limits, iteration, planner, ()))
+        return self._finish(iteration, planner, made)
 
     def begin(self, iteration: int) -> DraftPhase | None:
         """Begin the drafts of a window: with the weights of the rollout that it follows, on no trainer.
 
         Returns:
-            The phase, which `in_window` goes on with; None where no device can draft, or the strategy drafts
-            at no or another time.
+            The phase, which `_choose_in_window` goes on with; None where no device can draft.
         """
-        if self.timing is not DraftTiming.TRAINING_WINDOW:
-            return None
         window = self._window
         assert window is not None, "drafts begin with a rollout"
         devices = self._fleet.drafters(window.version)
@@ -193,7 +210,7 @@ class SeedSearch:
         self._begun = _Search(iteration, planner, phase)
         return phase
 
-    def in_window(self, iteration: int) -> SeedPlan:
+    def _choose_in_window(self, iteration: int) -> SeedPlan:
         """Choose seeds with the last rollout's weights, on the devices that do not train.
 
         The plan is plain where there is no window yet or no such device.
@@ -216,22 +233,6 @@ class SeedSearch:
         window.rescored = tuple(again)
         return self._finish(iteration, begun.planner, made)
 
-    def on_all_devices(self, iteration: int, weights: Weights) -> SeedPlan:
-        """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
-        self._fleet.prepare(weights)
-        budget: float | None = self._settings.drafts or None
-        at_once = 1
-        if self.timing is DraftTiming.TRAINING_WINDOW:
-            # In place of what a window would have held.
-            devices = len(self._fleet.drafters(weights.version))
-            budget, at_once = self._budget(devices), self._at_once(devices)
-            if not budget:
-                return self._explorer.plain(iteration)
-        planner = self._explorer.begin(iteration, budget, at_once)
-        limits = self._limits(None, False)
-        made = self._draft(self._phase(weights.version, limits, iteration, planner, ()))
-        return self._finish(iteration, planner, made)
-
     def review(
         self,
         plan: SeedPlan,
@@ -247,22 +248,20 @@ class SeedSearch:
             scored: its rollout's scores.
             next_plan: drafted meanwhile for the next iteration; None where there is none yet.
             policy_version: of the weights that the next iteration is rolled out with.
-            evidence: of its training, where the strategy trains on its drafts.
+            evidence: of its training.
         """
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
         drafted = self.kept.of(plan.iteration)
         values = {identity: score.value for identity, score in judged.items() if identity not in drafted}
         figures = seed_figures(plan, signal, values)
-        notes: tuple[Note, ...] = ()
-        if self._explorer.trains_on_drafts:
+        if self._strategy.trains_on_drafts:
             figures["drafts_trained"] = float(len(drafted))
-            if evidence is not None:
-                notes = self._explorer.after_training(plan.iteration, evidence)
-            if not self._explorer.trains_on_drafts and next_plan is not None:
-                self.kept.forget(next_plan.iteration)
+        notes = () if evidence is None else self._strategy.after_training(plan.iteration, evidence)
+        if not self._strategy.trains_on_drafts and next_plan is not None:
+            self.kept.forget(next_plan.iteration)
         window = self._window
-        if self.timing is not DraftTiming.TRAINING_WINDOW or window is None:
+        if window is None:
             return SeedReview(figures, (), next_plan, notes)
         if window.length_s is not None:
             self._explorer.forecast.add_window(window.length_s)
@@ -276,11 +275,6 @@ class SeedSearch:
         if not verdict.trusted and next_plan is not None and _is_stale(next_plan, policy_version):
             next_plan = replace(next_plan, refused=True)
         return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
-
-    @property
-    def trains_on_drafts(self) -> bool:
-        """Whether the chosen drafts are the training samples."""
-        return self._explorer.trains_on_drafts
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON values, for a checkpoint."""
@@ -359,7 +353,7 @@ class SeedSearch:
         plan = self._explorer.finish(
             iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
         )
-        if self._explorer.trains_on_drafts:
+        if self._strategy.trains_on_drafts:
             self.kept.keep(plan, made.samples)
         return plan
 
@@ -368,11 +362,11 @@ class SeedSearch:
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
             version.policy_version, prompt.text, preview_step(draft.fidelity), own_schedule(draft.fidelity),
-            trainable=self._explorer.trains_on_drafts and round_ != MONITOR_ROUND, source=prompt.source,
+            trainable=self._strategy.trains_on_drafts and round_ != MONITOR_ROUND, source=prompt.source,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 
-    def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
+    def _no_device(self, iteration: int) -> tuple[Note, ...]:
         """The note that no device can draft, the first time."""
         if self._said_no_device:
             return ()

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
@@ -19,31 +18,12 @@ from gpu_runtime.exploration.fidelity import FULL, costs_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
-from storage.config.section import Section
 
 _MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""
-
-HeldOut = Mapping[int, Mapping[int, float]]
-"""Held-out scores by iteration and prompt."""
-
-Note = tuple[str, str]
-"""What people should know, as (kind of event, message)."""
-
-
-class DraftTiming(StrEnum):
-    """When a strategy makes its drafts."""
-
-    NEVER = "never"
-    """Seeds follow from the configuration alone."""
-
-    TRAINING_WINDOW = "training window"
-    """With the previous iteration's weights on the devices that do not train, while the others do."""
-
-    BEFORE_ROLLOUT = "before the rollout"
-    """With the current weights on all devices; the rollout waits."""
 
 
 class Judgement(Protocol):
@@ -60,41 +40,13 @@ class Judgement(Protocol):
         ...
 
 
-class OffPolicyFigures(Protocol):
-    """What training has measured of samples of older weights; `learning.trainer.OffPolicyFigures`."""
-
-    @property
-    def ratio_spread(self) -> float:
-        """Of the logarithm of the probability ratio before any weight changed."""
-        ...
-
-    @property
-    def clip_share(self) -> float:
-        """Share of their steps that had no gradient at the first update."""
-        ...
-
-
-@dataclass(frozen=True)
-class TrainingEvidence:
-    """What shows whether samples of older weights hurt.
-
-    Attributes:
-        figures: of those that an iteration was trained on; None where it had none.
-        held_out: scores of the evaluations before this iteration's, by iteration and prompt.
-    """
-
-    figures: OffPolicyFigures | None
-    held_out: HeldOut
-
-
 class SeedExplorer:
-    """One run's exploration, for every strategy of the project; one of another package is a subclass.
+    """What a run has learned of seeds, whatever its strategy.
 
     Args:
         config: the run's configuration.
         prompt_ids: all training prompts.
-        timing: when drafts are made.
-        options: of a subclass, as its plug-in declares them; the project's strategies have none.
+        strategy: chooses among the drafts; the runtime calls it when drafts may be made.
 
     Raises:
         ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
@@ -104,11 +56,9 @@ class SeedExplorer:
         self,
         config: RunConfig,
         prompt_ids: Sequence[int],
-        timing: DraftTiming = DraftTiming.TRAINING_WINDOW,
-        options: Section | None = None,
+        strategy: Strategy,
     ) -> None:
-        self.timing = timing
-        self.options = options
+        self.strategy = strategy
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)
@@ -122,7 +72,7 @@ class SeedExplorer:
         """The prompts to explore for an iteration, of which the strategy chooses those to train on."""
         config = self._config
         trained, explored = config.algorithm.prompts_per_iteration, config.prompts_explored
-        count = trained if self.timing is DraftTiming.NEVER else explored
+        count = explored if self.strategy.drafts else trained
         return prompts_of_iteration(self._prompt_ids, count, config.seed, iteration)
 
     def plain(self, iteration: int, *notes: tuple[str, str]) -> SeedPlan:
@@ -130,7 +80,7 @@ class SeedExplorer:
         algorithm = self._config.algorithm
         prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
         plan = plain_plan(prompts, algorithm.group_size, iteration)
-        if self.timing is DraftTiming.NEVER:
+        if not self.strategy.drafts:
             return plan
         figures = {"drafts": 0.0, "prompts_unexplored": float(len(prompts))}
         return replace(plan, notes=notes, figures=figures)
@@ -181,31 +131,16 @@ class SeedExplorer:
                     draft.fidelity, self.signal(draft)
                 )
         self._history.add(iteration, {prompt: list(scores.values()) for prompt, scores in judged.items()})
-        choice = self.choose(planner, judged)
+        choice = self.strategy.choose(planner, judged)
         compared = tuple(prompt for prompt in choice.seeds if prompt in choice.random)
         return SeedPlan(iteration, choice.seeds, made, compared, _figures(planner, choice, made))
 
-    def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
-        """The seeds to roll out; what a strategy of another package does in its own way.
-
-        Args:
-            planner: of the drafts; its own choice is the group of largest variance, by exact selection.
-            judged: score of each judged draft, by prompt and seed index; the value that is learned from.
-        """
-        return planner.choose()
-
-    @property
-    def trains_on_drafts(self) -> bool:
-        """Whether the chosen drafts are the training samples; else their seeds are rolled out."""
-        return False
-
-    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Look at what an iteration's training has shown; only where `trains_on_drafts`."""
-        return ()
-
     def monitored(self, plan: SeedPlan) -> list[Draft]:
-        """The drafts to make with the rollout's weights, to see whether ranks hold."""
-        return self._monitor.to_rescore(plan)
+        """The drafts to make with the rollout's weights, to see whether ranks hold.
+
+        None while drafts are trained on: their scores are those of the samples.
+        """
+        return [] if self.strategy.trains_on_drafts else self._monitor.to_rescore(plan)
 
     def review(
         self,
@@ -268,6 +203,7 @@ class SeedExplorer:
             "fidelities": self._fidelities.state(),
             "forecast": self.forecast.state(),
             "ranks": self._monitor.state(),
+            "strategy": self.strategy.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -277,6 +213,7 @@ class SeedExplorer:
         self._fidelities.restore(state.get("fidelities", {}))
         self.forecast.restore(state["forecast"])
         self._monitor.restore(state["ranks"])
+        self.strategy.restore(state["strategy"])
 
     def _arms(self) -> list[Arm]:
         """Full drafts, and the previews that were measured; full ones also where nothing else is."""

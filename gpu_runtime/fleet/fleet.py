@@ -16,7 +16,6 @@ from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
@@ -96,7 +95,7 @@ class Fleet:
         self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
         first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
-        follows = self._rented is not None and strategy_of(config).timing is not DraftTiming.TRAINING_WINDOW
+        follows = self._rented is not None and not strategy_of(config).drafts_beside_training
         self._thread = threading.get_ident()
         self.look = self._look if follows else None
         """Gives back devices that are called back; for who waits while they do nothing."""

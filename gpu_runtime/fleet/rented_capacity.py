@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.fleet.capacity.registry import build_capacity
@@ -56,8 +55,7 @@ class RentedCapacity:
         most = config.runtime.spot_workers
         assert isinstance(most, int), "read_capacity_options refuses auto"
         self._most = most
-        explores = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
-        self._use_of_rest = 1.0 if explores else 0.0
+        self._use_of_rest = float(strategy_of(config).drafts_beside_training)
         self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
         self._measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}

@@ -12,7 +12,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
 from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.seeding_window import LiveWindow, most_useful_spot, solved_window_s
@@ -58,7 +59,9 @@ class _Calm:
 
 
 class Simulation:
-    """One run.
+    """One run; it is the `Drafting` of its strategy, which makes the drafts of a live run otherwise.
+
+    Its seed plans are empty: what an iteration takes depends on the number of drafts, not on the seeds.
 
     Args:
         config: what is computed.
@@ -86,6 +89,8 @@ class Simulation:
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
+        self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
+        self._window_closes = 0  # the training under way
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
@@ -140,11 +145,13 @@ class Simulation:
             if not more or config.evaluates_after(version.policy_version + 1):
                 self._train_alone()
             return
-        if self._plan.timing is DraftTiming.BEFORE_ROLLOUT:
-            with self._timed("draft"):
-                self._draft_on_all(version)
+        iteration, strategy = version.policy_version + 1, self._plan.strategy
+        if self._seeds is None:
+            strategy.before_rollout(iteration, self)
+        ahead = strategy.ahead(iteration + 1, self) if more else None
         work = replace(self._rollout(version), window=self._window, train_s=self._train_s)
         self._renting.decide(work.batches, config.iterations - version.policy_version)
+        self._seeds = None
         if self._plan.seeds:
             self._roll_out_then_train(work)
         else:
@@ -161,7 +168,7 @@ class Simulation:
             self._note_training(spans, self._loop.now + outcome.judging)
             run.phases["reward"] += outcome.judging
             run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
-            self._train(version, spans, more)
+            self._seeds = self._train(spans, ahead)
         run.batches += work.batches
         with self._timed("driver"):
             self._pass(self._times.driver)
@@ -275,47 +282,64 @@ class Simulation:
         """Nothing is generated for a while."""
         self._loop.run_until(lambda: False, self._loop.now + length)
 
-    def _train(self, version: WeightsVersion, spans: Sequence[tuple[int, int]], more: bool) -> None:
-        """The rest of training and judging; drafts beside both, where there is more to do."""
+    def _train(self, spans: Sequence[tuple[int, int]], ahead: Ahead | None) -> SeedPlan | None:
+        """The rest of training and judging; the seeds that are chosen beside both."""
         self._fleet.on_training()
-        closes = spans[-1][1]
-        if more and self._plan.timing is DraftTiming.TRAINING_WINDOW:
-            self._draft_in_window(version, closes)
-        self._pass(closes - self._loop.now)
+        self._window_closes = spans[-1][1]
+        seeds = None if ahead is None else ahead.choose()
+        self._pass(self._window_closes - self._loop.now)
+        return seeds
 
-    def _draft_in_window(self, version: WeightsVersion, closes: int) -> None:
+    def plain(self, iteration: int) -> SeedPlan:
+        """See `Drafting`."""
+        return SeedPlan(iteration, {})
+
+    def in_window(self, iteration: int) -> Ahead:
+        """See `Drafting`; no drafts begin beside the rollout."""
+        return Ahead(lambda: self._draft_in_window(iteration))
+
+    def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
+        """See `Drafting`; the judging of these drafts ends before the rollout."""
+        drafts = min(self._plan.drafts or self._candidates, self._candidates)
+        if as_in_window:
+            drafts = self._budget()
+        steps = self._config.sampling.rollout_steps
+        version = WeightsVersion(iteration - 1)
+        with self._timed("draft"):
+            self._pass(self._generate(self._work(RequestKind.EXPLORE, version, round(drafts), steps)).judging)
+        return SeedPlan(iteration, {})
+
+    def _draft_in_window(self, iteration: int) -> SeedPlan:
+        """Draft beside the training under way, with the weights before it."""
+        version, closes = WeightsVersion(iteration - 2), self._window_closes
         began = self._loop.now
         self._fleet.take_in()
-        drafters = sum(device.serves and not device.trains for device in self._fleet)
-        # Devices that share a draft make one at a time.
-        budget = self._budget(-(-drafters // self._config.sequence_parallel.explore))
-        size = self._config.sampling.batch_size
-        if drafters and budget >= size:
+        budget, size = self._budget(HEADROOM), self._config.sampling.batch_size
+        if budget >= size:
             steps = self._config.sampling.rollout_steps
             work = self._work(RequestKind.EXPLORE, version, int(budget // size) * size, steps)
             work = replace(work, beside_training=True, deadline=closes)
             outcome = self._generate(work, DraftGate(self._forecast.fits))
             self._forecast.add_drafts(outcome.lease, outcome.share * size)
         self._forecast.add_window(closes - began)
+        return SeedPlan(iteration, {})
 
-    def _budget(self, drafters: int) -> float:
-        """Drafts that are planned for a window, as `SeedSearch` does."""
+    def _budget(self, headroom: float = 1.0) -> float:
+        """Drafts that are planned for a window, as `SeedSearch` does; 0 where no device can draft."""
+        drafters = sum(device.serves and not device.trains for device in self._fleet)
+        if not drafters:
+            return 0.0
         most = self._candidates
         if self._plan.drafts:
             return min(self._plan.drafts, most)
-        held = self._forecast.budget(drafters)
-        return most if held is None else min(HEADROOM * held, most)
+        # Devices that share a draft make one at a time.
+        held = self._forecast.budget(-(-drafters // self._config.sequence_parallel.explore))
+        return most if held is None else min(headroom * held, most)
 
     @property
     def _candidates(self) -> float:
         """Every draft that an iteration may make."""
         return float(self._config.prompts_explored * self._config.exploration.candidates)
-
-    def _draft_on_all(self, version: WeightsVersion) -> None:
-        """Drafts with the rollout's own weights, on all devices; their judging ends before the rollout."""
-        drafts = round(min(self._plan.drafts or self._candidates, self._candidates))
-        work = self._work(RequestKind.EXPLORE, version, drafts, self._config.sampling.rollout_steps)
-        self._pass(self._generate(work).judging)
 
     def _generate(self, work: PhaseWork, gate: DraftGate | None = None) -> PhaseOutcome:
         """Do a phase, or repeat it as it was where nothing can disturb it."""

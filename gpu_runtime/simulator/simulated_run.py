@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.record.records import DeviceEvent, DeviceState, Market, StateInterval
@@ -22,7 +23,7 @@ class SimulatedPlan:
 
     Attributes:
         fleet: what is rented.
-        timing: when drafts are made.
+        strategy: of exploration; it is asked what a live run would ask it.
         drafts: most drafts an iteration; 0 for as many as a window holds, or for every candidate where
             there is no window.
         more_samples: trained on in an iteration beyond the settings' number; whole groups of them.
@@ -34,7 +35,7 @@ class SimulatedPlan:
     """
 
     fleet: FleetPlan
-    timing: DraftTiming
+    strategy: Strategy = PLAIN
     drafts: float = 0.0
     more_samples: float = 0.0
     pushes: bool = False

@@ -15,7 +15,6 @@ import psutil
 from gpu_runtime.chaos.fault_injector import Done as Done
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
@@ -148,8 +147,7 @@ def refuse_unfit(config: RunConfig) -> None:
         raise ConfigurationError(
             f"runtime.cluster is {address!r}: faults are done to processes of this machine; set it to ray"
         )
-    in_window = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
-    if in_window and config.exploration.stop_with_training:
+    if strategy_of(config).drafts_beside_training and config.exploration.stop_with_training:
         raise ConfigurationError(
             "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"

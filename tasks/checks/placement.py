@@ -13,7 +13,6 @@ import torch
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.slots import worker_counts
 from gpu_runtime.models.checks.memory_need import GIB
@@ -146,7 +145,7 @@ def _workers_in_words(config: RunConfig, counts: dict[Market, int], where: str) 
     workers = " and ".join(f"{count} {market}" for market, count in counts.items())
     yield f"{workers} workers on {where}"
     yield "reserved-0 trains" if training == 1 else f"reserved-0 to reserved-{training - 1} train together"
-    if training < counts["reserved"] and strategy_of(config).timing is DraftTiming.NEVER:
+    if training < counts["reserved"] and not strategy_of(config).drafts:
         yield (
             f"the other {sum(counts.values()) - training} idle while it trains: raise "
             "runtime.trainer_workers, or let them explore (exploration.strategy)"

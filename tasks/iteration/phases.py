@@ -7,41 +7,45 @@ from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from tasks.iteration.session import Session
 
 
 @task(name="explore", task_run_name="explore {iteration}", cache_policy=NO_CACHE, persist_result=False)
-def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -> SeedPlan:
+def explore(
+    session: Session, iteration: int, ahead: Ahead | None = None, refused: SeedPlan | None = None
+) -> SeedPlan:
     """Choose the seeds of an iteration.
 
-    With strategy `stale` it runs beside reward and training of the one before. Where the drafts made there
-    are `refused`, seeds are drafted anew, with the current weights; the time is booked as `redraft`.
+    With `ahead` it runs beside reward and training of the one before. Where the drafts made there
+    are `refused`, seeds are drafted again, with the current weights; the time is booked as `redraft`.
 
     Args:
         session: the run.
         iteration: for which seeds are chosen.
+        ahead: the strategy's work beside that training; None where it is over.
         refused: a plan of stale drafts that the monitor did not accept.
     """
     if refused is not None:
         with session.timed("redraft"):
             return session.runtime.explore_anew(refused)
     with session.timed("explore"):
-        return session.runtime.explore(iteration)
+        return session.runtime.explore(iteration, ahead)
 
 
 @task(name="rollout", task_run_name="rollout {plan.iteration}", cache_policy=NO_CACHE, persist_result=False)
-def rollout(session: Session, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
+def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
     Args:
         session: the run.
         plan: the seeds.
-        explores_for: the iteration that devices with nothing more to roll out draft for; None: they wait.
+        ahead: the next iteration's drafts, begun by devices with nothing more to roll out; None: they wait.
     """
     with session.timed("rollout"):
-        return session.runtime.rollout(plan, explores_for)
+        return session.runtime.rollout(plan, ahead)
 
 
 @task(

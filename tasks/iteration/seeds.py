@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from collections import defaultdict
+from functools import partial
 
 import numpy as np
 from PIL import Image
 
 from gpu_runtime.dispatch.seed_search import SeedReview
-from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.record.records import CandidateRecord, SampleImage
@@ -37,10 +38,8 @@ def review_seeds(
         trained: what training did with them.
         next_plan: of the next iteration; None where there is none yet.
     """
-    evidence = None
-    if session.runtime.trains_on_drafts:
-        held_out = held_out_scores(session.store.records, session.run_id)
-        evidence = TrainingEvidence(trained.report.off_policy, held_out)
+    held_out = partial(held_out_scores, session.store.records, session.run_id)
+    evidence = TrainingEvidence(trained.report.off_policy, held_out)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
     notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
     for kind, message in notes:

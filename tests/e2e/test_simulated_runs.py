@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.simulated_run import SimulatedRun
@@ -36,7 +36,7 @@ CURVES = LearningCurves(name="c", arms={"plain": (CURVE,), "stale": (CURVE, CURV
 
 
 def simulated_run() -> SimulatedRun:
-    return simulated(CONFIG, 1, 1, LOST, DraftTiming.TRAINING_WINDOW, keeps_intervals=True)
+    return simulated(CONFIG, 1, 1, LOST, STALE, keeps_intervals=True)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):
     scores, seeds = [], []
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         for number in (1, 2):
-            plan = runtime.explore(number)
+            plan = runtime.explore(number, runtime.ahead(number))
             seeds.append(plan.seeds)
             with monkeypatch.context() as patched:
                 if number == 2:

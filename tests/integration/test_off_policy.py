@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
@@ -65,15 +65,17 @@ def iterate(
         plan: the seeds.
         ahead: whether devices that find nothing more to roll out draft already.
     """
-    rolled = runtime.rollout(plan, plan.iteration + 1 if ahead else None)
+    following = plan.iteration + 1
+    drafts = runtime.ahead(following)
+    rolled = runtime.rollout(plan, drafts if ahead else None)
     found: list[SeedPlan] = []
-    exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
+    exploring = threading.Thread(target=lambda: found.append(runtime.explore(following, drafts)))
     exploring.start()
     scores = runtime.reward(rolled)
     trained = runtime.train(rolled, scores)
     exploring.join(60)
     assert found
-    evidence = TrainingEvidence(trained.report.off_policy, {})
+    evidence = TrainingEvidence(trained.report.off_policy, dict)
     review = runtime.review(rolled, scores, found[0], evidence)
     assert review.next_plan is not None
     return rolled, scores, trained, review.next_plan
@@ -114,8 +116,9 @@ def test_the_chosen_drafts_are_the_samples_and_nothing_is_rolled_out(fresh):
 
 
 def test_a_draft_equals_the_rollout_by_the_same_weights_to_the_bit(fresh, untrained):
-    rolled = fresh.rollout(fresh.explore(1), 2)
-    plan = fresh.explore(2)
+    ahead = fresh.ahead(2)
+    rolled = fresh.rollout(fresh.explore(1), ahead)
+    plan = fresh.explore(2, ahead)
     drafts = dict(fresh._search.kept.of(2))
     assert len(drafts) == 16
     fresh._search.kept.forget()
@@ -178,9 +181,9 @@ def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
     _, _, _, plan = iterate(fresh, fresh.explore(1))
     falls = {0: dict.fromkeys(range(8), 0.5), 1: {prompt: 0.1 + prompt / 100 for prompt in range(8)}}
     rolled, scores, _, following = iterate(fresh, plan)
-    review = fresh.review(rolled, scores, following, TrainingEvidence(None, falls))
+    review = fresh.review(rolled, scores, following, TrainingEvidence(None, lambda: falls))
     assert [kind for kind, _ in review.notes] == ["staleness"]
-    assert not fresh.trains_on_drafts
+    assert not fresh.explorer_state()["strategy"]["trains_on_drafts"]
     rolled = fresh.rollout(following)
     assert {one.sample.request.policy_version for one in rolled.delivered} == {2}
 

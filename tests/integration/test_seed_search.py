@@ -60,9 +60,11 @@ def fresh(runtime, untrained):
 
 def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
     """Roll out, reward and train, the last two beside exploring, as the flow does."""
-    rolled = runtime.rollout(plan, plan.iteration + 1)
+    following = plan.iteration + 1
+    ahead = runtime.ahead(following)
+    rolled = runtime.rollout(plan, ahead)
     found: list[SeedPlan] = []
-    exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
+    exploring = threading.Thread(target=lambda: found.append(runtime.explore(following, ahead)))
     exploring.start()
     scores = runtime.reward(rolled)
     runtime.train(rolled, scores)
@@ -129,18 +131,18 @@ def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after
     first = fresh.explore(1)
     fresh.collect()
     began: list[float] = []
-    rolled = fresh.rollout(first, 2)
+    rolled = fresh.rollout(first, fresh.ahead(2))
     began += [i.started_at for i in fresh.collect().intervals if i.state == "explore"]
     assert began and fresh._search._begun is not None
     scores = fresh.reward(rolled)
-    beside = fresh.explore(2)
+    beside = fresh.explore(2, fresh.ahead(2))
     fresh.train(rolled, scores)
     blobs = fresh.blobs()
     fresh.restore(untrained[0], 0, untrained[1])
     again = fresh.rollout(fresh.explore(1))  # nothing drafts beside it
     assert [d.sample.request for d in again.delivered] == [d.sample.request for d in rolled.delivered]
     assert fresh.reward(again) == scores
-    assert fresh.explore(2) == beside
+    assert fresh.explore(2, fresh.ahead(2)) == beside
     fresh.train(again, scores)
     assert fresh.blobs() == blobs
 
@@ -196,7 +198,7 @@ def test_the_flow_waits_for_a_chunk_and_not_for_a_draft(fresh, monkeypatch):
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     found: list[SeedPlan] = []
-    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
+    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2, fresh.ahead(2))))
     exploring.start()
     fresh.train(rolled, scores)
     exploring.join(30)
@@ -210,9 +212,9 @@ def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
     settings = fresh.config.exploration.model_copy(update={"drafts": 400, "candidates": 100})
     monkeypatch.setattr(fresh._search, "_settings", settings)
     monkeypatch.setattr(fresh._search._explorer, "_settings", settings)
-    rolled = fresh.rollout(fresh.explore(1), 2)
+    rolled = fresh.rollout(fresh.explore(1), fresh.ahead(2))
     found: list[SeedPlan] = []
-    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
+    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2, fresh.ahead(2))))
     exploring.start()
     scores = [one.score for one in rolled.delivered if one.score is not None]
     judged = fresh._scoring.wait_for(scores)
@@ -256,8 +258,8 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh, mon
     while fresh._fleet.drafters(fresh._current.version):
         # Who is dead is noticed by the next call.
         assert time.monotonic() < deadline
-        assert all(len(seeds) == 4 for seeds in fresh.explore(2).seeds.values())
-    plans = [fresh.explore(2), fresh.explore(2)]
+        assert all(len(seeds) == 4 for seeds in fresh.explore(2, fresh.ahead(2)).seeds.values())
+    plans = [fresh.explore(2, fresh.ahead(2)), fresh.explore(2, fresh.ahead(2))]
     assert [set(plan.seeds.values()) for plan in plans] == [{(0, 1, 2, 3)}] * 2
     (note,) = plans[0].notes
     assert note[0] == "exploration" and "its seeds are plain" in note[1]

@@ -8,13 +8,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from tests.simulated import check_conserved, simulated, small_config, times_of
 
-TIMINGS = st.sampled_from(list(DraftTiming))
+TIMINGS = st.sampled_from((PLAIN, STALE, FRESH))
 SECONDS = st.floats(0.001, 3.0)
 WAYS = st.sampled_from(
     [{}, {"seeds": True}, {"pushes": True}, {"runs": 2}, {"more_samples": 7.0}, {"pushes": True, "runs": 2}]
@@ -35,7 +38,7 @@ def rough_trace(spot: int, seed: int) -> Trace:
     reserved=st.integers(1, 3),
     spot=st.integers(1, 5),
     seed=st.integers(0, 10_000),
-    timing=TIMINGS,
+    strategy=TIMINGS,
     notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
     step=SECONDS,
     loss=st.sampled_from([0.0, 0.7, 20.0]),
@@ -45,17 +48,17 @@ def rough_trace(spot: int, seed: int) -> Trace:
     ways=WAYS,
 )
 def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
-    reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float,
+    reserved: int, spot: int, seed: int, strategy: Strategy, notice_s: float, step: float,
     loss: float, score: float, advantage_std: str, leave: bool, ways: dict[str, Any],
 ):  # fmt: skip
-    timing = timing if not ways else DraftTiming.NEVER
+    strategy = strategy if not ways else PLAIN
     algorithm = {"prompts_per_iteration": 5, "group_size": 3, "advantage_std": advantage_std}
     leave = leave and advantage_std == "group"
     runtime = {"commit_steps": 2, "spot_workers": 8, "trainers_leave": leave}
     config, trace = small_config(algorithm=algorithm, runtime=runtime), rough_trace(spot, seed)
     runs = [
         simulated(
-            config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss, score=score),
+            config, reserved, spot, trace, strategy, notice_s, times_of(step=step, loss=loss, score=score),
             ways, repeats=repeats, keeps_intervals=True,
         )
         for repeats in (True, False)

@@ -7,7 +7,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.spot.traces.trace import Trace
@@ -34,20 +37,20 @@ def shared_run(trace: Trace, spot: int, degrees: dict[str, Any], **more: Any) ->
         [{"rollout": 2}, {"rollout": 4, "evaluate": 2}, {"rollout": 2, "explore": 2}, {"evaluate": 4},
          {"rollout": "auto", "evaluate": "auto"}, {"rollout": "auto", "evaluate": 2}]
     ),
-    timing=st.sampled_from(list(DraftTiming)),
+    strategy=st.sampled_from((PLAIN, STALE, FRESH)),
     notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
     loss=st.sampled_from([0.0, 0.7, 20.0]),
     regroup=st.sampled_from([0.0, 0.3, 5.0]),
     instance_devices=st.sampled_from([0, 2, 3]),
 )  # fmt: skip
 def test_with_groups_every_paid_moment_is_in_one_state_and_repeating_changes_nothing(
-    reserved: int, spot: int, seed: int, degrees: dict[str, Any], timing: DraftTiming, notice_s: float,
+    reserved: int, spot: int, seed: int, degrees: dict[str, Any], strategy: Strategy, notice_s: float,
     loss: float, regroup: float, instance_devices: int,
 ):  # fmt: skip
     times = times_of(SHARED, loss=loss, regroup=regroup)
     runs = [
         shared_run(
-            rough_trace(spot, seed), spot, degrees, reserved=reserved, timing=timing, notice_s=notice_s,
+            rough_trace(spot, seed), spot, degrees, reserved=reserved, strategy=strategy, notice_s=notice_s,
             times=times, instance_devices=instance_devices, repeats=repeats,
         )
         for repeats in (True, False)

@@ -8,17 +8,16 @@ from dataclasses import replace
 import pytest
 
 from gpu_runtime.exploration.draft_reliability import DraftReliability, MeasuredFidelities
-from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from storage.config.run_config import SamplingConfig
-from tests.tiny_exploration import explore, make_config, rescored, rising, rolled
+from tests.tiny_exploration import explore, explorer_of, make_config, rescored, rising, rolled
 
 
 def test_a_preview_is_used_once_it_has_proven_itself():
     config = make_config(fidelities=("full", "preview-4"), candidates=40)
-    explorer = SeedExplorer(config, [4, 5])
+    explorer = explorer_of(config)
     used = []
     for iteration in range(1, 6):
         plan = explore(explorer, iteration, lambda p, s: s / 40)
@@ -30,7 +29,7 @@ def test_a_preview_is_used_once_it_has_proven_itself():
 
 
 def test_a_preview_that_predicts_nothing_is_never_used():
-    explorer = SeedExplorer(make_config(fidelities=("full", "preview-4"), candidates=40), [4, 5])
+    explorer = explorer_of(make_config(fidelities=("full", "preview-4"), candidates=40))
     for iteration in range(1, 6):
         plan = explore(explorer, iteration, lambda p, s: s / 40)
         assert {draft.fidelity for draft in plan.candidates} == {"full"}
@@ -92,7 +91,7 @@ def test_staleness_is_known_while_only_previews_are_drafted():
 
 
 def test_a_preview_in_use_is_measured_under_equal_weights_too():
-    explorer = SeedExplorer(make_config(fidelities=("full", "preview-4")), [4, 5])
+    explorer = explorer_of(make_config(fidelities=("full", "preview-4")))
     plan = explore(explorer, 1, rising)
     used = tuple(replace(draft, fidelity="preview-4") for draft in plan.candidates)
     drafts = explorer.monitored(replace(plan, candidates=used))
@@ -103,7 +102,7 @@ def test_a_preview_in_use_is_measured_under_equal_weights_too():
 
 def test_the_past_remembers_the_full_score_to_expect_of_a_preview():
     config = make_config(fidelities=("full", "preview-4"), candidates=40)
-    explorer = SeedExplorer(config, [4, 5])
+    explorer = explorer_of(config)
 
     def full(prompt: int, seed: int) -> float:
         return seed / 40

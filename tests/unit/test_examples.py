@@ -130,7 +130,7 @@ def test_a_strategy_of_ones_own_is_named_in_the_settings(best: float, seeds: tup
     draft_evenly(monkeypatch)
     config = make_config(strategy="examples.own_strategy:BEST_AND_WORST", options={"best": best})
     explorer = build_explorer(config, [PromptRecord(number, "any") for number in (4, 5)])
-    assert isinstance(explorer, own_strategy.BestAndWorst)
+    assert isinstance(explorer.strategy, own_strategy.BestAndWorst)
     plan = explore(explorer, 1, lambda prompt, seed: seed / 7)
     assert plan.seeds == {4: seeds, 5: seeds}
     assert explore(explorer, 2, lambda prompt, seed: seed / 7, budget=0).seeds == {4: (0, 1), 5: (0, 1)}

@@ -20,7 +20,10 @@ from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
 from benchmarks.exploration.tuning import choose, tried, tuning_curves
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, rising_fit
 
 MIXED = Fleet(reserved=4, spot=8, trainers=4, scorers=6)
@@ -62,37 +65,37 @@ SLOWLY_JUDGED = replace(MIXED, scorers=1)
 
 
 @pytest.mark.parametrize(
-    ("timing", "fleet", "drafts", "updates", "seconds"),
+    ("strategy", "fleet", "drafts", "updates", "seconds"),
     [
         # 96 rollouts of .75 s over 12 devices, 64 trained samples over 4 devices, the driver. 24 s of scoring
         # over 6 scorers end before.
-        (DraftTiming.NEVER, MIXED, 0, 1, 6 + 8 + 0.5),
+        (PLAIN, MIXED, 0, 1, 6 + 8 + 0.5),
         # With one scorer training ends with it, but for the updates after the first one.
-        (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 1, 24 + 0.5),
-        (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 4, 24 + 6 + 0.5),
+        (PLAIN, SLOWLY_JUDGED, 0, 1, 24 + 0.5),
+        (PLAIN, SLOWLY_JUDGED, 0, 4, 24 + 6 + 0.5),
         # 48 drafts: 24 s over 8 devices are hidden behind training.
-        (DraftTiming.TRAINING_WINDOW, MIXED, 48, 1, 6 + 8 + 0.5),
+        (STALE, MIXED, 48, 1, 6 + 8 + 0.5),
         # 192 drafts: 96 s over 8 devices outlast it by 4 s. The first of 8 rounds is planned before, the
         # others meanwhile, and each device waits for an eighth of that.
-        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 1, 6 + 12 + 1 / 8 + 7 / 8 / 8 + 0.5),
+        (STALE, MIXED, 192, 1, 6 + 12 + 1 / 8 + 7 / 8 / 8 + 0.5),
         # They are judged after the rollouts.
-        (DraftTiming.TRAINING_WINDOW, SLOWLY_JUDGED, 48, 1, 24 + 12 + 0.5),
+        (STALE, SLOWLY_JUDGED, 48, 1, 24 + 12 + 0.5),
         # Over all 12 devices 2 s, and as long for scoring.
-        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 1, 6 + 0.5 + 2 + 1 / 8 + 7 / 8 / 12 + 8),
+        (FRESH, MIXED, 48, 1, 6 + 0.5 + 2 + 1 / 8 + 7 / 8 / 12 + 8),
         # Where all train there is no window beside training.
-        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 1, 6 + 0.5 + 2 + 1 / 8 + 7 / 8 / 12 + 8 / 3),
+        (STALE, EVERYWHERE, 48, 1, 6 + 0.5 + 2 + 1 / 8 + 7 / 8 / 12 + 8 / 3),
     ],
 )
-def test_the_seconds_of_an_iteration(timing, fleet, drafts, updates, seconds):
+def test_the_seconds_of_an_iteration(strategy, fleet, drafts, updates, seconds):
     curve = Curve(rollouts=[128, 96, 96], drafts=[0, drafts, 0], samples={"train": 3 * 64})
     costs = COSTS if drafts else WITHOUT_DRAFTS
-    assert iteration_s(curve, costs, fleet, timing, updates) == pytest.approx(seconds)
+    assert iteration_s(curve, costs, fleet, strategy, updates) == pytest.approx(seconds)
 
 
 def test_devices_are_never_ahead_of_what_plans_their_drafts():
     curve = Curve(rollouts=[96] * 3, drafts=[0, 48, 0], samples={"train": 3 * 64})
     slow = replace(COSTS, planning=20.0)
-    seconds = iteration_s(curve, slow, MIXED, DraftTiming.TRAINING_WINDOW, 1)
+    seconds = iteration_s(curve, slow, MIXED, STALE, 1)
     assert seconds == pytest.approx(6 + 20 + 0.5), "48 drafts of half a second take 8 devices 3 s"
 
 
@@ -137,9 +140,9 @@ def test_planning_beside_training_is_a_share_of_the_driver_s_time():
     assert costs_of([before, made([0.0])], [before], [before]) == COSTS, "of the curves that noted it"
 
 
-def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> ArmCurves:
-    costs = WITHOUT_DRAFTS if timing is DraftTiming.NEVER else COSTS
-    return ArmCurves(name, dict(enumerate(curves)), costs, timing, "exact", 1)
+def arm(name: str, *curves: Curve, strategy: Strategy = PLAIN) -> ArmCurves:
+    costs = COSTS if strategy.drafts else WITHOUT_DRAFTS
+    return ArmCurves(name, dict(enumerate(curves)), costs, strategy, "exact", 1)
 
 
 RISING = [0.1, 0.15, 0.2, 0.25, 0.3, 0.3, 0.3]
@@ -189,7 +192,7 @@ def test_arms_are_compared_at_common_run_seeds():
 
 def test_gains_once_each_arm_has_taken_as_much_as_the_first_to_end():
     plain = arm("plain", *[made(RISING, drafts=0)] * 4)
-    stale = arm("stale", *[made(QUICK)] * 3, made(RISING[:5]), timing=DraftTiming.TRAINING_WINDOW)
+    stale = arm("stale", *[made(QUICK)] * 3, made(RISING[:5]), strategy=STALE)
     found = gains_at_equal(plain, [stale], lambda one: 2.0 if one is plain else 1.0)
     # The first to end has taken 16, which is 8 iterations without exploration.
     assert found["amount"] == 16

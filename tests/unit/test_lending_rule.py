@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.lent_devices import LentDevices, ServingLoad
@@ -81,7 +80,7 @@ def test_free_devices_follow_the_hour_of_the_day():
 def test_a_run_on_lent_devices_loses_no_step(slack_s: float, joined: int):
     """One of two lent devices is called back at 60 s; steps take a second."""
     load = ServingLoad(slack_s=slack_s)
-    plan = SimulatedPlan(FleetPlan(1, 2, 1, 10.0, 2.5, serving=load), DraftTiming.NEVER, lends=True)
+    plan = SimulatedPlan(FleetPlan(1, 2, 1, 10.0, 2.5, serving=load), lends=True)
 
     def run(repeats: bool):
         lent = LentDevices(LendingRule(2, slack_s, 1.0), lambda at_s: 2 if at_s < 60 else 1, slack_s)

@@ -6,7 +6,7 @@ import json
 import math
 import pickle
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedSearch
-from gpu_runtime.exploration.explorer import TrainingEvidence
-from gpu_runtime.exploration.off_policy import OffPolicyExplorer
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
+from gpu_runtime.exploration.strategies.off_policy import OffPolicy
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.learning.groups import check_versions, training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
@@ -215,21 +217,15 @@ def test_samples_of_an_older_version_are_stale_and_of_any_other_refused(made):
         check_versions(samples, 2, 1)
 
 
-@dataclass(frozen=True)
-class Figures:
-    ratio_spread: float = 0.01
-    clip_share: float = 0.0
+def figures(clip_share: float = 0.0) -> OffPolicyFigures:
+    return OffPolicyFigures(samples=1, ratio_spread=0.01, kl=0.0, clip_share=clip_share)
 
 
-def explorer() -> OffPolicyExplorer:
-    return OffPolicyExplorer(make_config(strategy="off_policy"), [4, 5])
-
-
-def clipped(*shares: float) -> tuple[OffPolicyExplorer, list[tuple[tuple[str, str], ...]]]:
-    """An explorer after iterations with these shares of clipped steps, and what it said of each."""
-    one = explorer()
+def clipped(*shares: float) -> tuple[OffPolicy, list[tuple[tuple[str, str], ...]]]:
+    """The strategy after iterations with these shares of clipped steps, and what it said of each."""
+    one = OffPolicy()
     notes = [
-        one.after_training(iteration, TrainingEvidence(Figures(clip_share=share), {}))
+        one.after_training(iteration, TrainingEvidence(figures(clip_share=share), dict))
         for iteration, share in enumerate(shares, 2)
     ]
     return one, notes
@@ -249,7 +245,7 @@ def test_drafts_are_given_up_once_three_iterations_lose_a_quarter_of_their_steps
 
 def test_an_iteration_without_older_samples_says_nothing_of_them():
     one, _ = clipped(0.9, 0.9)
-    assert one.after_training(4, TrainingEvidence(None, {})) == ()
+    assert one.after_training(4, TrainingEvidence(None, dict)) == ()
     assert one.trains_on_drafts
 
 
@@ -276,8 +272,8 @@ def test_a_held_out_score_that_falls_beyond_chance_gives_drafts_up(scores, stays
     if scores == held_out(0.5, 0.5):
         # Fifteen prompts differ by chance, one by much: the mean falls by less than three errors.
         scores[4] = {prompt: 0.5 + (0.1 if prompt % 2 else -0.1) for prompt in range(15)} | {15: 0.4}
-    one = explorer()
-    notes = one.after_training(9, TrainingEvidence(Figures(), scores))
+    one = OffPolicy()
+    notes = one.after_training(9, TrainingEvidence(figures(), lambda: scores))
     assert one.trains_on_drafts is stays
     assert bool(notes) is not stays
     if notes:
@@ -286,18 +282,19 @@ def test_a_held_out_score_that_falls_beyond_chance_gives_drafts_up(scores, stays
 
 def test_what_the_guard_has_seen_goes_through_a_checkpoint():
     for before in (clipped(0.5, 0.5)[0], clipped(0.5, 0.5, 0.5)[0]):
-        after = explorer()
+        after = OffPolicy()
         after.restore(json.loads(json.dumps(before.state())))
         assert after.trains_on_drafts is before.trains_on_drafts
-        after.after_training(5, TrainingEvidence(Figures(clip_share=0.5), {}))
+        after.after_training(5, TrainingEvidence(figures(clip_share=0.5), dict))
         assert not after.trains_on_drafts
 
 
 def test_ranks_are_monitored_only_once_seeds_are_rolled_out_again():
-    one = explorer()
+    strategy = OffPolicy()
+    one = SeedExplorer(make_config(strategy="off_policy"), [4, 5], strategy)
     plan = explore(one, 1, rising)
     assert one.monitored(plan) == []
-    one.after_training(2, TrainingEvidence(Figures(), held_out(0.8, 0.2)))
+    strategy.after_training(2, TrainingEvidence(figures(), lambda: held_out(0.8, 0.2)))
     assert one.monitored(plan) != []
 
 
@@ -310,7 +307,7 @@ def make_search() -> SeedSearch:
     )
     prompts = [PromptRecord(number, f"prompt {number}") for number in range(2)]
     no_device: Any = None
-    return SeedSearch(config, build_explorer(config, prompts), prompts, no_device, no_device)
+    return SeedSearch(config, build_explorer(config, prompts), prompts, no_device, no_device, no_device)
 
 
 @pytest.mark.parametrize("stays", [True, False])
@@ -322,7 +319,7 @@ def test_giving_up_lets_the_next_seeds_be_rolled_out(made, stays):
     search.new_window(PLAN, WeightsVersion(1))
     scored = {(0, 0): Score(0.0, False, ""), (0, 2): Score(0.25, False, ""), (1, 0): Score(1.0, True, "")}
     falls = {} if stays else held_out(0.8, 0.2)
-    review = search.review(PLAN, scored, following, 2, TrainingEvidence(Figures(), falls))
+    review = search.review(PLAN, scored, following, 2, TrainingEvidence(figures(), lambda: falls))
     assert review.next_plan is following
     assert review.figures["drafts_trained"] == 2
     # A draft that is trained on is no forecast of a rollout; the third seed was not drafted with a score.

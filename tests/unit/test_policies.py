@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.comparison.policies import (
     DEFAULT_POLICIES,
@@ -59,19 +60,19 @@ def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> 
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
-        ("reserved", SimulatedPlan(replace(OFFER, spot=0), DraftTiming.NEVER)),
-        ("on-demand", SimulatedPlan(FleetPlan(8, 0, 8, 10.0, 2.5), DraftTiming.NEVER)),
-        ("spot", SimulatedPlan(OFFER, DraftTiming.NEVER)),
-        ("spotlight", SimulatedPlan(OFFER, DraftTiming.TRAINING_WINDOW)),
-        ("critical-path", SimulatedPlan(OFFER, DraftTiming.BEFORE_ROLLOUT, 24.0)),
-        ("sized", SimulatedPlan(replace(OFFER, decided="cheapest"), DraftTiming.NEVER)),
-        ("astraflow", SimulatedPlan(replace(OFFER, decided="astraflow"), DraftTiming.NEVER)),
-        ("window", SimulatedPlan(OFFER, DraftTiming.NEVER, seeds=True)),
-        ("pushed", SimulatedPlan(OFFER, DraftTiming.NEVER, pushes=True)),
-        ("larger-batch", SimulatedPlan(OFFER, DraftTiming.NEVER, more_samples=24.0)),
-        ("lending", SimulatedPlan(OFFER, DraftTiming.NEVER, lends=True)),
-        ("shared", SimulatedPlan(OFFER, DraftTiming.NEVER, runs=2)),
-        ("static-sp", SimulatedPlan(OFFER, DraftTiming.NEVER, static_groups=True)),
+        ("reserved", SimulatedPlan(replace(OFFER, spot=0))),
+        ("on-demand", SimulatedPlan(FleetPlan(8, 0, 8, 10.0, 2.5))),
+        ("spot", SimulatedPlan(OFFER)),
+        ("spotlight", SimulatedPlan(OFFER, STALE)),
+        ("critical-path", SimulatedPlan(OFFER, FRESH, 24.0)),
+        ("sized", SimulatedPlan(replace(OFFER, decided="cheapest"))),
+        ("astraflow", SimulatedPlan(replace(OFFER, decided="astraflow"))),
+        ("window", SimulatedPlan(OFFER, seeds=True)),
+        ("pushed", SimulatedPlan(OFFER, pushes=True)),
+        ("larger-batch", SimulatedPlan(OFFER, more_samples=24.0)),
+        ("lending", SimulatedPlan(OFFER, lends=True)),
+        ("shared", SimulatedPlan(OFFER, runs=2)),
+        ("static-sp", SimulatedPlan(OFFER, static_groups=True)),
     ],
 )
 def test_the_plan_of_each_policy(name: str, plan: SimulatedPlan):

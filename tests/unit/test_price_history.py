@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.comparison.to_score import discount_of
 from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, policy_runs
@@ -105,7 +104,7 @@ def test_another_header_and_another_zone_are_refused(tmp_path: Path):
 
 def run(decided: bool, **prices: PriceHistory) -> SimulatedRun:
     fleet = FleetPlan(1, 4, 1, 10.0, 2.5, "cheapest" if decided else None, **prices)  # type: ignore[arg-type]
-    plan = SimulatedPlan(fleet, DraftTiming.NEVER)
+    plan = SimulatedPlan(fleet)
     return Simulation(small_config(4), plan, times_of(), Replay(ALL_STAY), keeps_intervals=True).run()
 
 

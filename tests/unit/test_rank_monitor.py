@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.exploration.explorer import SeedExplorer
 from storage.config.run_config import RunConfig
 from tests.even_drafts import draft_evenly
-from tests.tiny_exploration import explore, falling, make_config, rescored, rising, rolled, superseded
+from tests.tiny_exploration import (
+    explore,
+    explorer_of,
+    falling,
+    make_config,
+    rescored,
+    rising,
+    rolled,
+    superseded,
+)
 
 
 def test_the_monitor_scores_again_what_the_rollout_does_not():
-    explorer = SeedExplorer(make_config(monitor_prompts=1), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=1))
     plan = explore(explorer, 1, rising)
     drafts = explorer.monitored(plan)
     assert [(d.prompt_id, d.seed_index, d.fidelity) for d in drafts] == [(4, s, "full") for s in range(1, 7)]
@@ -19,7 +27,7 @@ def test_the_monitor_scores_again_what_the_rollout_does_not():
 
 @pytest.mark.parametrize(("now", "trusted", "spearman"), [(rising, True, 1.0), (falling, False, -1.0)])
 def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
-    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=2))
     plan = explore(explorer, 3, rising)
     review = explorer.review(plan, rescored(plan, explorer, now), rolled(plan, now))
     assert review is not None
@@ -30,7 +38,7 @@ def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
 
 
 def test_ranks_that_mostly_hold_need_no_word():
-    explorer = SeedExplorer(make_config(), [4, 5])
+    explorer = explorer_of(make_config())
     plan = explore(explorer, 3, rising)
 
     def shaken(prompt: int, seed: int) -> float:
@@ -43,7 +51,7 @@ def test_ranks_that_mostly_hold_need_no_word():
 
 
 def test_a_few_ranks_that_turn_round_refuse_nothing():
-    explorer = SeedExplorer(make_config(monitor_prompts=1), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=1))
     plan = explore(explorer, 3, rising)
     reviews = [
         explorer.review(plan, rescored(plan, explorer, falling), rolled(plan, falling)) for _ in range(2)
@@ -54,7 +62,7 @@ def test_a_few_ranks_that_turn_round_refuse_nothing():
 
 def test_equal_exact_matches_are_no_sign_of_weights_that_stand_still():
     config = make_config(monitor_prompts=2).model_dump() | {"reward": {"signal": "exact"}}
-    explorer = SeedExplorer(RunConfig.model_validate(config), [4, 5])
+    explorer = explorer_of(RunConfig.model_validate(config))
     plan = explore(explorer, 3, lambda p, s: 1.0 if s == 5 else s / 10)
 
     def moved(prompt: int, seed: int) -> float:
@@ -66,7 +74,7 @@ def test_equal_exact_matches_are_no_sign_of_weights_that_stand_still():
 
 
 def test_without_a_monitor_there_is_nothing_to_review():
-    explorer = SeedExplorer(make_config(monitor_prompts=0), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=0))
     plan = explore(explorer, 1, rising)
     assert explorer.monitored(plan) == []
     assert explorer.review(plan, [], rolled(plan, rising)) is None
@@ -75,7 +83,7 @@ def test_without_a_monitor_there_is_nothing_to_review():
 @pytest.mark.parametrize(("now", "trusted"), [(falling, False), (lambda p, s: s / 9, True)])
 def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, trusted, monkeypatch):
     draft_evenly(monkeypatch)
-    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=2))
     plan = superseded(explorer, rising, now)
     drafted = {(d.prompt_id, d.seed_index) for d in plan.candidates}
     again = explorer.monitored(plan)
@@ -90,7 +98,7 @@ def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, tru
 
 def test_refused_drafts_that_were_all_made_anew_need_no_re_score(monkeypatch):
     draft_evenly(monkeypatch)
-    explorer = SeedExplorer(make_config(), [4, 5])
+    explorer = explorer_of(make_config())
     plan = superseded(explorer, rising, falling, drafts=16)
     assert explorer.monitored(plan) == []
     review = explorer.review(plan, (), rolled(plan, falling))
@@ -98,7 +106,7 @@ def test_refused_drafts_that_were_all_made_anew_need_no_re_score(monkeypatch):
 
 
 def test_refused_drafts_that_gave_way_to_plain_seeds_are_reviewed():
-    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
+    explorer = explorer_of(make_config(monitor_prompts=2))
     plan = explorer.plain(3).in_place_of(explore(explorer, 3, rising))
     assert {d.seed_index for d in explorer.monitored(plan)} == set(range(2, 8))
     review = explorer.review(plan, rescored(plan, explorer, rising), rolled(plan, rising))

@@ -8,6 +8,7 @@ import pytest
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.selection import max_variance_subset
+from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, Term, part_means
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
@@ -290,7 +291,7 @@ def test_exact_selection_sees_what_the_sum_counts():
 
 def test_the_planner_sees_the_combined_value():
     config = RunConfig()
-    explorer = SeedExplorer(config, [0, 1])
+    explorer = SeedExplorer(config, [0, 1], PLAIN)
     score = gated(0.7, 1.0, jpeg=PartRule(gate={"ocr": 0.8}))
     draft = Candidate(0, 0, "full", 0, score.value, score.exact, score.error, 0)
     assert explorer.signal(draft) == explorer.signal(score) == pytest.approx(0.525)

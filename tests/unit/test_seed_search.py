@@ -29,7 +29,7 @@ def make_search(**exploration: Any) -> SeedSearch:
         }
     )
     nobody: Any = None
-    return SeedSearch(config, build_explorer(config, PROMPTS), PROMPTS, nobody, nobody)
+    return SeedSearch(config, build_explorer(config, PROMPTS), PROMPTS, nobody, nobody, nobody)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,6 @@ def test_a_budget_that_is_set_is_the_budget():
 
 def test_without_a_window_before_there_is_no_budget():
     assert make_search()._budget(2) is None
-
-
-@pytest.mark.parametrize("strategy", ["plain", "fresh"])
-def test_a_strategy_that_does_not_draft_in_windows_begins_no_draft_beside_a_rollout(strategy):
-    search = make_search(strategy=strategy)
-    search.new_window(drafted(1, version=0), WeightsVersion(0))
-    assert search.begin(2) is None
 
 
 def drafted(iteration: int, version: int) -> SeedPlan:

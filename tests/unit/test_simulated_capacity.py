@@ -5,7 +5,6 @@ Four batches of 6 s; training takes 16 s, weights 2, judging the last batches 1 
 
 from __future__ import annotations
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -20,7 +19,7 @@ ALL_STAY = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(
 
 def run(spot_usd: float, decided: bool, trace: Trace = ALL_STAY, most: int = 4) -> SimulatedRun:
     fleet = FleetPlan(1, most, 1, 10.0, spot_usd, "cheapest" if decided else None)
-    return Simulation(CONFIG, SimulatedPlan(fleet, DraftTiming.NEVER), times_of(), Replay(trace)).run()
+    return Simulation(CONFIG, SimulatedPlan(fleet), times_of(), Replay(trace)).run()
 
 
 def test_devices_that_would_idle_are_given_back_before_the_next_rollout():
@@ -59,7 +58,7 @@ def test_a_decided_fleet_of_all_that_is_there_is_the_fixed_one():
 def test_astraflow_s_rule_adds_devices_as_long_as_they_cost_no_more():
     def wanted(spot_usd: float) -> list[int]:
         fleet = FleetPlan(1, 4, 1, 10.0, spot_usd, "astraflow")
-        plan = SimulatedPlan(fleet, DraftTiming.NEVER)
+        plan = SimulatedPlan(fleet)
         return Simulation(CONFIG, plan, times_of(), Replay(ALL_STAY)).run().wanted
 
     # 24 s of rollout and 19 of rest: f = 24/43, so 3 devices; then 12 and 19 s: 5, but there are 4 batches.

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.profile import StepTime, WorkloadTimes
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
@@ -56,13 +58,13 @@ def test_devices_of_both_kinds_share_a_sample_as_fast_as_the_slower_one():
     assert shared.wall_s == pytest.approx(10 + 14.3 + 33 + 16 + 14.3)
 
 
-@pytest.mark.parametrize("timing", [DraftTiming.NEVER, DraftTiming.TRAINING_WINDOW])
+@pytest.mark.parametrize("strategy", [PLAIN, STALE])
 @pytest.mark.parametrize("degrees", [1, 2])
-def test_two_kinds_that_take_the_same_are_one(timing: DraftTiming, degrees: int):
+def test_two_kinds_that_take_the_same_are_one(strategy: Strategy, degrees: int):
     config = small_config(3, every=1, sequence_parallel=dict.fromkeys(("rollout", "evaluate"), degrees))
     gone = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(50.5, "remove", "s")), 1000.0)
     one = times_of({2: 0.6})
-    runs = [simulated(config, 2, 1, gone, timing, times=times) for times in (one, replace(one, spot=one))]
+    runs = [simulated(config, 2, 1, gone, strategy, times=times) for times in (one, replace(one, spot=one))]
     assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())
     assert runs[0].losses == 1
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
@@ -183,7 +184,7 @@ def test_a_place_is_filled_once():
 def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
     config = small_config(iterations=2)
     plain = simulated(config, 1, 1, STAYS)
-    stale = simulated(config, 1, 1, STAYS, DraftTiming.TRAINING_WINDOW)
+    stale = simulated(config, 1, 1, STAYS, STALE)
     # 2 s of judging and 16 of training hold three batches of drafts; the third is not judged in time. There
     # is one window.
     assert stale.drafts == 8
@@ -194,7 +195,7 @@ def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
 
 def test_drafts_on_the_critical_path_lengthen_it():
     config = small_config(iterations=1, exploration={"candidates": 2})
-    run = simulated(config, 1, 1, STAYS, DraftTiming.BEFORE_ROLLOUT)
+    run = simulated(config, 1, 1, STAYS, FRESH)
     # Eight drafts in two batches: 6 s on two devices, and 2 of judging.
     assert run.drafts == 8
     assert run.wall_s == 62 + 8

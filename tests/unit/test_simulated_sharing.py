@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
@@ -110,7 +110,7 @@ def test_of_drafts_that_are_not_made_no_time_is_asked():
     config = small_config(1, sequence_parallel={"rollout": 2, "evaluate": 2, "explore": 4})
     assert simulated(config, 1, 1, STAYS, times=times_of(SHARED)).batches == 4
     with pytest.raises(ConfigurationError, match=r"sequence_parallel\.explore is 4"):
-        simulated(config, 1, 1, STAYS, DraftTiming.TRAINING_WINDOW, times=times_of(SHARED))
+        simulated(config, 1, 1, STAYS, STALE, times=times_of(SHARED))
 
 
 def test_only_kinds_above_one_are_shared():
@@ -121,7 +121,7 @@ def test_only_kinds_above_one_are_shared():
 
 def test_drafts_are_shared_among_those_that_do_not_train():
     two = trace((0.0, "add", "s"), (0.0, "add", "t"))
-    done = run(2, two, {"explore": 2}, timing=DraftTiming.TRAINING_WINDOW, iterations=2)
+    done = run(2, two, {"explore": 2}, strategy=STALE, iterations=2)
     # The window is from 33, when three devices have rolled out, to 50. The group is formed at 34 and delivers
     # batches at 38, 42, 46 and 50; the last one is not judged in time.
     assert done.spent["spot", "explore"] == 2 * 16 * TICKS_PER_S

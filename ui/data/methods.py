@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.environment import CLIPS_RATIO, DRAFT_TIMING
+from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
 from ui.data.run import RunView
 
 IDLE_SPOT_ADVICE = (
@@ -15,18 +15,18 @@ IDLE_SPOT_ADVICE = (
 
 def explores(view: RunView) -> bool | None:
     """Whether the run drafts seeds; None where it was stored without that fact (another version's)."""
-    timing = view.row.environment.get(DRAFT_TIMING)
-    return None if timing is None else timing != "never"
+    made = view.row.environment.get(DRAFTS_ARE_MADE)
+    return None if made is None else made != NO_DRAFTS
 
 
 def drafts_while_training(view: RunView) -> bool:
     """Whether spot devices draft with stale weights while the reserved devices train."""
-    return view.row.environment.get(DRAFT_TIMING) == "training window"
+    return BESIDE_TRAINING in view.row.environment.get(DRAFTS_ARE_MADE, "")
 
 
 def drafts_before_rollout(view: RunView) -> bool:
     """Whether the rollout waits for drafts of its own weights."""
-    return view.row.environment.get(DRAFT_TIMING) == "before the rollout"
+    return BEFORE_ROLLOUT in view.row.environment.get(DRAFTS_ARE_MADE, "")
 
 
 def clips_ratio(view: RunView) -> bool:

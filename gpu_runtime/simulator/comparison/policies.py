@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.strategies.fresh import FRESH
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from storage.errors import ConfigurationError, quoted
@@ -51,66 +53,61 @@ class Policy:
         """What it does that no live run does, in words; None where a live run can follow it."""
         return self.plan(_ANY, 1.0).only_simulated
 
-    @property
-    def timing(self) -> DraftTiming:
-        """When it makes drafts."""
-        return self.plan(_ANY, 1.0).timing
-
 
 def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, spot=0), DraftTiming.NEVER)
+    return SimulatedPlan(replace(offer, spot=0))
 
 
 def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     devices = offer.reserved + offer.spot
     # Where all that stay train, all do here: they all stay.
     trainers = devices if offer.trainers == offer.reserved else offer.trainers
-    return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0), DraftTiming.NEVER)
+    return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0))
 
 
 def _spot_rollout(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER)
+    return SimulatedPlan(offer)
 
 
 def _spotlight(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.TRAINING_WINDOW)
+    return SimulatedPlan(offer, STALE)
 
 
 def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     # As many drafts as hidden ones, so that the two differ in when they are made alone.
-    return SimulatedPlan(offer, DraftTiming.BEFORE_ROLLOUT if drafts else DraftTiming.NEVER, drafts)
+    return SimulatedPlan(offer, FRESH if drafts else PLAIN, drafts)
 
 
 def _sized(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, decided="cheapest"), DraftTiming.NEVER)
+    return SimulatedPlan(replace(offer, decided="cheapest"))
 
 
 def _astraflow(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, decided="astraflow"), DraftTiming.NEVER)
+    return SimulatedPlan(replace(offer, decided="astraflow"))
 
 
 def _window(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, seeds=True)
+    return SimulatedPlan(offer, seeds=True)
 
 
 def _pushed(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, pushes=True)
+    return SimulatedPlan(offer, pushes=True)
 
 
 def _larger_batch(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, more_samples=drafts)
+    return SimulatedPlan(offer, more_samples=drafts)
 
 
 def _static_groups(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, static_groups=True)
+    return SimulatedPlan(offer, static_groups=True)
 
 
 def _lending(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, lends=True)
+    return SimulatedPlan(offer, lends=True)
 
 
 def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, DraftTiming.NEVER, runs=2)
+    return SimulatedPlan(offer, runs=2)
 
 
 POLICIES = (

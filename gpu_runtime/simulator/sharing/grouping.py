@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.groups.degree_choice import choose_layout
 from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
@@ -61,7 +60,7 @@ class Grouping:
                 "static groups have a fixed degree, but sequence_parallel.rollout is auto; set it to a number"
             )
         for kind, degree in self._by_kind.items():
-            is_done = kind != RequestKind.EXPLORE or plan.timing is not DraftTiming.NEVER
+            is_done = kind != RequestKind.EXPLORE or plan.strategy.drafts
             if is_done and degree not in (AUTO, *times.degrees):
                 raise ConfigurationError(
                     f"sequence_parallel.{kind} is {degree}, but a step's time is known of degrees "

@@ -13,9 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.exploration.draft_planner import Draft
-from gpu_runtime.exploration.explorer import HeldOut, Note, OffPolicyFigures, SeedExplorer, TrainingEvidence
-from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.strategies.stale import Stale
+from gpu_runtime.exploration.strategies.strategy import HeldOut, Note, TrainingEvidence
+from gpu_runtime.learning.report import OffPolicyFigures
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 
 _ITERATIONS = 3
 """Iterations whose mean share of clipped steps is judged: one update's share is of few samples."""
@@ -31,32 +34,34 @@ _LEAST_PROMPTS = 8
 """Held-out prompts that a standard error is trusted of."""
 
 
-class OffPolicyExplorer(SeedExplorer):
-    """Arguments as of `SeedExplorer`."""
+class OffPolicy(Stale):
+    """Drafts of the training window that are trained on, until the guard has found that this hurts."""
 
-    _gave_up = False
-    _clipped: tuple[float, ...] = ()
+    def __init__(self) -> None:
+        self.trains_on_drafts = True
+        self._clipped: tuple[float, ...] = ()
 
-    @property
-    def trains_on_drafts(self) -> bool:
-        """Until the guard has found that it hurts."""
-        return not self._gave_up
-
-    def monitored(self, plan: SeedPlan) -> list[Draft]:
-        """None while drafts are trained on: their scores are those of the samples."""
-        return [] if self.trains_on_drafts else super().monitored(plan)
+    def check(self, config: RunConfig) -> None:
+        """Refuse drafts that are no samples of the policy, too."""
+        super().check(config)
+        if config.exploration.fidelities != (FULL,):
+            raise ConfigurationError(
+                f"exploration.strategy is {config.exploration.strategy} with exploration.fidelities="
+                f"{list(config.exploration.fidelities)}: its drafts are trained on, and a cheaper draft is "
+                "no sample of the policy; leave fidelities out, or set exploration.strategy=stale"
+            )
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
         """Give training on drafts up where too many steps lack a gradient, or the policy got worse."""
-        if self._gave_up:
+        if not self.trains_on_drafts:
             return ()
         figures = evidence.figures
         if figures is not None:
             self._clipped = (*self._clipped, figures.clip_share)[-_ITERATIONS:]
-        reason = self._too_old(figures) or _fallen(evidence.held_out)
+        reason = self._too_old(figures) or _fallen(evidence.held_out())
         if reason is None:
             return ()
-        self._gave_up = True
+        self.trains_on_drafts = False
         message = (
             f"iteration {iteration}: {reason}; from the next iteration on the chosen seeds are rolled out, "
             "as with exploration.strategy=stale. A lower optimizer.learning_rate keeps drafts nearer to the "
@@ -66,13 +71,12 @@ class OffPolicyExplorer(SeedExplorer):
 
     def state(self) -> dict[str, Any]:
         """JSON values, for a checkpoint."""
-        return super().state() | {"off_policy": {"gave_up": self._gave_up, "clipped": list(self._clipped)}}
+        return {"trains_on_drafts": self.trains_on_drafts, "clipped": list(self._clipped)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
-        super().restore(state)
-        self._gave_up = state["off_policy"]["gave_up"]
-        self._clipped = tuple(state["off_policy"]["clipped"])
+        self.trains_on_drafts = state["trains_on_drafts"]
+        self._clipped = tuple(state["clipped"])
 
     def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
         """In words, that the objective's clip range leaves too little of the drafts' gradient."""

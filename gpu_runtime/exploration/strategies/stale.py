@@ -1,0 +1,24 @@
+"""Spotlight's strategy: draft with weights of one iteration before, while the trainers are busy anyway."""
+
+from __future__ import annotations
+
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.strategies.strategy import Ahead, Drafting, Strategy
+
+
+class Stale(Strategy):
+    """Drafts of the training window, on the devices that do not train; their seeds are rolled out."""
+
+    drafts_beside_training = True
+
+    def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
+        """Draft in the training window."""
+        return drafting.in_window(iteration)
+
+    def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Draft as much as the window should have held."""
+        return drafting.on_all_devices(iteration, as_in_window=True)
+
+
+STALE = Stale()
+"""It has no state, so that one serves all runs."""

@@ -1,0 +1,198 @@
+"""A strategy of exploration: when drafts are made, with which weights, what is kept, what is trained on.
+
+The loop, live or simulated, calls a strategy at each moment at which seeds may be chosen, and
+asks it nothing:
+
+- `ahead`, when the iteration before is about to be rolled out: the answer is work to do beside its training,
+  with the weights of its rollout, on the devices that do not train;
+- `before_rollout`, where nothing was chosen ahead: the current weights are those of the rollout, and all
+  devices are free;
+- `redraft`, where the plan chosen ahead is not trusted.
+
+Each time the strategy is given the `Drafting` of its run, which makes the drafts. `SeedExplorer` learns of
+prompts and plans drafts for all strategies. The facts that begin with `drafts_` are for code that prepares a
+run or reads its record, and needs to know them before the first iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpu_runtime.exploration.draft_planner import Choice, DraftPlanner
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.learning.report import OffPolicyFigures
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+
+HeldOut = Mapping[int, Mapping[int, float]]
+"""Held-out scores by iteration and prompt."""
+
+Note = tuple[str, str]
+"""What people should know, as (kind of event, message)."""
+
+
+@dataclass(frozen=True)
+class TrainingEvidence:
+    """What shows whether samples of older weights hurt.
+
+    Attributes:
+        figures: of those that an iteration was trained on; None where it had none.
+        held_out: reads the scores of the evaluations before this iteration's.
+    """
+
+    figures: OffPolicyFigures | None
+    held_out: Callable[[], HeldOut]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The choice of an iteration's seeds beside the training of the iteration before.
+
+    Attributes:
+        choose: chooses them; called in a thread of its own, once the rollout before is over.
+        begin: begins drafts beside that rollout, once a device finds nothing more to roll out. It returns
+            the phase of the dispatcher that makes them; None where no device can, or nothing is drafted.
+    """
+
+    choose: Callable[[], SeedPlan]
+    begin: Callable[[], Any] = lambda: None
+
+
+class Drafting(Protocol):
+    """The ways to choose seeds in a run, live or simulated."""
+
+    def plain(self, iteration: int) -> SeedPlan:
+        """Choose the first prompts and seeds, without a draft."""
+        ...
+
+    def in_window(self, iteration: int) -> Ahead:
+        """Draft while the iteration before trains, with the weights of its rollout.
+
+        The plan is plain where no device is free to draft, or no rollout came before.
+        """
+        ...
+
+    def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
+        """Draft now, with the current weights, on every device: the rollout waits.
+
+        Args:
+            iteration: to roll out next.
+            as_in_window: as many drafts as a training window would hold, instead of every candidate, where
+                exploration.drafts sets no number.
+        """
+        ...
+
+
+class Strategy:
+    """What all strategies are: this one drafts at no time, until a subclass says when.
+
+    One of another package is a subclass of this class or of one of the project's strategies.
+
+    Attributes:
+        drafts_beside_training: some drafts are made ahead, while the iteration before trains.
+        drafts_before_rollout: some drafts are made while nothing else goes on.
+        trains_on_drafts: the chosen drafts are the training samples, instead of being rolled out again.
+    """
+
+    drafts_beside_training: bool = False
+    drafts_before_rollout: bool = False
+    trains_on_drafts: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts at all."""
+        return self.drafts_beside_training or self.drafts_before_rollout
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse settings that leave nothing to choose from, or no device to draft on.
+
+        Raises:
+            ConfigurationError: naming the setting to change.
+        """
+        if self.drafts:
+            _refuse_too_few_drafts(config)
+        if self.drafts_beside_training:
+            _refuse_no_drafter(config)
+
+    def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
+        """Choose an iteration's seeds beside the training before it.
+
+        Args:
+            iteration: to choose seeds for; the one before is about to be rolled out.
+            drafting: of the run.
+
+        Returns:
+            The work to do beside it; None to choose the seeds once that iteration is over.
+        """
+        return None
+
+    def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Choose the seeds of an iteration that is rolled out next, where none were chosen ahead.
+
+        Args:
+            iteration: to choose seeds for.
+            drafting: of the run.
+        """
+        return drafting.plain(iteration)
+
+    def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Choose seeds again, in place of a plan whose drafts are not trusted.
+
+        Args:
+            iteration: that is rolled out next.
+            drafting: of the run.
+        """
+        return drafting.on_all_devices(iteration)
+
+    def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
+        """Choose what is kept of the drafts: by default the group of largest variance, by exact selection.
+
+        Args:
+            planner: of the drafts.
+            judged: score of each judged draft, by prompt and seed index; the value that is learned from.
+        """
+        return planner.choose()
+
+    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
+        """Look at what an iteration's training has shown."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        """JSON values, for a checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+
+
+def _refuse_too_few_drafts(config: RunConfig) -> None:
+    settings, group_size = config.exploration, config.algorithm.group_size
+    if settings.candidates < group_size:
+        raise ConfigurationError(
+            f"exploration.candidates is {settings.candidates}, below algorithm.group_size={group_size}: "
+            "there is nothing to choose from; raise candidates to several groups, or lower group_size"
+        )
+    trained = config.algorithm.prompts_per_iteration
+    if 0 < settings.prompts < trained:
+        raise ConfigurationError(
+            f"exploration.prompts is {settings.prompts}, below algorithm.prompts_per_iteration={trained}: "
+            "the prompt groups to train on are chosen from the explored ones; raise prompts, or set it to 0 "
+            "to explore no others"
+        )
+    if 0 < settings.drafts < group_size:
+        raise ConfigurationError(
+            f"exploration.drafts is {settings.drafts}, below algorithm.group_size={group_size}: not one "
+            "prompt could be explored; raise drafts, or set exploration.strategy=plain"
+        )
+
+
+def _refuse_no_drafter(config: RunConfig) -> None:
+    runtime = config.runtime
+    if not runtime.counts_devices and runtime.least_workers <= runtime.trainer_workers:
+        raise ConfigurationError(
+            f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
+            f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
+            "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
+        )

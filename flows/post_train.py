@@ -39,8 +39,8 @@ from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.of_a_run import held_out_in_words
 from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_notes import NoteStore
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
-from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation

@@ -33,8 +33,8 @@ from storage.new_folder import claim_folder
 from storage.prompts.files import load_prompts
 from storage.quick_imports import quick_imports
 from storage.record.checkpoints import CheckpointStore
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore, check_iterations, check_resumable, refuse_simulated
-from storage.run_log import RunLog
 
 
 @output_may_fail()

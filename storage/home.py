@@ -89,10 +89,6 @@ class Home:
         """Folder of log files."""
         return self.path / "logs"
 
-    def run_log(self, run_id: str) -> Path:
-        """The log of one run; inside the home, whatever the run is called."""
-        return self.logs / "runs" / f"{quote(run_id, safe='')}.log"
-
     @property
     def prefect(self) -> Path:
         """Folder of the Prefect server's own state."""

@@ -31,8 +31,8 @@ from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from storage.run_log import RunLog
 
 
 @flow(name="post-train", persist_result=False)

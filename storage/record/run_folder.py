@@ -2,7 +2,7 @@
 
     run.json             identity, settings, environment, status, the process that drives it
     notes.json           a person's tags, note and archive mark, and links to other pages
-    events.jsonl         what a person should see beside the figures, a line each, appended only
+    events.jsonl         events that a person should see and the run's log, a line each, appended only
     iteration-000012/    rows of an iteration, a Parquet file a table, and where one is due its `checkpoint/`
     evaluation-000012/   rows of the held-out evaluation after it
     discarded-0001-iteration-000012/    what was paid for an iteration that is done again
@@ -15,7 +15,7 @@ Invariants:
   that no row counts twice; the folders themselves go some minutes later, as a reader may have them open.
 - Discarding renames one folder after the other, the latest iteration first: a kill between two leaves
   a run that ends a little later.
-- A process that changes run.json, notes.json or events.jsonl holds the folder's lock for that moment.
+- A process that changes run.json or notes.json or adds an event holds the folder's lock for that moment.
 """
 
 from __future__ import annotations
@@ -174,27 +174,45 @@ class RunFolder:
 
     def add_event(self, event: Mapping[str, Any]) -> None:
         """Append an event (JSON values); when this returns it is on disk."""
-        text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-        line = text.encode("utf-8", "replace") + b"\n"
         with self._refusals(), self.locked():
-            descriptor = os.open(self.path / EVENTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                size = os.fstat(descriptor).st_size
-                torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                left = memoryview(b"\n" + line if torn else line)
-                while left:
-                    left = left[os.write(descriptor, left) :]
+            self._append(event, durably=True)
+
+    def add_log_line(self, line: Mapping[str, Any]) -> None:
+        """Append a line of the log (JSON values, `log` first), which no reader of events sees.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        # Without the lock, which this very thread may hold where a library logs something.
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._append(line, durably=False)
+
+    def _append(self, values: Mapping[str, Any], durably: bool) -> None:
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+        line = text.encode("utf-8", "replace") + b"\n"
+        descriptor = os.open(self.path / EVENTS_FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            left = memoryview(b"\n" + line if torn else line)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            if durably:
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        finally:
+            os.close(descriptor)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events in their order, each with its `event_id` (from 1); torn lines are left out."""
+        """Return the events in their order, each with its `event_id` (from 1).
+
+        Lines of the log and torn ones are left out.
+        """
         try:
             lines = (self.path / EVENTS_FILE).read_bytes().splitlines()
         except FileNotFoundError:
             return []
-        whole = [event for line in lines if (event := _parsed(line)) is not None]
+        events = (line for line in lines if not line.startswith(b'{"log":'))  # before they are parsed
+        whole = [event for line in events if (event := _parsed(line)) is not None]
         return [{"event_id": place, **event} for place, event in enumerate(whole, start=1)]
 
     def commit(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:

@@ -1,57 +1,181 @@
-"""How a run stands: what was recorded of it, what its process does now, and what its log says."""
+"""A run's log, in its events.jsonl, and how the run stands: by its record, its process and that log.
+
+Events are what a person should see beside the figures; the lines of the log between them tell what the run is
+doing, also before it has a run.json. They have `log` in place of an event's `kind`.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import socket
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from storage.clock import process_is_alive
+from storage.clock import now, process_is_alive, process_start_s
 from storage.home import Home
-from storage.run_log import START, Activity, read_activity
+from storage.record.run_folder import EVENTS_FILE, RunFolder
 
 if TYPE_CHECKING:  # commands that refuse a setting do not wait for its import
     import pandas as pd
 
+    from storage.record.run_store import RunRow
+
 LIVE = ("starting", "running")
 """Statuses of a run of which more will be recorded."""
 
+START = "start"
+"""The phase before the first one of an iteration: the server, the devices, the model."""
 
-class StatusRow(Protocol):
-    """What was recorded of how a run stands: a `RunRow`, or a `RecordedStatus`."""
+_TAIL_BYTES = 65_536
+_TELL_BY_EVENTS = "storage.readers"
+"""Loggers whose warnings are events of the run already."""
+
+
+class RunLog:
+    """Appends to a run's log. No method raises: a full disk does not end a run that can go on without it.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+    """
+
+    def __init__(self, home: Home, run_id: str) -> None:
+        self._folder = RunFolder(home.run(run_id))
+
+    def starting(self) -> None:
+        """Note that this process works on the run from now on, and starts it; what others began is over."""
+        pid = os.getpid()
+        self._append("started", pid=pid, process_started_at=process_start_s(pid))
+        self._append("begin", message=START)
+
+    def ready(self) -> None:
+        """Note that all that a run needs has started."""
+        self._append("end", message=START)
+
+    def note(self, message: str) -> None:
+        """Note a message, on one line."""
+        self._append("note", message=" ".join(message.split()))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Note a phase, such as `rollout`; it ends with the context, however that ends."""
+        self._append("begin", message=name)
+        try:
+            yield
+        finally:
+            self._append("end", message=name)
+
+    @contextmanager
+    def with_warnings(self) -> Iterator[None]:
+        """Note warnings and errors of all libraries too, while the context lasts."""
+        handler = _Warnings(self)
+        logging.getLogger().addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(handler)
+
+    def _append(self, log: str, **values: Any) -> None:
+        with suppress(OSError):
+            self._folder.add_log_line({"log": log, "happened_at": now(), **values})
+
+
+class _Warnings(logging.Handler):
+    def __init__(self, log: RunLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not record.name.startswith(_TELL_BY_EVENTS):
+            self._log.note(f"{record.levelname.lower()} of {record.name}: {record.getMessage()}")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A line of a log for a person: when (Unix seconds), and what."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The end of a run's log: the process that wrote it last, and what that process does.
+
+    Attributes:
+        pid: that process; None where the log names none.
+        process_started_at: seconds since the machine's boot; None where it is not known.
+        phases: the phases that have begun and not ended, and when (Unix seconds).
+        messages: the latest messages and events, in order.
+    """
+
+    pid: int | None = None
+    process_started_at: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    messages: tuple[Message, ...] = ()
 
     @property
-    def run_id(self) -> str:
-        """Its identifier."""
-        ...
+    def is_alive(self) -> bool:
+        """True where that process still runs on this machine."""
+        return self.pid is not None and process_is_alive(self.pid, self.process_started_at)
 
     @property
-    def status(self) -> str:
-        """The recorded status."""
-        ...
+    def is_starting(self) -> bool:
+        """True until the run's first phase has ended."""
+        return START in self.phases
 
-    @property
-    def ended_at(self) -> float | None:
-        """Unix seconds; None while it goes on."""
-        ...
 
-    @property
-    def host(self) -> str:
-        """The machine of the process that does the work, or did it last."""
-        ...
+def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
+    """Read the end of a run's log; nothing where there is none.
 
-    @property
-    def pid(self) -> int:
-        """That process."""
-        ...
+    Args:
+        home: where the run is.
+        run_id: the run.
+        messages: how many of the latest.
+    """
+    pid: int | None = None
+    process_started_at: float | None = None
+    phases: dict[str, float] = {}
+    found: list[Message] = []
+    for line in _last_lines(home.run(run_id) / EVENTS_FILE):
+        match line:
+            case {"log": "started", "pid": int(pid), "process_started_at": float(process_started_at)}:
+                phases = {}
+            case {"log": "begin", "happened_at": float(at), "message": str(text)}:
+                phases[text] = at
+                found.append(Message(at, f"{text} begins"))
+            case {"log": "end", "happened_at": float(at), "message": str(text)}:
+                began_at = phases.pop(text, None)
+                took = "" if began_at is None else f" after {at - began_at:.1f} s"
+                found.append(Message(at, f"{text} ends{took}"))
+            case {"happened_at": float(at), "message": str(text)}:  # a message, or an event
+                found.append(Message(at, text))
+            case _:  # torn, or not ours
+                pass
+    return Activity(pid, process_started_at, phases, tuple(found[-messages:]))
 
-    @property
-    def process_started_at(self) -> float | None:
-        """When it began, in seconds since the machine's boot."""
-        ...
+
+def _last_lines(file: Path) -> Iterator[Any]:
+    """Return the JSON values among the file's last bytes."""
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(0, size - _TAIL_BYTES))
+            content = opened.read()
+    except OSError:
+        return
+    for line in content.splitlines():
+        with suppress(ValueError, RecursionError):
+            yield json.loads(line)
 
 
 class RecordedStatus(NamedTuple):
-    """The same, of a row of a table of runs."""
+    """How a run stands, as a row of a table of runs has it: a `RunRow` in short."""
 
     run_id: str
     status: str
@@ -61,8 +185,8 @@ class RecordedStatus(NamedTuple):
     process_started_at: float | None
 
 
-def run_is_alive(row: StatusRow) -> bool:
-    """Whether the run's very process still runs on this machine.
+def run_is_alive(row: RunRow | RecordedStatus) -> bool:
+    """Return True where the run's very process still runs on this machine.
 
     A later process that was given the same pid does not count; a run of another machine cannot be
     seen from here and passes for alive.
@@ -72,12 +196,12 @@ def run_is_alive(row: StatusRow) -> bool:
     return process_is_alive(row.pid, row.process_started_at)
 
 
-def shown_status(row: StatusRow, activity: Activity) -> str:
-    """The recorded status, but for a run whose process is gone (`interrupted`) and one that is being started.
+def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
+    """Return the recorded status, but `interrupted` where the process is gone, or `starting`.
 
     Args:
         row: what was recorded.
-        activity: what the run's log says.
+        activity: the end of the run's log.
     """
     started_at = activity.phases.get(START)
     if row.status == "running" and run_is_alive(row):
@@ -87,31 +211,31 @@ def shown_status(row: StatusRow, activity: Activity) -> str:
     return "interrupted" if row.status == "running" else row.status
 
 
-def activity_of(home: Home, row: StatusRow, messages: int = 100) -> Activity:
-    """What the log says of a run; nothing for one that has ended and that no process has begun to resume.
+def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
+    """Read the log of a run; nothing of one that has ended and that no process has begun to resume.
 
     Args:
-        home: where the log is.
+        home: where the run is.
         row: what was recorded.
         messages: how many of the latest.
     """
-    if row.status == "finished":
+    if row.status == "running":
+        return read_activity(home, row.run_id, messages)
+    try:
+        written_at = (home.run(row.run_id) / EVENTS_FILE).stat().st_mtime
+    except OSError:
         return Activity()
-    if row.status != "running":
-        try:
-            written_at = home.run_log(row.run_id).stat().st_mtime
-        except OSError:
-            return Activity()
-        if written_at <= (row.ended_at or 0.0):
-            return Activity()
-    return read_activity(home, row.run_id, messages)
+    if row.status == "finished" or written_at <= (row.ended_at or 0.0):
+        return Activity()
+    found = read_activity(home, row.run_id, messages)
+    return found if found.is_starting else Activity()
 
 
 def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
-    """How each run of a table stands.
+    """Return how each run of a table stands.
 
     Args:
-        home: where their logs are.
+        home: where the runs are.
         table: columns run_id, status, ended_at, host, pid, process_started_at; NaN where there is none.
     """
     found = []

@@ -23,7 +23,7 @@ from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
 from storage.record.reading import Records
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
-from storage.record.run_folder import COMPACTED_AT, RUN_FILE, RunFolder
+from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, RUN_FILE, RunFolder
 from storage.record.run_status import run_is_alive
 from storage.record.tables import evaluation_rows, iteration_rows
 
@@ -351,11 +351,13 @@ class RunStore:
 
 def bare_folders(home: Home) -> str:
     """Return what is wrong with folders of runs that do not say what the run was; empty where none is so."""
-    # A host that only has workers of a run holds the history that they write, and no run.
+    # A host that only has workers of a run holds the history that they write; of a run that was refused as it
+    # started there is a log.
     bare = [
         run_id
         for run_id in home.run_ids()
-        if not RunFolder(home.run(run_id)).exists and os.listdir(home.run(run_id)) != ["history"]
+        if not RunFolder(home.run(run_id)).exists
+        and set(os.listdir(home.run(run_id))) not in ({"history"}, {EVENTS_FILE}, {"history", EVENTS_FILE})
     ]
     if not bare:
         return ""

@@ -123,7 +123,7 @@ def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
 
 
 def _note(session: Session, kind: str, message: str) -> str:
-    """An event, once: a resumed run may come to it again; and a line of the run's log."""
+    """Add an event, once: a resumed run may come to it again."""
     with session.store.records.reading(session.run_id) as connection:
         known = connection.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = ? AND message = ?",
@@ -131,5 +131,4 @@ def _note(session: Session, kind: str, message: str) -> str:
         ).fetchone()
     if known is None:
         session.store.add_event(session.run_id, kind, message)
-    session.log.note(message)
     return message

@@ -29,8 +29,8 @@ from storage.record.checkpoints import Checkpoint, CheckpointStore
 from storage.record.mirror import CheckpointMirror, refuse_if_continued
 from storage.record.records import IterationRecord, RunStatus
 from storage.record.results import last_recorded_at
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from storage.run_log import RunLog
 from tasks.report import report_file
 
 CANCELLED_FLUSH_S = 1.5

@@ -13,9 +13,10 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.home import DASHBOARD_URL_VARIABLE
+from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_notes import NoteStore
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from storage.run_log import RunLog
 from tests.answering import answering
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -259,10 +260,11 @@ def test_a_run_that_has_no_row_yet_is_shown_as_starting(store: RunStore):
 
 def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
     write_sample_run(store, "older", iterations=1)
-    file = store.home.run_log("new")
+    file = store.home.run("new") / EVENTS_FILE
     file.parent.mkdir(parents=True)
     file.write_text(
-        "2026-01-01T00:00:00.000+00:00 started 4000000 1.0\n2026-01-01T00:00:00.000+00:00 begin start\n"
+        '{"log":"started","happened_at":1.0,"pid":4000000,"process_started_at":1.0}\n'
+        '{"log":"begin","happened_at":1.0,"message":"start"}\n'
     )
     assert opened(run="new").title[0].value == "No such run"
 

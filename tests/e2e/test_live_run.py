@@ -12,8 +12,9 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.record.run_folder import EVENTS_FILE
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from storage.run_log import RunLog
 from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record
 from ui.charts.layout import Axis
@@ -121,7 +122,7 @@ def test_a_smoothed_course_begins_without_a_bias_and_keeps_gaps():
 
 
 def test_a_run_without_a_log_is_shown_too(live: RunStore):
-    live.home.run_log("live").unlink()
+    (live.home.run("live") / EVENTS_FILE).unlink()
     read_anew()
     page = ran(opened_page(page_file("convergence"), {}))
     assert progress(page).startswith("Iteration 10 of 40 · about ")

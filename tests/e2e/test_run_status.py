@@ -17,8 +17,8 @@ from flows.deployed import deployments
 from flows.deployed.forms import TrainingForm
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
+from storage.record.run_status import Activity, RunLog, read_activity
 from storage.record.run_store import RunStore
-from storage.run_log import Activity, RunLog, read_activity
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import write_sample_run
 from ui.data.run import read_run

@@ -53,7 +53,6 @@ class Run:
         return SimpleNamespace(
             run_id="r", config=self.config, store=self.store, checkpoints=self.checkpoints, runtime=Runtime(),
             alarm=AlarmCourse(), first_iteration=first_iteration, next_plan="drafted",
-            log=SimpleNamespace(note=lambda message: None),
         )  # fmt: skip
 
     def evaluate(self, iteration: int, distance: float, saves: bool = True) -> alarm.Answer:

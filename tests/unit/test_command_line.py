@@ -166,7 +166,7 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
     monkeypatch.setattr(tasks.checks.early_check, "start_early", lambda config: None)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
-    assert home.run_ids() == [] and not home.database.exists()
+    assert RunStore(home).runs() == [] and not home.database.exists()
 
 
 def test_prompts_file_shorter_than_an_iteration(shell: Shell, home: Home, tmp_path: Path):

@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pytest
 
+from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.run_log import RunLog, read_activity
+from storage.record.run_folder import EVENTS_FILE
+from storage.record.run_status import RunLog, read_activity
+from storage.record.run_store import RunStore, bare_folders
 
 
 @pytest.fixture
@@ -43,7 +47,8 @@ def test_a_phase_ends_with_an_error(home: Home):
 
 def test_a_resumed_run_forgets_the_phases_of_its_last_life(home: Home):
     code = (
-        "from pathlib import Path; from storage.home import Home; from storage.run_log import RunLog; "
+        "from pathlib import Path; from storage.home import Home; "
+        "from storage.record.run_status import RunLog; "
         f"RunLog(Home(Path({str(home.path)!r})), 'r').starting()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
@@ -71,13 +76,35 @@ def test_only_the_end_of_a_long_log_is_read(home: Home):
     assert [m.text for m in found.messages] == [f"message {number}" for number in range(2995, 3000)]
 
 
+def test_lines_of_the_log_are_no_events_and_events_are_lines_of_the_log(home: Home):
+    store, log = RunStore(home), RunLog(home, "r")
+    log.starting()
+    assert store.runs() == [] and bare_folders(home) == "", "a run that starts is no damaged one"
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    with log.phase("rollout"), (store.folder("r").path / EVENTS_FILE).open("a") as file:
+        file.write('{"happened_at": 1.0, "ki')  # a full disk
+    store.add_event("r", "mirror", "no answer")
+    log.note("done")
+    with store.records.reading("r") as connection:
+        assert connection.execute("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]
+    with duckdb.connect(str(home.database), read_only=True) as catalogue:
+        assert catalogue.sql("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]
+    assert [m.text for m in read_activity(home, "r").messages][-2:] == ["no answer", "done"]
+
+
+def test_what_readers_tell_as_events_is_no_line_of_the_log_too(home: Home):
+    with RunLog(home, "r").with_warnings():
+        logging.getLogger("storage.readers.following").warning("MLflow is away")
+    assert read_activity(home, "r").messages == ()
+
+
 def test_a_log_that_cannot_be_written_ends_no_run(home: Home):
-    (home.path / "logs").write_text("a file where the folder should be")
+    home.runs.write_text("a file where the folder should be")
     RunLog(home, "r").note("lost")
     assert read_activity(home, "r").messages == ()
 
 
 def test_no_run_is_called_out_of_the_folder(home: Home):
     RunLog(home, "../../outside").note("here")
-    assert home.run_log("../../outside").is_relative_to(home.logs)
+    assert [path.parent for path in home.runs.iterdir()] == [home.runs]
     assert read_activity(home, "../../outside").messages[0].text == "here"

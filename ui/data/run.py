@@ -20,9 +20,8 @@ from storage.ledger.modelled import is_modelled
 from storage.record.queries import runs as queries
 from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
-from storage.record.run_status import LIVE, activity_of, shown_status, shown_statuses
+from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
 from storage.record.run_store import RunRow, RunStore
-from storage.run_log import Activity, read_activity
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""

@@ -25,8 +25,6 @@ LEAST_JUMP_S = 1.0
 """The wall clock must move this far from the process's own before it counts as a jump. Time services that
 slew the clock move both alike."""
 
-_LEAST_UNIX_S = 1e9  # no machine has been up for so many seconds: what is above is a Unix time
-_UNIX_TOLERANCE_S = 2.0  # two readings of one process's start in Unix seconds may differ by this
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -173,15 +171,12 @@ def process_is_alive(pid: int, noted_s: float | None) -> bool:
 
     Args:
         pid: its number.
-        noted_s: what `process_start_s` said of it; a Unix time where an earlier version noted it.
+        noted_s: its `process_start_s`.
     """
     try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
-            return False
-        if noted_s is not None and noted_s > _LEAST_UNIX_S:
-            return abs(process.create_time() - noted_s) < _UNIX_TOLERANCE_S
-        return process_start_s(pid) == noted_s
+        # A zombie was killed, and its parent has not looked yet.
+        is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return not is_zombie and process_start_s(pid) == noted_s
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:  # there is such a process, but not ours to look into

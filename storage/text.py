@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 from pathlib import Path
+from typing import TypeVar
 
-from storage.errors import SpotlightError
+from pydantic import BaseModel, ValidationError
+
+from storage.errors import ConfigurationError, SpotlightError
+
+M = TypeVar("M", bound=BaseModel)
 
 LARGEST_FILE_BYTES = 256 * 2**20
 """Of a file that is read whole: nothing that a person writes for a run comes near it."""
@@ -14,6 +20,7 @@ LARGEST_FILE_BYTES = 256 * 2**20
 NOT_TEXT = "must hold neither NUL nor half a surrogate pair"
 """What a refusal says."""
 
+_MOST_PROBLEMS = 5  # of a file, in a message
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -53,6 +60,31 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
     if refusal:
         raise failure(f"{name} {refusal}")
     return text
+
+
+def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M:
+    """Read a JSON file that a person may write as a pydantic model.
+
+    Args:
+        path: the file.
+        kind: what it holds, in a word: a refusal begins with it and the path.
+        model: what it is read as.
+        documented: the document that says its form.
+
+    Raises:
+        ConfigurationError: no such file, no JSON, or a value is missing or out of range.
+    """
+    text = read_text_file(path, f"{kind} {path}", ConfigurationError)
+    try:
+        return model.model_validate(json.loads(text))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or kind}: {problem['msg']}"
+            for problem in error.errors()[:_MOST_PROBLEMS]
+        )
+        raise ConfigurationError(f"{kind} {path}: {problems}; see {documented} for the form") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{kind} {path} is not JSON that can be read ({error})") from error
 
 
 def _refusal(mode: int, size_bytes: int) -> str:

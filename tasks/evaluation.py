@@ -22,9 +22,9 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
-from storage.prompts.subset import draw_subset
+from storage.prompts.of_a_run import draw_subset
+from storage.readers.figures import EVALUATION, QUALITY_FIGURE
 from storage.readers.following import send_evaluation
-from storage.readers.names import EVALUATION, QUALITY_FIGURE
 from storage.readers.protocol import ReadRun
 from storage.record.checkpoints import CheckpointStore
 from tasks.image_folder import write_images

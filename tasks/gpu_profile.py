@@ -13,8 +13,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.json_file import read_json_model
-from storage.text import read_text_file
+from storage.text import read_json_model, read_text_file
 
 _FAMILY = "qwen-image"
 _STAGES = ("qwen_image", "variants")

@@ -35,8 +35,7 @@ from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.prompts.of_a_run import load_run_prompts
-from storage.prompts.subset import draw_subset
+from storage.prompts.of_a_run import draw_subset, load_run_prompts
 
 SUCCESS = (0.01, 0.05, 0.15, 0.30, 0.60)
 """Wanted exact matches before reinforcement learning."""

@@ -98,7 +98,7 @@ def drive(store: RunStore, first: int, last: int, done: Callable[[int], object])
             store.commit_iteration(written)
         else:
             weights = {"weights": b"%d" % iteration * 1000}
-            checkpoints.save(iteration, weights, written.state, {}, iteration_rows(written))
+            checkpoints.save(iteration, weights, written.state, iteration_rows(written))
         done(iteration)
         store.add_event(RUN, "note", f"iteration {iteration}")
         store.folder(RUN).compact(before=checkpoints.oldest, at_least=3)

@@ -22,7 +22,7 @@ def provide_prefect_database(database: Path) -> None:
 
 def main() -> None:
     """Make the installation's, where there are none."""
-    from storage.readers.mlflow_tables import provide_tables
+    from storage.readers.mlflow_reader import provide_tables
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["PREFECT_HOME"] = folder

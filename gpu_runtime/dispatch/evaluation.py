@@ -16,8 +16,8 @@ from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score, judged, part_figures
 from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
 from storage.config.run_config import RunConfig
-from storage.ledger.judge_costs import JUDGE_USD
 from storage.prompts.files import PromptRecord
+from storage.record.records import JUDGE_USD
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 A device is paid for from its joining to its loss. The time line (`gpu_runtime/scheduling/timeline.py`) says
 what it did meanwhile. Both are kept by themselves, in different units of time, so that comparing them can
-fail: the ledger does (`storage/ledger/worker_accounts.py`).
+fail: the ledger does (`storage/ledger/ledger.py`).
 """
 
 from __future__ import annotations

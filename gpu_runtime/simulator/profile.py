@@ -25,8 +25,8 @@ from pydantic import (
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, ticks
 from storage.errors import ConfigurationError
-from storage.json_file import read_json_model
 from storage.record.records import Market
+from storage.text import read_json_model
 
 Evidence = Literal["measured", "published", "modelled"]
 """`measured` on the device that is named, `published` in the document that is named, or `modelled`."""

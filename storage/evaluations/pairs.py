@@ -15,8 +15,7 @@ from storage.evaluations.quality import JUDGE, image_changes
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
-from storage.prompts.of_a_run import load_run_prompts
-from storage.prompts.subset import draw_subset
+from storage.prompts.of_a_run import draw_subset, load_run_prompts
 
 _OF_NO_CONCERN = (
     "name",

@@ -1,4 +1,4 @@
-"""What training has done to the looks of held-out images, and the rule that calls it hacking.
+"""What training has done to the looks of held-out images, the rule that calls it hacking, and a run's alarms.
 
 Each image is compared with the untouched model's of the same prompt and seed. The unit is the prompt, as in
 `intervals.py`: prompts are drawn anew, with a fixed seed.
@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from storage.config.run_config import RunConfig
+    from storage.evaluations.separate import JudgedImage
 
 SCORE = "score"
 JUDGE = "judge"
@@ -26,6 +29,9 @@ JUDGE = "judge"
 
 PART = "part_"
 """What the names of a score's parts begin with."""
+
+LEAST_KL_WEIGHT = 0.04
+"""What the first alarm sets a lower weight to: Flow-GRPO's own for its OCR and GenEval rewards."""
 
 LEAST_PROMPTS = 8
 """With fewer prompts no change is clear."""
@@ -37,25 +43,6 @@ _CELLS = 8_000_000
 """Most weights of resamples in memory: 32 MB; of very many prompts there are fewer resamples."""
 
 Group = Literal["truth", "look", "variety", "judge"]
-
-
-class FiguredImage(Protocol):
-    """A held-out image as it is stored."""
-
-    @property
-    def prompt(self) -> str:
-        """Text of its prompt."""
-        ...
-
-    @property
-    def seed_index(self) -> int:
-        """Its seed."""
-        ...
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """What it looks like."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -172,6 +159,45 @@ class QualityVerdict:
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 
 
+@dataclass(frozen=True)
+class AlarmCourse:
+    """What a run's evaluations have come to so far.
+
+    Attributes:
+        alarms: how many evaluations have raised the alarm.
+        sounding: whether the newest one has.
+        sound: the iteration of the newest one that has not; 0 is the untouched model.
+        returned_to: that iteration, once an alarm has led back to it; None before.
+        alarm_at: the iteration of the newest one that has; 0 before.
+    """
+
+    alarms: int = 0
+    sounding: bool = False
+    sound: int = 0
+    returned_to: int | None = None
+    alarm_at: int = 0
+
+    def after(self, iteration: int, is_hacking: bool) -> AlarmCourse:
+        """The course after another evaluation, answered.
+
+        Args:
+            iteration: that it follows.
+            is_hacking: whether it raises the alarm.
+        """
+        if not is_hacking:
+            return replace(self, sounding=False, sound=iteration, returned_to=None)
+        return replace(
+            self, alarms=self.alarms + 1, sounding=True, returned_to=self.sound, alarm_at=iteration
+        )
+
+    def kl_weight(self, config: RunConfig) -> float:
+        """The weight of the KL with `evaluation.on_alarm=kl`: each alarm doubles it."""
+        configured = config.algorithm.kl_weight
+        if not self.alarms:
+            return configured
+        return max(configured * 2**self.alarms, LEAST_KL_WEIGHT * 2 ** (self.alarms - 1))
+
+
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The mean of each figure of `QUALITY` over the images that have it; `figures` has those of an image."""
     values: dict[str, list[float]] = {}
@@ -181,7 +207,7 @@ def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(values[name]) for name in QUALITY if name in values}
 
 
-def image_changes(pairs: Iterable[tuple[FiguredImage, FiguredImage]]) -> list[FigureChange]:
+def image_changes(pairs: Iterable[tuple[JudgedImage, JudgedImage]]) -> list[FigureChange]:
     """The changes of the figures of `QUALITY` between images of the same prompt and seed.
 
     Args:

@@ -19,6 +19,11 @@ Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
 """`recorded`: the first of its series, compared with nothing. `within`: other bits on another kind of
 device, or where measured times chose degrees, but scores within the interval."""
 
+_SHOWN = (
+    "verdict", "message", "series", "reference", "run_id", "score_was", "score_is", "difference", "low",
+    "high", "differences",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -55,19 +60,7 @@ class Reproduction:
 
     def summary(self) -> dict[str, Any]:
         """Its named results, as a command prints them."""
-        return {
-            "verdict": self.verdict,
-            "message": self.message,
-            "series": self.series,
-            "reference": self.reference,
-            "run_id": self.run_id,
-            "score_was": self.score_was,
-            "score_is": self.score_is,
-            "difference": self.difference,
-            "low": self.low,
-            "high": self.high,
-            "differences": self.differences,
-        }
+        return {name: getattr(self, name) for name in _SHOWN}
 
 
 def write_reproduction(home: Home, done: Reproduction) -> None:

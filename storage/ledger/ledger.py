@@ -1,18 +1,22 @@
 """The ledger of a run: where the paid device time went, and whether all of it is accounted for.
 
-What a worker is paid for is measured apart from what it did: storage/ledger/worker_accounts.py.
+A worker's paid time and its states are measured apart: what it was paid for by a meter that runs from its
+joining to its loss (`paid_time`), what it did by the time line (`worker_states`). So a state that was not
+recorded, or one that is too long, shows as a difference.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
-from storage.ledger.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
-from storage.ledger.judge_costs import judge_usd
-from storage.ledger.standby_accounts import StandbyAccount, standby_accounts
-from storage.ledger.worker_accounts import WorkerAccount, worker_accounts
+import numpy as np
+
+from storage.config.runtime import AUTO, FIXED_CAPACITY
 from storage.record.reading import RecordConnection
+from storage.record.records import JUDGE_USD
 
 MOST_UNACCOUNTED = 0.001
 """Share of the paid time by which the states may differ from it."""
@@ -79,13 +83,69 @@ class Loss:
 
 
 @dataclass(frozen=True)
+class WorkerAccount:
+    """A worker's paid time against its states; all in seconds.
+
+    Attributes:
+        paid_s: from its joining to its loss, as its meter says; over all its lives.
+        booked_s: the sum of its states.
+        double_s: in two states at once.
+    """
+
+    worker: str
+    market: str
+    paid_s: float
+    booked_s: float
+    double_s: float
+
+    @property
+    def unaccounted_s(self) -> float:
+        """Paid for, and in no state; below 0 where the states are longer than what was paid for."""
+        return self.paid_s - (self.booked_s - self.double_s)
+
+
+@dataclass(frozen=True)
+class UnjoinedDevice:
+    """A device of the run's settings that never joined.
+
+    Attributes:
+        device: its slot, such as `spot-1`.
+        failures: workers for it that ended while they loaded.
+        reason: why the last of them did; where there was none, that no instance had room.
+    """
+
+    device: str
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class StandbyAccount:
+    """What the standbys of one name have used; each life of a run has one of that name.
+
+    Attributes:
+        waited_s: seconds that it was kept, its loading included.
+        cpu_s: processor time.
+        memory_bytes: resident memory, the largest reading.
+        taken: how often it took a lost worker's place.
+        lost: how often it died before.
+    """
+
+    standby: str
+    waited_s: float
+    cpu_s: float
+    memory_bytes: int
+    taken: int
+    lost: int
+
+
+@dataclass(frozen=True)
 class Ledger:
     """A run's account.
 
     Attributes:
-        workers: their accounts; none in runs from before schema version 5, whose paid time was not measured
-            apart from their states.
-        has_device_events: whether joining and losing devices was recorded; not before schema version 3.
+        workers: their accounts; none in a simulated run, whose paid time was not measured apart.
+        has_device_events: whether devices have joined.
         samples: rolled out in iterations that were kept.
         useful_samples: those of them that training learned from: their group's scores differ.
         failed_starts: workers that ended while they loaded.
@@ -193,12 +253,8 @@ class Ledger:
 
 
 def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
-    """The account of a run; empty where nothing was recorded.
-
-    Args:
-        connection: an open one.
-        run_id: the run.
-    """
+    """Return the account of a run; empty where nothing was recorded."""
+    run = {"run": run_id, "judge": JUDGE_USD}
     entries = connection.execute(
         """
         SELECT phase, market, state, sum(ended_at - started_at),
@@ -207,17 +263,28 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         """,
         {"run": run_id},
     ).fetchall()
-    counts = connection.execute(
-        "SELECT (SELECT count(*) FROM device_events WHERE run_id = $run), count(*), count(advantage) "
-        "FROM samples WHERE run_id = $run",
-        {"run": run_id},
-    ).fetchone()
-    assert counts is not None, "an aggregate without groups has one row"
-    events, samples, useful_samples = counts
-    workers = worker_accounts(connection, run_id)
+    [(events, failed_starts, samples, useful_samples, judge_usd)] = connection.execute(
+        """
+        SELECT (SELECT count(*) FROM device_events WHERE run_id = $run),
+            (SELECT count(*) FROM device_events WHERE run_id = $run AND kind = 'failed'),
+            count(*), count(advantage),
+            (SELECT coalesce(sum(value), 0) FROM (
+                SELECT value FROM iteration_metrics WHERE run_id = $run AND name = $judge
+                UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge))
+        FROM samples WHERE run_id = $run
+        """,
+        run,
+    ).fetchall()
     jumps = connection.execute(
         "SELECT message FROM events WHERE run_id = ? AND kind = 'clock_jump' ORDER BY event_id DESC", [run_id]
     ).fetchall()
+    standbys = connection.execute(
+        "SELECT standby, sum(waited_s), sum(cpu_s), max(memory_bytes), sum(taken)::BIGINT, sum(lost)::BIGINT "
+        "FROM standby_time WHERE run_id = ? GROUP BY standby "
+        "ORDER BY split_part(standby, '-', 2)::INTEGER",
+        [run_id],
+    ).fetchall()
+    workers = _worker_accounts(connection, run_id)
     return Ledger(
         entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
         workers=workers,
@@ -228,12 +295,56 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         has_device_events=events > 0,
         samples=samples,
         useful_samples=useful_samples,
-        failed_starts=failed_starts(connection, run_id),
-        unjoined=unjoined_devices(connection, run_id),
+        failed_starts=failed_starts,
+        unjoined=_unjoined_devices(connection, run_id),
         clock_jumps=tuple(message for (message,) in jumps),
-        standbys=standby_accounts(connection, run_id),
-        judge_usd=judge_usd(connection, run_id),
+        standbys=tuple(StandbyAccount(*row) for row in standbys),
+        judge_usd=judge_usd,
     )
+
+
+def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerAccount, ...]:
+    """Return the accounts of a run's workers, by name; none where no paid time was measured."""
+    rows = connection.execute(
+        """
+        WITH paid AS (
+            SELECT worker, any_value(market) AS market, sum(paid_s) AS paid_s
+            FROM paid_time WHERE run_id = $run GROUP BY worker
+        ),
+        booked AS (
+            SELECT worker, any_value(market) AS market, sum(ended_at - started_at) AS booked_s
+            FROM worker_states WHERE run_id = $run GROUP BY worker
+        )
+        SELECT worker, coalesce(paid.market, booked.market), coalesce(paid_s, 0), coalesce(booked_s, 0)
+        FROM paid FULL JOIN booked USING (worker) WHERE EXISTS (FROM paid) ORDER BY worker
+        """,
+        {"run": run_id},
+    ).fetchall()
+    double_s = _double_s(connection, run_id)
+    return tuple(WorkerAccount(*row, double_s.get(row[0], 0.0)) for row in rows)
+
+
+def _double_s(connection: RecordConnection, run_id: str) -> dict[str, float]:
+    """Return how long each worker was in two states at once; those that were.
+
+    In numpy: DuckDB's windows took a second on 64 devices and 1,000 iterations, and a page waits for this.
+    """
+    found = connection.execute(
+        "SELECT dense_rank() OVER (ORDER BY worker) - 1 AS number, worker, started_at, ended_at "
+        "FROM worker_states WHERE run_id = ? ORDER BY worker, started_at, ended_at",
+        [run_id],
+    ).fetchnumpy()
+    number, worker, started_at, ended_at = (
+        np.asarray(found[name]) for name in ("number", "worker", "started_at", "ended_at")
+    )
+    bounds = np.flatnonzero(np.diff(number, prepend=-1, append=-1))
+    double_s: dict[str, float] = {}
+    for first, after in pairwise(bounds):
+        reach = np.maximum.accumulate(ended_at[first:after])[:-1]
+        both_s = np.minimum(reach, ended_at[first + 1 : after]) - started_at[first + 1 : after]
+        if (both_s > 0).any():
+            double_s[str(worker[first])] = float(both_s[both_s > 0].sum())
+    return double_s
 
 
 def _overlaps(connection: RecordConnection, run_id: str) -> tuple[Overlap, ...]:
@@ -267,6 +378,39 @@ def _losses(connection: RecordConnection, run_id: str) -> tuple[Loss, ...]:
         {"run": run_id, "within": _CUT_WITHIN_S},
     ).fetchall()
     return tuple(Loss(*row) for row in rows)
+
+
+def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[UnjoinedDevice, ...]:
+    """Return the devices that never joined a run in which others did, in the order of the settings."""
+    config = connection.execute("SELECT config FROM runs WHERE run_id = ?", [run_id]).fetchone()
+    events = connection.execute(
+        """
+        SELECT split_part(worker, '.', 1) AS slot, bool_or(kind = 'joined'),
+            count(*) FILTER (kind = 'failed'), arg_max(detail, happened_at) FILTER (kind = 'failed')
+        FROM device_events WHERE run_id = ? GROUP BY slot
+        """,
+        [run_id],
+    ).fetchall()
+    joined = {slot for slot, has_joined, *_ in events if has_joined}
+    if config is None or not joined:
+        return ()
+    failures = {slot: (count, detail) for slot, _, count, detail in events if count}
+    runtime = json.loads(config[0]).get("runtime", {})
+    found = []
+    for market in ("reserved", "spot"):
+        count = runtime.get(f"{market}_workers", 0)
+        # With `auto` there is a slot for each device that the cluster had; a number may be the most alone.
+        decided = market == "spot" and runtime.get("capacity", FIXED_CAPACITY) != FIXED_CAPACITY
+        asked = (
+            [slot for slot in failures if slot.startswith(f"{market}-")]
+            if count == AUTO or decided
+            else range(count)
+        )
+        for slot in (one if isinstance(one, str) else f"{market}-{one}" for one in asked):
+            if slot not in joined:
+                count, reason = failures.get(slot, (0, f"no {market} instance had room for it"))
+                found.append(UnjoinedDevice(slot, count, reason))
+    return tuple(found)
 
 
 def _total(parts: Iterable[Spent]) -> Spent:

@@ -32,10 +32,7 @@ def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
     if _section(settings, "model").get("device") == "cpu":
         return True
     runtime = _section(settings, "runtime")
-    # `ray_address`: as earlier versions named a cluster that was joined
-    addresses = (runtime.get("cluster", "ray"), runtime.get("ray_address") or "")
-    joined = not all(_is_here(str(address)) for address in addresses)
-    return not joined and environment.get("accelerators", "none") == "none"
+    return _is_here(str(runtime.get("cluster", "ray"))) and environment.get("accelerators", "none") == "none"
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -1,14 +1,22 @@
-"""The prompts of a run: enough of them, or a clear error; and which of them each evaluation has."""
+"""The prompts of a run: enough of them, or a clear error; and which of them each evaluation has.
+
+A part of a file stands for all of it and is drawn without chance. The file's head would not do: benchmarks
+sort their prompts by task.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts.files import PromptRecord, load_prompts, resolve_prompt_path
-from storage.prompts.subset import draw_subset
+
+_KEY = b"spotlight: held-out prompts"
+"""Another key would draw other subsets, which no earlier score compares with."""
 
 
 def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
@@ -36,6 +44,32 @@ def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> lis
         held_out: all prompts of its file.
     """
     return draw_subset(held_out, config.evaluation.prompts if config.evaluates_between else len(held_out))
+
+
+def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecord]:
+    """Draw some of a file's prompts, each tag in its share, in the order of the file.
+
+    Within a tag the smallest hashes of what prompts say are taken: neither their order in the file nor a
+    generator decides. A prompt that stands in several rows is taken twice only where all others are in.
+
+    Args:
+        prompts: of the file.
+        count: how many; all of them where there are no more.
+    """
+    if count >= len(prompts):
+        return list(prompts)
+    by_tag: defaultdict[str, list[tuple[int, bytes, PromptRecord]]] = defaultdict(list)
+    seen: Counter[tuple[str, str]] = Counter()
+    for prompt in prompts:
+        by_tag[prompt.tag].append((seen[prompt.identity], _rank(prompt), prompt))
+        seen[prompt.identity] += 1
+    shares = _shares({tag: len(rows) for tag, rows in by_tag.items()}, count)
+    drawn = [
+        prompt
+        for tag, rows in by_tag.items()
+        for _, _, prompt in sorted(rows, key=lambda row: row[:2])[: shares[tag]]
+    ]
+    return sorted(drawn, key=lambda prompt: prompt.prompt_id)
 
 
 def held_out_in_words(config: RunConfig) -> str:
@@ -97,3 +131,20 @@ def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, cou
             f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
             "give a longer file"
         )
+
+
+def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """How many of `count` each tag has: by largest remainder, and one each where there are enough."""
+    whole = sum(sizes.values())
+    shares = dict.fromkeys(sorted(sizes), int(count >= len(sizes)))
+    for _ in range(count - sum(shares.values())):
+        # In whole numbers, so that equal claims are equal; the first name wins then.
+        neediest = max(shares, key=lambda tag: sizes[tag] * count - shares[tag] * whole)
+        shares[neediest] += 1
+    return shares
+
+
+def _rank(prompt: PromptRecord) -> bytes:
+    # The image as the row names it: its absolute path is that of one machine.
+    said = f"{prompt.text}\0{prompt.metadata.get('image', '')}"
+    return hashlib.blake2b(said.encode(), key=_KEY, digest_size=16).digest()

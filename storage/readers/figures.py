@@ -1,15 +1,50 @@
-"""The figures and images that readers get of iterations and held-out evaluations, from the record."""
+"""The figures and images that readers get of iterations and held-out evaluations, from the record.
+
+In a figure's name, what stands before the slash is a section of charts.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storage.readers.names import EVALUATION, EVALUATION_USD, IMAGE_MS, QUALITY_FIGURE, TOTAL_USD, figure_name
 from storage.record.reading import RecordConnection
 
+TOTAL_USD = "cost_total_usd"
+"""Dollars of a run since its beginning, evaluations included."""
+
+EVALUATION_USD = "cost_evaluation_usd"
+"""Dollars of one held-out evaluation."""
+
+EVALUATION = "evaluation_"
+"""Beginning of the names of a held-out evaluation's figures."""
+
+QUALITY_FIGURE = f"{EVALUATION}quality_"
+"""Beginning of the names of held-out images' figures."""
+
+IMAGE_MS = "ms_per_image/"
+"""Beginning of the names of a phase's time for one image, in milliseconds."""
+
+_TRAINING = frozenset(
+    {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
+     "groups_dropped", "groups_failed", "ratio_mean", "approx_kl", "clip_fraction", "zero_std_ratio"}
+)  # fmt: skip
+_SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "commits", "steps_redone"})
+_SCORES = ("reward_", "exact_", EVALUATION)
+_SECONDS = "_s"
+_DOLLARS = "cost_"
+_GIVEN = re.compile(r"_part_|\.")
+"""In figures that end with a name of the user's: a part of a score, a tag of prompts."""
+
+_REFUSED = re.compile(
+    r"[^\w./ -]"
+    r"|/(?=/|$)|(?<![^/])\.(?=\.?(?:/|$))"  # MLflow takes names for paths: none may be another's long form
+    r"|-(?=u[0-9a-f]{4,6}-)"  # would be read as an escape
+)
+_MOST_CHARACTERS = 250
 _SLUG_CHARACTERS = 40
 
 _MOMENTS = """
@@ -60,8 +95,6 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
     """Return the iterations and evaluations of a run after a moment, in order.
 
     Args:
-        connection: of the home's record.
-        run_id: the run.
         after: number of the moment; -1 for all.
     """
     values = {"run": run_id, "after": after}
@@ -112,8 +145,6 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
     What is done again ends later than all that was recorded before.
 
     Args:
-        connection: of the home's record.
-        run_id: the run.
         number: of the moment.
         at: the time, in Unix seconds.
     """
@@ -128,8 +159,6 @@ def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[s
     """Return the pictures (PNG) of an evaluation, by a name that tells prompt and seed.
 
     Args:
-        connection: of the home's record.
-        run_id: the run.
         iteration: after which the evaluation was made.
     """
     rows = connection.execute(
@@ -142,6 +171,39 @@ def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[s
         f"held-out/{prompt_id + 1:03d}-{_slug(prompt)}-{seed_index}": png
         for prompt_id, prompt, seed_index, png in rows
     }
+
+
+def figure_name(figure: str) -> str:
+    """Return a figure's name for readers, as in `score/reward_mean` or, of `train_s`, `phase_s/train`."""
+    if figure.endswith(_SECONDS) and not _GIVEN.search(figure):
+        name = f"phase_s/{figure.removesuffix(_SECONDS)}"
+    elif figure.startswith(_DOLLARS):
+        name = f"cost/{figure.removeprefix(_DOLLARS)}"
+    elif figure.startswith(QUALITY_FIGURE):
+        name = f"quality/{figure.removeprefix(QUALITY_FIGURE)}"
+    elif figure.startswith(_SCORES):
+        name = f"score/{figure}"
+    elif figure in _TRAINING:
+        name = f"training/{figure}"
+    elif figure in _SAMPLES:
+        name = f"samples/{figure}"
+    elif figure.startswith(IMAGE_MS):
+        name = figure
+    else:
+        name = f"exploration/{figure}"
+    return plain(name)
+
+
+def plain(name: str) -> str:
+    """Return a name in the characters that every reader takes; different names stay different.
+
+    Others are escaped: `a:b` -> `a-u003a-b`. A name that is too long is cut and ends with its digest.
+    """
+    escaped = _REFUSED.sub(lambda found: f"-u{ord(found[0]):04x}-", name)
+    if len(escaped) <= _MOST_CHARACTERS:
+        return escaped
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{escaped[: _MOST_CHARACTERS - 9].rstrip('./')}-{digest}"
 
 
 def _slug(text: str) -> str:

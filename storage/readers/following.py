@@ -20,9 +20,8 @@ from storage.clock import now
 from storage.config.tracking import TrackingConfig
 from storage.errors import SpotlightError
 from storage.home import Home
-from storage.readers.follower import Follower, in_words
-from storage.readers.names import figure_name
-from storage.readers.position import Position, locked, position_file
+from storage.readers.figures import figure_name
+from storage.readers.follower import Follower, Position, in_words, locked, position_file
 from storage.readers.protocol import Reader, ReadRun
 from storage.readers.registry import build_reader
 from storage.record.records import RunStatus

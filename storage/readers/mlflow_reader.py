@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.empty_database import kept_database, provide_database
 from storage.environment import PRESET
-from storage.readers.mlflow_pages import RUN_TAG, run_page
-from storage.readers.mlflow_tables import provide_tables
-from storage.readers.names import plain
+from storage.readers.figures import plain
+from storage.readers.mlflow_server import RUN_TAG, run_page
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 
@@ -45,6 +46,9 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 """Read by MLflow; what a person has set is left."""
+
+_OF_A_HOME = ("experiments",)
+"""MLflow's own experiment has a folder by where it was made; MLflow makes it where it is missing."""
 
 
 class MlflowReader(Reader):
@@ -187,3 +191,22 @@ def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
         else:
             text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
             yield name, text[:_PARAM_CHARACTERS]
+
+
+def provide_tables(database: Path) -> None:
+    """Provide MLflow's store where a home has none.
+
+    Args:
+        database: SQLite's file, in a folder that is there.
+    """
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
+    # It prints the traceback of errors that it raises, too; the thread of the reader puts each in a line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    provide_database(database, kept_database("mlflow"), lambda: make_tables(database), _OF_A_HOME)
+
+
+def make_tables(database: Path) -> None:
+    """Have MLflow make its tables, which takes seconds."""
+    from mlflow import MlflowClient
+
+    MlflowClient(tracking_uri=f"sqlite:///{database}").search_experiments(max_results=1)

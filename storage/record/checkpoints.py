@@ -1,7 +1,7 @@
 """Checkpoints of a run: weights and state after an iteration, in the iteration's folder.
 
-`iteration-000012/checkpoint/` has one file a blob, `state.json`, `config.json` and `manifest.json` (size and
-digest of each file). It appears with the iteration's rows by one rename (`run_folder.py`), so that a kill at
+`iteration-000012/checkpoint/` has one file a blob, `state.json` and `manifest.json` (size and digest of each
+file). It appears with the iteration's rows by one rename (`run_folder.py`), so that a kill at
 any moment leaves both or neither. Readers never change it.
 """
 
@@ -37,7 +37,7 @@ _FORMAT = 1
 MANIFEST = "manifest.json"
 """The file of a checkpoint that has the size and the digest of each other one."""
 
-_OWN_FILES = {"state.json", "config.json"}
+_STATE = "state.json"
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 PINNED = "pinned"
 """File of a run's folder that names the iteration whose checkpoint is kept."""
@@ -54,7 +54,6 @@ class Checkpoint:
         iteration: iterations done when it was saved.
         blobs: name -> content.
         state: what else a run needs to go on (JSON values): `IterationRecord.state`.
-        config: the run's configuration (JSON values).
         path: its folder.
         rejected: why newer checkpoints were passed over, one line each; empty if none was.
     """
@@ -62,7 +61,6 @@ class Checkpoint:
     iteration: int
     blobs: dict[str, bytes]
     state: dict[str, Any]
-    config: dict[str, Any]
     path: Path
     rejected: list[str] = field(default_factory=list)
 
@@ -94,7 +92,6 @@ class CheckpointStore:
         iteration: int,
         blobs: Mapping[str, bytes | bytearray | memoryview],
         state: Mapping[str, Any],
-        config: Mapping[str, Any],
         rows: Rows | None = None,
     ) -> Path:
         """Write a checkpoint with its iteration's rows; when this returns both are on disk.
@@ -105,7 +102,6 @@ class CheckpointStore:
             iteration: iterations done, at least 0.
             blobs: name (letters, digits, `_`, `.`, `-`) -> content.
             state: JSON values, stored beside the blobs.
-            config: JSON values, stored beside the blobs.
             rows: of the iteration's tables.
 
         Returns:
@@ -115,7 +111,7 @@ class CheckpointStore:
             ValueError: a bad iteration or blob name.
             CheckpointError: the disk refused (full, read-only); earlier checkpoints are untouched.
         """
-        files = _files_to_write(iteration, blobs, state, config)
+        files = _files_to_write(iteration, blobs, state)
         name = f"iteration-{iteration:06d}"
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -260,21 +256,17 @@ class CheckpointStore:
 
 
 def _files_to_write(
-    iteration: int,
-    blobs: Mapping[str, bytes | bytearray | memoryview],
-    state: Mapping[str, Any],
-    config: Mapping[str, Any],
+    iteration: int, blobs: Mapping[str, bytes | bytearray | memoryview], state: Mapping[str, Any]
 ) -> dict[str, bytes | bytearray | memoryview]:
     """Name -> content of every file of the folder, the manifest last."""
     if iteration < 0:
         raise ValueError(f"iteration is {iteration}; it counts from 0")
     for name in blobs:
-        if not _BLOB_NAME.fullmatch(name) or name in _OWN_FILES | {MANIFEST}:
+        if not _BLOB_NAME.fullmatch(name) or name in (_STATE, MANIFEST):
             raise ValueError(f"{name!r} cannot be a blob's name; use letters, digits, `_`, `.` and `-`")
     files: dict[str, bytes | bytearray | memoryview] = {
         **blobs,
-        "state.json": json.dumps(dict(state)).encode(),
-        "config.json": json.dumps(dict(config)).encode(),
+        _STATE: json.dumps(dict(state)).encode(),
     }
     entries = {
         name: {"size_bytes": memoryview(content).nbytes, "digest": hashlib.new(DIGEST, content).hexdigest()}
@@ -292,9 +284,8 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
         CheckpointError: a file is missing, or differs from the manifest.
     """
     contents = _verified(path)
-    state = json.loads(contents.pop("state.json"))
-    config = json.loads(contents.pop("config.json"))
-    return Checkpoint(iteration, contents, state, config, path, rejected)
+    state = json.loads(contents.pop(_STATE))
+    return Checkpoint(iteration, contents, state, path, rejected)
 
 
 def _verified(path: Path) -> dict[str, bytes]:
@@ -313,8 +304,8 @@ def _verified(path: Path) -> dict[str, bytes]:
             name: _read_file(path, name, entry, manifest["digest"])
             for name, entry in manifest["files"].items()
         }
-        if not all(isinstance(json.loads(contents[name]), dict) for name in _OWN_FILES):
-            raise CheckpointError(f"{path}: {' and '.join(sorted(_OWN_FILES))} hold no JSON objects")
+        if not isinstance(json.loads(contents[_STATE]), dict):
+            raise CheckpointError(f"{path}/{_STATE} holds no JSON object")
     except OSError as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -11,6 +11,10 @@ DeviceState = Literal["rollout", "explore", "train", "load", "regroup", "idle", 
 StandbyEnd = Literal["", "taken", "lost"]
 DeviceEventKind = Literal["joined", "failed", "notice", "withdrawn", "left", "lost"]
 
+JUDGE_USD = "cost_judge_usd"
+"""Figure of an iteration (its rollout and the drafts judged meanwhile) and of a held-out image: dollars for
+judges with a price, servers that are paid by the image. Discarded work is in neither."""
+
 
 @dataclass(frozen=True)
 class SampleRecord:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from storage.environment import PURPOSE
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
-from storage.record.every_time import EVERY_TIME
 from storage.record.reading import RecordConnection, Records
 
 OVERVIEW = f"""
@@ -35,6 +34,16 @@ OVERVIEW = f"""
     ORDER BY created_at DESC, run_id DESC
 """
 """All runs, newest first, whatever became of them; `queries.runs.run_overview` explains the columns."""
+
+EVERY_TIME = """
+    SELECT prompt_id FROM evaluation_images WHERE run_id = $run GROUP BY prompt_id
+    HAVING count(DISTINCT iteration) =
+        (SELECT count(DISTINCT iteration) FROM evaluation_images WHERE run_id = $run)
+"""
+"""Held-out prompts that every evaluation of the run `$run` has; only over them do its evaluations compare.
+
+The first and the last evaluation may have the whole file, those between them a part of it.
+"""
 
 _SPREADS = """
     SELECT max(value) FILTER (name = 'spread_random'), max(value) FILTER (name = 'spread_rollout'),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from storage.errors import HackingError
 from storage.evaluations.quality import QualityVerdict, quality_verdict
-from storage.record.queries.quality import paired_figures
+from storage.record.queries.images import paired_figures
 from storage.record.results import evaluated_iterations
 from tasks.iteration.session import Session
 

@@ -15,8 +15,8 @@ from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
-from storage.ledger.judge_costs import JUDGE_USD
 from storage.record.records import (
+    JUDGE_USD,
     Collected,
     EvaluationImage,
     EvaluationRecord,
@@ -55,7 +55,6 @@ def _commit(session: Session, record: IterationRecord) -> None:
             record.iteration,
             session.runtime.blobs(record.iteration + 1),
             record.state,
-            config.model_dump(mode="json"),
             iteration_rows(record),
         )
     else:

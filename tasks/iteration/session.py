@@ -17,11 +17,10 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.clock import LEAST_JUMP_S, process_clock
-from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
 from storage.environment import DEVICES
 from storage.errors import CheckpointError, ClusterLostError, ServerError, StorageError
-from storage.evaluations.alarm import AlarmCourse
+from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
 from storage.readers.follower import REPORT
 from storage.readers.following import FLUSH_WAIT_S, Readers
@@ -255,15 +254,6 @@ def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:
-    made_with = stored_config(
-        checkpoint.config, f"checkpoint {checkpoint.path}", f"start a new run in place of {session.run_id}"
-    )
-    iterations = session.config.iterations  # a person may have added some
-    if not made_with.model_copy(update={"iterations": iterations}).computes_like(session.config):
-        raise CheckpointError(
-            f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
-            "resume with the run's own, which the record holds"
-        )
     for rejected in checkpoint.rejected:
         session.store.add_event(session.run_id, "checkpoint_rejected", rejected)
     state = checkpoint.state

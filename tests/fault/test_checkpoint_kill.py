@@ -24,7 +24,7 @@ print("ready", flush=True)
 while True:
     for turn in (0, 1):
         blob = bytes([iteration % 251]) * {BLOB_BYTES}
-        store.save(iteration, {{"policy": blob, "optimizer": blob[::-1]}}, {{"iteration": iteration}}, {{}})
+        store.save(iteration, {{"policy": blob, "optimizer": blob[::-1]}}, {{"iteration": iteration}})
         print(iteration, flush=True)
     iteration += 1
 """

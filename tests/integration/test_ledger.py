@@ -10,9 +10,14 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.ledger.device_starts import UnjoinedDevice
-from storage.ledger.ledger import Ledger, Spent, WorkerAccount, read_ledger
-from storage.ledger.standby_accounts import StandbyAccount
+from storage.ledger.ledger import (
+    Ledger,
+    Spent,
+    StandbyAccount,
+    UnjoinedDevice,
+    WorkerAccount,
+    read_ledger,
+)
 from storage.record.queries import devices as device_queries
 from storage.record.records import (
     DeviceEvent,
@@ -233,14 +238,12 @@ def test_the_break_before_a_resume_is_not_paid(store: RunStore):
     assert (worker.paid_s, worker.booked_s, worker.unaccounted_s) == (20, 18, 2)
 
 
-def test_runs_from_before_paid_time_was_measured(store: RunStore):
+def test_a_simulated_run_measures_no_paid_time(store: RunStore):
     commit(store, 1, [spot("load", 0, 5), spot("rollout", 5, 10)], paid={})
     account = ledger(store)
     assert account.workers == () and not account.is_measured
     assert not account.has_device_events
     assert account.losses == ()
-    commit(store, 2, [spot("load", 9000, 9005)])  # resumed by a version that measures
-    assert ledger(store).workers == (WorkerAccount("spot-0", "spot", 5, 5, 0),)
 
 
 def test_devices_that_never_joined_and_why(store: RunStore):

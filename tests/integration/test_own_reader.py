@@ -15,9 +15,8 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.readers.follower import REPORT
+from storage.readers.follower import REPORT, position_file
 from storage.readers.following import Readers, send_evaluation
-from storage.readers.position import position_file
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
 from storage.record.run_notes import NoteStore

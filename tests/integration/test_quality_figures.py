@@ -13,7 +13,7 @@ from storage.config.run_config import RunConfig
 from storage.evaluations.quality import quality_verdict
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
-from storage.record.queries.quality import figure_means, paired_figures
+from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationImage, EvaluationRecord
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore

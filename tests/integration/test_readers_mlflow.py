@@ -17,10 +17,9 @@ import storage.readers.following
 from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.readers.follower import REPORT
+from storage.readers.figures import figure_name
+from storage.readers.follower import REPORT, locked, position_file
 from storage.readers.mlflow_reader import EXPERIMENT, MlflowReader
-from storage.readers.names import figure_name
-from storage.readers.position import locked, position_file
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.read_runs import (

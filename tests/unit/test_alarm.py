@@ -13,7 +13,7 @@ import pytest
 import tasks.iteration.alarm as alarm
 from storage.config.run_config import RunConfig
 from storage.errors import HackingError
-from storage.evaluations.alarm import AlarmCourse
+from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import EvaluationImage, EvaluationRecord
@@ -58,7 +58,7 @@ class Run:
     def evaluate(self, iteration: int, distance: float, saves: bool = True) -> alarm.Answer:
         """An iteration's checkpoint and evaluation, answered."""
         if saves:
-            self.checkpoints.save(iteration, {"n": str(iteration).encode()}, {}, {})
+            self.checkpoints.save(iteration, {"n": str(iteration).encode()}, {})
         self._evaluated(iteration, distance)
         return answer(self.session, iteration)
 
@@ -121,7 +121,7 @@ def test_the_run_returns_to_the_last_sound_checkpoint_and_ends_if_that_does_not_
     run = Run(tmp_path, "rollback")
     assert not run.evaluate(10, SOUND).returned
     for iteration in (11, 12):
-        run.checkpoints.save(iteration, {"n": b""}, {}, {})
+        run.checkpoints.save(iteration, {"n": b""}, {})
     back = run.evaluate(20, HACKED)
     assert back.returned and run.session.next_plan is None
     assert back.message is not None and "back to the weights of iteration 10" in back.message

@@ -70,7 +70,7 @@ def save(home: Home, iteration: int, weights: bytes = b"weights", began_at: floa
     at = 18.0 * iteration if began_at is None else began_at
     rows = iteration_rows(iteration_record("run", iteration, at, samples=16))
     CheckpointStore(home.run("run")).save(
-        iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, {"seed": 1}, rows
+        iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, rows
     )
 
 

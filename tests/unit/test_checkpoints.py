@@ -21,9 +21,7 @@ BLOBS = {"policy.safetensors": b"weights" * 100, "optimizer.pt": bytes(range(256
 
 
 def save(store: CheckpointStore, iteration: int) -> Path:
-    return store.save(
-        iteration, BLOBS | {"n": str(iteration).encode()}, {"iteration": iteration}, {"seed": 1}
-    )
+    return store.save(iteration, BLOBS | {"n": str(iteration).encode()}, {"iteration": iteration})
 
 
 def names(folder: Path) -> list[str]:
@@ -42,14 +40,12 @@ def test_what_is_saved_is_loaded(store: CheckpointStore):
     assert loaded is not None
     assert (loaded.iteration, loaded.path, loaded.rejected) == (12, path, [])
     assert loaded.blobs == BLOBS | {"n": b"12"}
-    assert (loaded.state, loaded.config) == ({"iteration": 12}, {"seed": 1})
+    assert loaded.state == {"iteration": 12}
 
 
 def test_any_buffer_is_a_blob(store: CheckpointStore):
     floats = array("f", [1.0, 2.0])
-    store.save(
-        1, {"view": memoryview(floats), "bytearray": bytearray(b"ab"), "none": memoryview(b"")}, {}, {}
-    )
+    store.save(1, {"view": memoryview(floats), "bytearray": bytearray(b"ab"), "none": memoryview(b"")}, {})
     assert store.load(1).blobs == {"view": floats.tobytes(), "bytearray": b"ab", "none": b""}
 
 
@@ -138,7 +134,7 @@ def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
 
 def test_the_same_iteration_again_replaces(store: CheckpointStore):
     save(store, 3)
-    store.save(3, {"other": b"x"}, {}, {})
+    store.save(3, {"other": b"x"}, {})
     assert store.load(3).blobs == {"other": b"x"}
     assert names(store.folder) == ["iteration-000003"]
 
@@ -202,7 +198,7 @@ def test_a_refusal_of_the_disk_lets_go_of_what_was_being_written(store: Checkpoi
     ):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, before[1]))
         try:
-            store.save(1, {"database": view}, {}, {})
+            store.save(1, {"database": view}, {})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
@@ -227,14 +223,14 @@ def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch
 @pytest.mark.parametrize("name", ["../evil", "manifest.json", "state.json", "", ".hidden", "a/b"])
 def test_names_that_could_do_harm_are_refused(store: CheckpointStore, name: str):
     with pytest.raises(ValueError, match="cannot be a blob's name"):
-        store.save(1, {name: b""}, {}, {})
+        store.save(1, {name: b""}, {})
 
 
 def test_impossible_arguments(tmp_path: Path):
     with pytest.raises(ValueError, match="keep is 0"):
         CheckpointStore(tmp_path, keep=0)
     with pytest.raises(ValueError, match="iteration is -1"):
-        CheckpointStore(tmp_path, keep=1).save(-1, {}, {}, {})
+        CheckpointStore(tmp_path, keep=1).save(-1, {}, {})
 
 
 def test_a_pinned_checkpoint_stays_until_another_one_is_pinned(store: CheckpointStore):

@@ -314,7 +314,7 @@ def test_evaluations_that_cannot_be(shell: Shell, home: Home):
     assert home.run_ids() == [] and not home.database.exists()
     write_sample_run(RunStore(home), "mine", iterations=1)
     assert "run 'mine' has no checkpoint yet" in shell.refusal("evaluate", "mine")
-    CheckpointStore(home.run("mine"), 1).save(1, {}, {}, {})
+    CheckpointStore(home.run("mine"), 1).save(1, {}, {})
     with pytest.raises(AssertionError, match="a server was to be started"):
         shell("evaluate", "mine")
 

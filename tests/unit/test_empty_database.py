@@ -18,7 +18,7 @@ from storage import empty_database
 from storage.config.run_config import RunConfig
 from storage.empty_database import provide_database
 from storage.home import Home
-from storage.readers import mlflow_tables
+from storage.readers import mlflow_reader
 from storage.readers.mlflow_reader import MlflowReader
 from storage.readers.protocol import ReadRun
 from storage.record.run_store import RunStore
@@ -193,18 +193,18 @@ def test_rows_of_one_home_are_not_kept(tmp_path: Path):
 def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(mlflow_tables, "kept_database", lambda package: tmp_path / f"kept-{package}.db")
+    monkeypatch.setattr(mlflow_reader, "kept_database", lambda package: tmp_path / f"kept-{package}.db")
     made: list[Path] = []
-    make = mlflow_tables.make_tables
+    make = mlflow_reader.make_tables
 
     def count(database: Path) -> None:
         made.append(database)
         make(database)
 
-    monkeypatch.setattr(mlflow_tables, "make_tables", count)
+    monkeypatch.setattr(mlflow_reader, "make_tables", count)
     stores = [tmp_path / "first.db", tmp_path / "second.db"]
     for store in stores:
-        mlflow_tables.provide_tables(store)
+        mlflow_reader.provide_tables(store)
     assert made == stores[:1]
     assert tables(stores[0]) == tables(stores[1])
     assert rows(stores[1], "experiments") == []
@@ -213,7 +213,7 @@ def test_mlflow_takes_a_copy_and_makes_its_own_experiment_in_it(
     experiment = client.create_experiment("spotlight")
     client.log_metric(client.create_run(experiment).info.run_id, "score", 0.5)
     assert len(client.search_runs([experiment])) == 1
-    monkeypatch.setattr(mlflow_tables, "make_tables", lambda database: pytest.fail("it was not copied"))
+    monkeypatch.setattr(mlflow_reader, "make_tables", lambda database: pytest.fail("it was not copied"))
     reader = MlflowReader(f"sqlite:///{tmp_path / 'third.db'}", tmp_path / "artifacts")
     reader.open(ReadRun("run-1", {}, {}, 0.0), -1)
     reader.end("finished", 1.0)

@@ -14,9 +14,9 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.home import Home
-from storage.ledger.judge_costs import JUDGE_USD
 from storage.ledger.ledger import read_ledger
 from storage.prompts.files import PromptRecord
+from storage.record.records import JUDGE_USD
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tests.fake_drafters import FakePool, Script, fake_prompts

@@ -12,8 +12,13 @@ import pytest
 
 from storage.config.loading import list_presets, load_config
 from storage.prompts.files import PromptRecord, load_prompts
-from storage.prompts.of_a_run import compared_prompts, held_out_in_words, held_out_prompts, load_run_prompts
-from storage.prompts.subset import draw_subset
+from storage.prompts.of_a_run import (
+    compared_prompts,
+    draw_subset,
+    held_out_in_words,
+    held_out_prompts,
+    load_run_prompts,
+)
 
 GENEVAL = [preset.name for preset in list_presets() if "geneval" in preset.name]
 

@@ -11,9 +11,9 @@ from flows.configuration import configuration_to_resume
 from storage.config.run_config import RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
+from storage.readers.figures import TOTAL_USD, figure_name
 from storage.readers.mlflow_reader import flat_settings
 from storage.readers.mlflow_server import refuse_silent_server
-from storage.readers.names import TOTAL_USD, figure_name
 from tests.answering import answering
 from tests.running_up import free_ports
 

@@ -28,7 +28,7 @@ from tests.sample_run import write_sample_run
 def store(tmp_path: Path) -> RunStore:
     store = RunStore(Home(tmp_path / "home"))
     write_sample_run(store, "one", iterations=3)
-    CheckpointStore(store.home.run("one"), 2).save(3, {"weights.safetensors": b"abc"}, {}, {})
+    CheckpointStore(store.home.run("one"), 2).save(3, {"weights.safetensors": b"abc"}, {})
     return store
 
 

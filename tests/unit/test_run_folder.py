@@ -39,7 +39,7 @@ def commit(store: RunStore, first: int, last: int, life: float = 0.0) -> None:
 def save(store: RunStore, iteration: int) -> CheckpointStore:
     checkpoints = CheckpointStore(store.folder("r").path)
     rows = iteration_rows(record(iteration))
-    checkpoints.save(iteration, {"weights": b"%d" % iteration}, {}, {}, rows)
+    checkpoints.save(iteration, {"weights": b"%d" % iteration}, {}, rows)
     return checkpoints
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage.home import Home
-from storage.readers.mlflow_pages import mlflow_identity
+from storage.readers.mlflow_server import mlflow_identity
 from tests.browser import free_port
 from ui.data.links import is_prefect, mlflow_link, prefect_link
 

@@ -13,7 +13,7 @@ import streamlit as st
 
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.readers.mlflow_pages import (
+from storage.readers.mlflow_server import (
     LOCAL_SERVER,
     experiments_page,
     mlflow_identity,

@@ -11,7 +11,7 @@ import streamlit as st
 
 from storage.evaluations.quality import JUDGE, PART, QUALITY, QualityVerdict, quality_verdict
 from storage.home import Home
-from storage.record.queries.quality import figure_means, paired_figures
+from storage.record.queries.images import figure_means, paired_figures
 from storage.record.reading import RecordConnection, Records
 from ui.data.run import RunView
 
@@ -21,7 +21,7 @@ class QualityView:
     """The looks of a run's held-out images.
 
     Attributes:
-        means: one row an evaluation; see `storage.record.queries.quality.figure_means`.
+        means: one row an evaluation; see `storage.record.queries.images.figure_means`.
         verdict: the latest evaluation against the untouched model; None before there are two.
     """
 

@@ -14,7 +14,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpu_runtime.simulator.comparison.policies import Arm
-from storage.json_file import read_json_model
+from storage.text import read_json_model
 
 MILESTONES = (0.25, 0.5, 0.75, 1.0)
 """Shares of the baseline's progress."""

@@ -1,1 +1,1 @@
-"""What the dashboard and the command line ask of the record."""
+"""Queries over the record, for the dashboard and the command line."""

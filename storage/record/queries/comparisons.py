@@ -1,4 +1,4 @@
-"""What the dashboard asks about several runs: all of them in a table, and their courses beside each other.
+"""Queries about several runs: all of them in a table, and their courses beside each other.
 
 Like storage/record/queries/runs.py: each function takes an open connection.
 """
@@ -23,7 +23,6 @@ def run_table(connection: RecordConnection, limit: int, archived: bool = True) -
     """The latest runs, newest first.
 
     Args:
-        connection: open connection to the record.
         limit: how many at most.
         archived: whether archived runs are among them, and count.
 

@@ -1,6 +1,7 @@
-"""What the dashboard asks about the devices: what each did and when, and how well a market was used.
+"""Queries about devices: what each did and when, and how well a market was used.
 
-Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame.
+Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame. `first`
+and `last` are iterations, both included.
 """
 
 from __future__ import annotations
@@ -13,16 +14,12 @@ from storage.record.reading import RecordConnection
 def device_intervals(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """What the devices did in iterations `first` to `last`, evaluations and discarded work included.
+    """The states of devices in iterations `first` to `last`, evaluations and discarded work included.
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: iteration.
-        last: iteration, included.
         limit: most rows.
     """
     return connection.execute(
@@ -42,15 +39,11 @@ def device_intervals(
 def device_events(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """What happened to the devices in iterations `first` to `last`: the latest, in order of time.
+    """The events of devices in iterations `first` to `last`: the latest, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: iteration.
-        last: iteration, included.
         limit: most rows.
     """
     return connection.execute(
@@ -75,10 +68,6 @@ def sequence_groups(
     ended_at (Unix seconds).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: iteration.
-        last: iteration, included.
         limit: most groups.
     """
     return connection.execute(
@@ -96,16 +85,10 @@ def sequence_groups(
 
 
 def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
-    """What a denoising step took by how many devices shared it, where measured times choose that number.
+    """Times of a denoising step by how many devices shared it, where measured times choose that number.
 
     Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
     share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
-
-    Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: iteration.
-        last: iteration, included.
     """
     return connection.execute(
         """
@@ -135,15 +118,13 @@ def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:
-    """What a market's paid time went into over the iterations, without evaluations and discarded work.
+    """The states that a market's paid time went into over the iterations, without evaluations and discarded work.
 
     Neighbouring iterations are taken together so that there are at most `most_groups` groups.
     Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
     time in the group).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         most_groups: most groups of iterations.
     """
     return connection.execute(

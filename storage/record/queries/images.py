@@ -1,16 +1,19 @@
-"""What the dashboard asks about held-out images: which there are, and how one changes over the iterations.
+"""Held-out images: their pictures, looks, parts of their scores, and how one changes over the iterations.
 
-Like runs.py: each function takes an open connection and gives a pandas frame. The pictures are
-bytes in the record; no file is ever opened for them.
+Like runs.py: each function takes an open connection and gives a pandas frame. The pictures are bytes in the
+record; no file is ever opened for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from storage.record.reading import RecordConnection
+from storage.record.results import EVERY_TIME
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
@@ -54,8 +57,6 @@ def pictures(
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         images: which ones.
         iterations: after which they were made.
     """
@@ -77,4 +78,53 @@ def pictures(
             "seeds": [seed_index for _, seed_index in images],
             "iterations": list(iterations),
         },
+    ).df()
+
+
+def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
+    """The mean of each figure over the images of each evaluation; one row an evaluation, in order.
+
+    Only images of prompts that every evaluation has.
+    Columns: iteration, then the figures' names (NaN where an evaluation lacks one), parts as `part_NAME`.
+    """
+    rows = connection.execute(
+        "SELECT iteration, name, avg(value) AS mean FROM evaluation_image_figures "
+        f"WHERE run_id = $run AND prompt_id IN ({EVERY_TIME}) "
+        "GROUP BY iteration, name ORDER BY iteration, name",
+        {"run": run_id},
+    ).df()
+    wide = rows.pivot(index="iteration", columns="name", values="mean").reset_index()
+    return wide.rename_axis(columns=None)
+
+
+def paired_figures(connection: RecordConnection, run_id: str, iteration: int | None = None) -> pd.DataFrame:
+    """The figures of held-out images before training and now, same prompts and seeds; the score is one.
+
+    Columns: prompt_id, prompt (its text), seed_index, name, before, after.
+
+    Args:
+        iteration: of the evaluation that is now; None for the latest.
+    """
+    return connection.execute(
+        """
+        WITH ends AS (
+            SELECT min(iteration) AS first, coalesce($iteration::INTEGER, max(iteration)) AS latest
+            FROM evaluations WHERE run_id = $run
+        ),
+        figures AS (
+            SELECT iteration, prompt_id, seed_index, name, value FROM evaluation_image_figures
+                WHERE run_id = $run
+            UNION ALL SELECT iteration, prompt_id, seed_index, 'score', score FROM evaluation_images
+                WHERE run_id = $run AND error IS NULL
+        )
+        SELECT b.prompt_id, p.prompt, b.seed_index, b.name, b.value AS before, a.value AS after
+        FROM ends
+        JOIN figures b ON b.iteration = ends.first
+        JOIN figures a ON a.iteration = ends.latest
+            AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index AND a.name = b.name
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
+        WHERE ends.first < ends.latest
+        ORDER BY b.name, b.prompt_id, b.seed_index
+        """,
+        {"run": run_id, "iteration": iteration},
     ).df()

@@ -1,4 +1,4 @@
-"""What monitoring asks of the runs that are going on: how far each is, its figures, devices and dollars."""
+"""The runs that are going on, for monitoring: how far each is, its figures, devices and dollars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard and the command line ask of the record; pandas frames.
+"""Queries about one run, and the list of all; pandas frames.
 
 Each function takes an open connection, so that a page asks for all it shows in one opening:
 
@@ -91,7 +91,7 @@ def rolled_out_samples(connection: RecordConnection, run_id: str) -> pd.DataFram
 
 
 def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """What was paid up to each iteration, evaluations and discarded work included.
+    """Money and time paid up to each iteration, evaluations and discarded work included.
 
     Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulated).
     """
@@ -111,7 +111,7 @@ def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame
 
 
 def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """What the paid device time went into, dearest state first. Columns: state, market, device_s, usd."""
+    """Paid device time by state, dearest first. Columns: state, market, device_s, usd."""
     return connection.execute(
         "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
         "GROUP BY state, market ORDER BY sum(sum(usd)) OVER (PARTITION BY state) DESC, state, market",
@@ -178,8 +178,6 @@ def events(
     Columns: happened_at (Unix seconds), kind, message.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         limit: most rows, the latest.
         kinds: of events; None for all.
     """

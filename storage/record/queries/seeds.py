@@ -1,4 +1,4 @@
-"""What the dashboard asks about seeds: drafts, their re-scores, and pictures of what they became.
+"""Queries about seeds: drafts, their re-scores, and pictures of what they became.
 
 Like runs.py: each function takes an open connection and gives a pandas frame, empty for a
 run that explored nothing. A seed may have been drafted more than once (cheaply first, then in full):
@@ -24,11 +24,7 @@ def spread_iterations(
     """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         most: most iterations.
-        first: iteration.
-        last: iteration, included.
     """
     rows = connection.execute(
         """
@@ -76,8 +72,6 @@ def stale_and_fresh(
     kept (whether the seed was rolled out), rescored (whether fresh is a draft).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
@@ -99,8 +93,6 @@ def pair_counts(
     """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
@@ -125,8 +117,6 @@ def drafts_by_prompt(
     scores; NaN where none of the kept was drafted).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
@@ -173,8 +163,6 @@ def best_and_worst(
     """The best and the worst pictured sample of each prompt, newest iteration first, the best first.
 
     Args:
-        connection: an open one.
-        run_id: the run.
         prompt_id: this prompt only.
         latest: only so many of each prompt's iterations, the newest.
 

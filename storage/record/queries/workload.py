@@ -1,4 +1,4 @@
-"""What a recorded run says of its workload: time and samples of each iteration, starts, loads, evaluations.
+"""The workload of a recorded run: time and samples of each iteration, starts, loads, evaluations.
 
 Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame, or a
 list of seconds.

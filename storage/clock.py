@@ -167,12 +167,7 @@ def process_start_s(pid: int) -> float:
 
 
 def process_is_alive(pid: int, noted_s: float | None) -> bool:
-    """Whether the process that was noted still runs; a later one of its number does not count.
-
-    Args:
-        pid: its number.
-        noted_s: its `process_start_s`.
-    """
+    """Whether the process that was noted still runs; a later one of its number does not count."""
     try:
         # A zombie was killed, and its parent has not looked yet.
         is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

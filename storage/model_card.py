@@ -22,11 +22,9 @@ def model_card(
     """A README.md as model hubs read it.
 
     Args:
-        row: the run.
         result: of `storage.record.results.run_result`.
         iteration: after which the weights were saved.
         evaluated: iteration of the run's last evaluation; None before the first.
-        objective: the method's name.
         usage: how the weights are loaded, Markdown.
         edits: the model changes images; else it draws what a prompt says.
     """

@@ -12,7 +12,6 @@ def claim_folder(path: str | Path, option: str) -> Path:
     """Make the folder; one that has something in it is not written into.
 
     Args:
-        path: as a person gave it.
         option: what named it, such as `--out`, for messages.
 
     Returns:

@@ -40,7 +40,6 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
     Args:
         path: `~` is the user's home folder.
         name: what a refusal begins with, such as `preset mine.toml`.
-        failure: what is raised.
 
     Raises:
         SpotlightError: as `failure` says: the path cannot be read, or names a folder, a device or a pipe, or
@@ -66,9 +65,7 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
     """Read a JSON file that a person may write as a pydantic model.
 
     Args:
-        path: the file.
         kind: what it holds, in a word: a refusal begins with it and the path.
-        model: what it is read as.
         documented: the document that says its form.
 
     Raises:

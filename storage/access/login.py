@@ -64,7 +64,6 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
     need not be in a file; SPOTLIGHT_LOGIN_ALLOW has commas between addresses.
 
     Args:
-        home: where the file is looked for.
         environ: the environment to read; the process's own by default.
 
     Raises:

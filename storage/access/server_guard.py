@@ -23,7 +23,6 @@ class ServerGuard:
     """An ASGI application around another, for HTTP and websockets.
 
     Args:
-        application: what is served.
         host: the IPv4 address that the server listens on. Where other machines reach it, the machine's name
             and every numeric address are names of it too: rebinding needs a name.
         names: further names that it is reached by, such as a proxy's; pages of these are its own.

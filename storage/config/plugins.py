@@ -135,8 +135,6 @@ def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) 
 
     Args:
         setting: where they stand, as in `reward.options`.
-        model: what it declares.
-        values: what the settings say.
 
     Raises:
         ConfigurationError: one line for each problem.

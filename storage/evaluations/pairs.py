@@ -34,8 +34,6 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
     """The identifier of the earlier evaluation that `name` means, if one with `config` compares with it.
 
     Args:
-        home: where the runs are.
-        config: of the later evaluation.
         name: an evaluation's identifier, or that of a run.
 
     Raises:
@@ -55,7 +53,6 @@ def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
     """By how much the second evaluation is better than the first.
 
     Args:
-        home: where the runs are.
         before: an evaluation's identifier, or that of a run: its newest evaluation is meant.
         after: likewise.
 
@@ -151,11 +148,6 @@ def refuse_other_prompts(
     earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
 ) -> None:
     """Refuse to generate what could not be compared afterwards.
-
-    Args:
-        earlier: the evaluation to compare with.
-        images: its judged images.
-        prompts: of the later one.
 
     Raises:
         ConfigurationError: the earlier evaluation has none of the prompts.

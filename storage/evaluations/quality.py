@@ -178,12 +178,7 @@ class AlarmCourse:
     alarm_at: int = 0
 
     def after(self, iteration: int, is_hacking: bool) -> AlarmCourse:
-        """The course after another evaluation, answered.
-
-        Args:
-            iteration: that it follows.
-            is_hacking: whether it raises the alarm.
-        """
+        """The course after another evaluation, answered."""
         if not is_hacking:
             return replace(self, sounding=False, sound=iteration, returned_to=None)
         return replace(
@@ -208,11 +203,7 @@ def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def image_changes(pairs: Iterable[tuple[JudgedImage, JudgedImage]]) -> list[FigureChange]:
-    """The changes of the figures of `QUALITY` between images of the same prompt and seed.
-
-    Args:
-        pairs: an image before and after.
-    """
+    """The changes of the figures of `QUALITY` between images of the same prompt and seed."""
     rows = [
         (late.prompt, late.seed_index, name, value, late.figures[name])
         for early, late in pairs
@@ -246,7 +237,6 @@ def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChan
 
     Args:
         pairs: columns prompt (its text), seed_index, name, before, after.
-        names: of figures.
     """
     changes = []
     for name in names:

@@ -86,9 +86,6 @@ class SeparateEvaluation:
 class EvaluationStore:
     """The separate evaluations of a home. Cheap to make; keeps no connection open.
 
-    Args:
-        home: where they are.
-
     Every method may raise StorageError: a file is damaged, or the disk refuses.
     """
 

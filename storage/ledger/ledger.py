@@ -172,13 +172,7 @@ class Ledger:
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
     ) -> Spent:
-        """The total, or that of one phase, market or state, or of several of them at once.
-
-        Args:
-            phase: None for all.
-            market: None for all.
-            state: None for all.
-        """
+        """The total, or that of one phase, market or state, or of several of them at once."""
         return _total(
             entry.spent
             for entry in self.entries
@@ -321,7 +315,10 @@ def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerA
         {"run": run_id},
     ).fetchall()
     double_s = _double_s(connection, run_id)
-    return tuple(WorkerAccount(*row, double_s.get(row[0], 0.0)) for row in rows)
+    return tuple(
+        WorkerAccount(worker, market, paid_s, booked_s, double_s.get(worker, 0.0))
+        for worker, market, paid_s, booked_s in rows
+    )
 
 
 def _double_s(connection: RecordConnection, run_id: str) -> dict[str, float]:

@@ -40,7 +40,6 @@ def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> lis
     The first and the last evaluation have the whole file, those between them only these.
 
     Args:
-        config: of the run.
         held_out: all prompts of its file.
     """
     return draw_subset(held_out, config.evaluation.prompts if config.evaluates_between else len(held_out))
@@ -53,7 +52,6 @@ def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecor
     generator decides. A prompt that stands in several rows is taken twice only where all others are in.
 
     Args:
-        prompts: of the file.
         count: how many; all of them where there are no more.
     """
     if count >= len(prompts):

@@ -145,7 +145,6 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
     What is done again ends later than all that was recorded before.
 
     Args:
-        number: of the moment.
         at: the time, in Unix seconds.
     """
     [(last,)] = connection.execute(

@@ -72,7 +72,6 @@ def locked(file: Path, wait: bool) -> Iterator[bool]:
     """Hold a reader's lock on a run, so that no other process sends it too.
 
     Args:
-        file: of the position.
         wait: for a process that has the lock; else yield False where one has it.
     """
     file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -95,10 +94,7 @@ class Follower:
     """Brings one reader up to date with the record of one run.
 
     Args:
-        home: where the run is.
-        run_id: the run.
         name: of the reader, in `tracking.to`.
-        reader: the reader.
         say: called with what the reader has refused.
 
     Attributes:

@@ -53,8 +53,6 @@ class Readers:
     """The readers of a run. No method raises for a reader's sake, or waits for one but `finish`.
 
     Args:
-        home: where the run is.
-        run_id: the run.
         tracking: its readers; where a resumed run goes to another server, not those of the stored settings.
     """
 
@@ -72,10 +70,6 @@ class Readers:
         """Have the readers take what is left and the run's end, and wait for them.
 
         A run that was cancelled before readers began is left to a later run of the home.
-
-        Args:
-            status: how the run ended.
-            wait_s: how long to wait at most.
         """
         began = time.monotonic()
         for thread in self._threads:
@@ -219,9 +213,6 @@ def send_evaluation(
     """Have each reader take an evaluation by `spotlight evaluate`, as another run; a failure is a warning.
 
     Args:
-        home: where it is.
-        tracking: its readers.
-        run: the evaluation.
         number: the iteration of the checkpoint.
         figures: by the names of a run's own evaluations.
         at: when it ended, in Unix seconds.

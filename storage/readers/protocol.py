@@ -55,7 +55,6 @@ class Reader(ABC):
         """Find or make the run's copy; called again after each failure.
 
         Args:
-            run: the run.
             last: the last iteration that the reader took, maybe without its evaluation; -1 for none.
 
         Returns:
@@ -68,7 +67,6 @@ class Reader(ABC):
 
         Args:
             number: of the iteration, from 1.
-            figures: by name.
             at: when it ended, in Unix seconds.
         """
 
@@ -79,7 +77,6 @@ class Reader(ABC):
 
         Args:
             number: the iteration after which it was made; 0 for the untouched model.
-            figures: by name.
             images: PNG files by name; an image has the same name in every evaluation.
             at: when it ended, in Unix seconds.
         """
@@ -90,7 +87,6 @@ class Reader(ABC):
 
         Args:
             kind: such as `hacking` or `worker_lost`.
-            message: in words.
             at: when it happened, in Unix seconds.
         """
 

@@ -61,11 +61,6 @@ def check_readers(tracking: TrackingConfig) -> None:
 def build_reader(name: str, home: Home, tracking: TrackingConfig) -> Reader:
     """Return a reader by its name in `tracking.to`.
 
-    Args:
-        name: the name.
-        home: where it keeps its files.
-        tracking: the settings of readers.
-
     Raises:
         ConfigurationError: it is unknown, or cannot be imported.
     """

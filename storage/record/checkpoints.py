@@ -69,7 +69,6 @@ class CheckpointStore:
     """The checkpoints of one run. One process saves; any number may load meanwhile.
 
     Args:
-        folder: of the run.
         keep: how many of the newest stay, at least 1. One more than a resumed run needs, as the newest may
             turn out to be damaged.
 
@@ -102,7 +101,6 @@ class CheckpointStore:
             iteration: iterations done, at least 0.
             blobs: name (letters, digits, `_`, `.`, `-`) -> content.
             state: JSON values, stored beside the blobs.
-            rows: of the iteration's tables.
 
         Returns:
             The checkpoint's folder.

@@ -8,14 +8,12 @@ folder that serves as a mirror is a home: `resume` and the dashboard can open it
 from __future__ import annotations
 
 import json
-import os
-import posixpath
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
@@ -31,7 +29,8 @@ from storage.record.run_folder import (
     read_json,
 )
 
-_FOLDER = "iteration-"
+if TYPE_CHECKING:
+    from fsspec.implementations.dirfs import DirFileSystem
 
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """Files of a run that change; all others are written once."""
@@ -45,8 +44,6 @@ class CheckpointMirror:
 
     Args:
         address: from `checkpoint.mirror`.
-        home: where the run is.
-        run_id: the run.
         on_trouble: called with what went wrong, once for each reason; from the thread that copies.
     """
 
@@ -102,105 +99,106 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
     that the run has no more.
 
     Args:
-        address: of the mirror.
-        home: where the run is.
-        run_id: the run.
         copied: names of the folders of rows that this life of the run has copied; grows.
 
     Raises:
         CheckpointError: there is no package for the address, or the run went on in another home.
     """
     refuse_if_continued(address, home, run_id)
-    files, root = _opened(address, home, run_id)
-    store = CheckpointStore(home.run(run_id))
+    there, run = _opened(address, home, run_id), home.run(run_id)
+    store = CheckpointStore(run)
     newest, pinned = max(store.iterations(), default=None), store.pinned
-    _copy_rows(files, home.run(run_id), root, set() if copied is None else copied)
+    _copy_rows(there, run, set() if copied is None else copied)
     if newest is None:
         return
     for iteration in {newest} if pinned is None else {newest, pinned}:
-        source = home.run(run_id) / _name(iteration) / CHECKPOINT
-        _copy_checkpoint(files, source, posixpath.join(root, _name(iteration), CHECKPOINT))
+        _copy_checkpoint(there, run / _checkpoint(iteration), _checkpoint(iteration))
     if pinned is not None:
-        files.pipe_file(posixpath.join(root, PINNED), str(pinned).encode())
-    there = _checkpoints(files, root)
-    kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
-    for iteration in _iterations(files, root):
-        checkpoint = posixpath.join(root, _name(iteration), CHECKPOINT)
-        if iteration not in kept and files.exists(checkpoint):
-            files.rm(checkpoint, recursive=True)
+        there.pipe_file(PINNED, str(pinned).encode())
+    kept = {*[iteration for iteration in _checkpoints(there) if iteration <= newest][-KEPT:], pinned}
+    for iteration in _iterations(there):
+        if iteration not in kept and there.exists(_checkpoint(iteration)):
+            there.rm(_checkpoint(iteration), recursive=True)
 
 
-def _copy_rows(files: Any, run: Path, root: str, copied: set[str]) -> None:
+def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
     """Copy a run's folders of rows, each once in a life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
     folders = {folder.name: folder for folder in (*listing.parts, *listing.folders)}
     for name, folder in folders.items():
         if name not in copied:
-            _copy_folder(files, folder.path, posixpath.join(root, name))
+            _copy_folder(there, folder.path, name)
             copied.add(name)
     held = {folder.name for folder in listing.covered if (folder.path / CHECKPOINT).exists()}
-    for name in _entries(files, root):
-        if is_row_folder(name) and name not in folders:
-            _drop_rows(files, posixpath.join(root, name), keeps_checkpoint=name in held)
-            copied.discard(name)
-    files.makedirs(root, exist_ok=True)
+    for name in _entries(there):
+        if not is_row_folder(name) or name in folders:
+            continue
+        if name in held:  # a part has its rows, and it has a checkpoint
+            for file in _sizes(there, name):
+                there.rm_file(f"{name}/{file}")
+        else:
+            there.rm(name, recursive=True)
+        copied.discard(name)
+    there.makedirs("", exist_ok=True)
     for name in _CHANGING:
         if (run / name).is_file():
-            target = posixpath.join(root, name)
-            copying = _copying(files, target)
-            files.put_file(str(run / name), copying)
-            if copying != target:
-                os.replace(copying, target)
+            there.put_file(str(run / name), _copying(there, name))
+            _finish(there, name)
 
 
-def _drop_rows(files: Any, folder: str, keeps_checkpoint: bool) -> None:
-    """Delete rows that the run has no more, or that a part holds."""
-    if keeps_checkpoint:
-        for name in _sizes(files, folder):
-            files.rm_file(posixpath.join(folder, name))
-    else:
-        files.rm(folder, recursive=True)
-
-
-def _copy_folder(files: Any, source: Path, target: str) -> None:
+def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     """Copy the rows of a folder, unless an earlier life has; its checkpoint comes later."""
     sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
-    telling = next((name for name in _TELLING if name in sizes), None)
-    there = _sizes(files, target)
-    if telling and there == sizes:
-        same = files.cat_file(posixpath.join(target, telling)) == (source / telling).read_bytes()
-        if same:
-            return
-    copying = _copying(files, target)
+    telling = next((name for name in _TELLING if name in sizes), "")
+    copied = _sizes(there, target)
+    is_same = bool(telling) and copied == sizes
+    if is_same and there.cat_file(f"{target}/{telling}") == (source / telling).read_bytes():
+        return
+    copying = _copying(there, target)
     if copying == target:
-        for name in there:
+        for name in copied:
             if name == telling or name not in sizes:
-                files.rm_file(posixpath.join(target, name))
-    elif files.exists(copying):
-        files.rm(copying, recursive=True)
-    files.makedirs(copying, exist_ok=True)
+                there.rm_file(f"{target}/{name}")
+    elif there.exists(copying):
+        there.rm(copying, recursive=True)
+    there.makedirs(copying, exist_ok=True)
     for name in sorted(sizes, key=lambda name: (name == telling, name)):
-        files.put_file(str(source / name), posixpath.join(copying, name))
-    if copying != target:
-        if files.exists(target):
-            files.rm(target, recursive=True)
-        os.replace(copying, target)
+        there.put_file(str(source / name), f"{copying}/{name}")
+    if copying != target and there.exists(target):
+        there.rm(target, recursive=True)
+    _finish(there, target)
 
 
-def _sizes(files: Any, folder: str) -> dict[str, int]:
-    """Return the sizes of the files in a folder, by name; none where there is no such folder."""
-    if not files.exists(folder):
-        return {}
-    listed = files.ls(folder, detail=True)
-    return {posixpath.basename(each["name"]): each["size"] for each in listed if each["type"] == "file"}
+def _copy_checkpoint(there: DirFileSystem, source: Path, target: str) -> None:
+    manifest = f"{target}/{MANIFEST}"
+    try:
+        content = (source / MANIFEST).read_bytes()
+        if there.exists(manifest):
+            if there.cat_file(manifest) == content:
+                return
+            there.rm_file(manifest)  # of an earlier life, which saved the iteration too
+        there.makedirs(target, exist_ok=True)
+        for path in sorted(source.iterdir()):
+            if path.name != MANIFEST:
+                there.put_file(str(path), f"{target}/{path.name}")
+        there.pipe_file(manifest, content)
+    except FileNotFoundError:
+        if source.is_dir():
+            raise
+        # Newer checkpoints have come meanwhile, and this one is gone.
 
 
-def _copying(files: Any, target: str) -> str:
-    """Return where to write what is to be `target`: where a rename follows, as a home's reader may come."""
+def _copying(there: DirFileSystem, target: str) -> str:
+    """Return where to write what is to be `target`: elsewhere in a folder, as a home's reader may come."""
     from fsspec.implementations.local import LocalFileSystem
 
-    parent, name = posixpath.split(target)
-    return posixpath.join(parent, f".copying-{name}") if isinstance(files, LocalFileSystem) else target
+    return f".copying-{target}" if isinstance(there.fs, LocalFileSystem) else target
+
+
+def _finish(there: DirFileSystem, target: str) -> None:
+    """Give what was written elsewhere its name, by one rename."""
+    if (copying := _copying(there, target)) != target:
+        there.mv(copying, target)
 
 
 def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
@@ -208,22 +206,15 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
     Then it knows of a life of the run that this home does not.
 
-    Args:
-        address: of the mirror.
-        home: where the run is.
-        run_id: the run.
-
     Raises:
         CheckpointError: it has; or there is no package for the address.
     """
-    files, root = _opened(address, home, run_id)
-    there = _checkpoints(files, root)
-    here = CheckpointStore(home.run(run_id)).iterations()
-    identity = posixpath.join(root, RUN_FILE)
-    if not there or not here or there[-1] <= here[-1] or not files.exists(identity):
+    place, run = _opened(address, home, run_id), home.run(run_id)
+    there, here = _checkpoints(place), CheckpointStore(run).iterations()
+    if not there or not here or there[-1] <= here[-1] or not place.exists(RUN_FILE):
         return
-    lives = json.loads(files.cat_file(identity)).get("lives", [])
-    if not set(lives) <= set(RunFolder(home.run(run_id)).identity().get("lives", [])):
+    lives = json.loads(place.cat_file(RUN_FILE)).get("lives", [])
+    if not set(lives) <= set(RunFolder(run).identity().get("lives", [])):
         raise CheckpointError(
             f"checkpoint.mirror = {address!r} has iteration {there[-1]} of run {run_id}, and this home ends "
             f"at {here[-1]}: the run went on elsewhere; resume it there, or from the mirror in a new "
@@ -236,11 +227,6 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
 
     Nothing of it counts before all is here, so that a fetch that was cut off begins again.
 
-    Args:
-        address: of the mirror.
-        home: where the run is to go on.
-        run_id: the run.
-
     Returns:
         The iteration of the checkpoint; None where the home has the run already, or the mirror does not.
 
@@ -248,24 +234,25 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
         CheckpointError: the place does not answer, or every checkpoint there is damaged.
     """
     run = home.run(run_id)
-    if CheckpointStore(home.run(run_id)).iterations():
+    if CheckpointStore(run).iterations():
         return None
-    files, root = _opened(address, home, run_id)
+    there = _opened(address, home, run_id)
     fetching = run.with_name(f".fetching-{run.name}")
     shutil.rmtree(fetching, ignore_errors=True)
     fetched = CheckpointStore(fetching)
     try:
-        found = _checkpoints(files, root)
-        newest = next((each for each in reversed(found) if _fetch(files, root, fetched, each)), None)
+        found = _checkpoints(there)
+        newest = next((each for each in reversed(found) if _fetch_checkpoint(there, fetched, each)), None)
         if newest is not None:
-            pinned = _pinned(files, root)
-            if pinned in found and pinned < newest and _fetch(files, root, fetched, pinned):
+            text = there.cat_file(PINNED).decode() if there.exists(PINNED) else ""
+            pinned = int(text) if text.isdigit() else newest
+            if pinned in found and pinned < newest and _fetch_checkpoint(there, fetched, pinned):
                 fetched.pin(pinned)
-            for name in _entries(files, root):
+            for name in _entries(there):
                 if is_row_folder(name):
-                    _fetch_folder(files, posixpath.join(root, name), fetching / name)
+                    _fetch_rows(there, name, fetching / name)
                 elif name in _CHANGING:
-                    files.get_file(posixpath.join(root, name), str(fetching / name))
+                    there.get_file(name, str(fetching / name))
             if run.exists():  # without checkpoints: of less worth than what was fetched
                 run.rename(run.with_name(f".before-fetching-{run.name}-{time.time_ns()}"))
             fetching.rename(run)
@@ -282,11 +269,10 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     return None
 
 
-def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> bool:
-    """Fetch a checkpoint into a store; whether it is whole, else it is not kept."""
-    folder = store.folder / _name(iteration) / CHECKPOINT
-    folder.mkdir(parents=True)
-    _fetch_files(files, posixpath.join(root, _name(iteration), CHECKPOINT), folder)
+def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: int) -> bool:
+    """Fetch a checkpoint into a store, and return True; one that is not whole is not kept."""
+    folder = store.folder / _checkpoint(iteration)
+    _fetch_files(there, _checkpoint(iteration), folder)
     try:
         store.load(iteration)
     except CheckpointError:
@@ -295,10 +281,9 @@ def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> boo
     return True
 
 
-def _fetch_folder(files: Any, source: str, folder: Path) -> None:
+def _fetch_rows(there: DirFileSystem, source: str, folder: Path) -> None:
     """Fetch a folder of rows; a part that was not copied to its end is left out: its folders are there."""
-    folder.mkdir(exist_ok=True)
-    _fetch_files(files, source, folder)
+    _fetch_files(there, source, folder)
     if folder.name.startswith("part-"):
         try:
             read_json(folder / PART_FILE)
@@ -306,19 +291,16 @@ def _fetch_folder(files: Any, source: str, folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def _fetch_files(files: Any, source: str, folder: Path) -> None:
-    for name in _sizes(files, source):
-        files.get_file(posixpath.join(source, name), str(folder / name))
+def _fetch_files(there: DirFileSystem, source: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _sizes(there, source):
+        there.get_file(f"{source}/{name}", str(folder / name))
 
 
-def _name(iteration: int) -> str:
-    """Return the name of an iteration's folder, here and there."""
-    return f"{_FOLDER}{iteration:06d}"
-
-
-def _opened(address: str, home: Home, run_id: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the run's folder there."""
+def _opened(address: str, home: Home, run_id: str) -> DirFileSystem:
+    """Return the run's folder at an address."""
     import fsspec
+    from fsspec.implementations.dirfs import DirFileSystem
 
     try:
         is_folder = address.startswith("/")  # which fsspec would read as two addresses if it has "::"
@@ -328,49 +310,37 @@ def _opened(address: str, home: Home, run_id: str) -> tuple[Any, str]:
             f"checkpoint.mirror = {address!r} is no address, or its package is not installed: {error}"
         ) from error
     files.invalidate_cache()
-    return files, posixpath.join(root, *home.run(run_id).relative_to(home.path).parts)
+    return DirFileSystem(f"{root.rstrip('/')}/{home.run(run_id).relative_to(home.path)}", files)
 
 
-def _entries(files: Any, root: str) -> list[str]:
-    """Return the names in a folder; none where there is no such folder."""
-    if not files.exists(root):
-        return []
-    return [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
+def _checkpoint(iteration: int) -> str:
+    """Return the path of an iteration's checkpoint, here and there."""
+    return f"iteration-{iteration:06d}/{CHECKPOINT}"
 
 
-def _iterations(files: Any, root: str) -> list[int]:
+def _listed(there: DirFileSystem, folder: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of a folder by name; none where there is no such folder."""
+    if not there.exists(folder):
+        return {}
+    found: Any = there.ls(folder, detail=True)
+    return {each["name"].rstrip("/").rpartition("/")[2]: each for each in found}
+
+
+def _entries(there: DirFileSystem) -> list[str]:
+    return list(_listed(there, ""))
+
+
+def _sizes(there: DirFileSystem, folder: str) -> dict[str, int]:
+    """Return the sizes of the files in a folder, in bytes, by name."""
+    return {name: each["size"] for name, each in _listed(there, folder).items() if each["type"] == "file"}
+
+
+def _iterations(there: DirFileSystem) -> list[int]:
     """Return the iterations that have a folder, oldest first."""
-    numbers = [name.removeprefix(_FOLDER) for name in _entries(files, root) if name.startswith(_FOLDER)]
+    numbers = [name.removeprefix("iteration-") for name in _entries(there) if name.startswith("iteration-")]
     return sorted(int(number) for number in numbers if number.isdigit())
 
 
-def _checkpoints(files: Any, root: str) -> list[int]:
+def _checkpoints(there: DirFileSystem) -> list[int]:
     """Return the iterations whose checkpoint is whole, as far as its manifest tells, oldest first."""
-    found = _iterations(files, root)
-    return [each for each in found if files.exists(posixpath.join(root, _name(each), CHECKPOINT, MANIFEST))]
-
-
-def _pinned(files: Any, root: str) -> int:
-    """The iteration of the pinned checkpoint; -1 where there is none."""
-    path = posixpath.join(root, PINNED)
-    text = files.cat_file(path).decode() if files.exists(path) else ""
-    return int(text) if text.isdigit() else -1
-
-
-def _copy_checkpoint(files: Any, source: Path, target: str) -> None:
-    manifest = posixpath.join(target, MANIFEST)
-    try:
-        content = (source / MANIFEST).read_bytes()
-        if files.exists(manifest):
-            if files.cat_file(manifest) == content:
-                return
-            files.rm_file(manifest)  # of an earlier life, which saved the iteration too
-        files.makedirs(target, exist_ok=True)
-        for path in sorted(source.iterdir()):
-            if path.name != MANIFEST:
-                files.put_file(str(path), posixpath.join(target, path.name))
-        files.pipe_file(manifest, content)
-    except FileNotFoundError:
-        if source.is_dir():
-            raise
-        # Newer checkpoints have come meanwhile, and this one is gone.
+    return [each for each in _iterations(there) if there.exists(f"{_checkpoint(each)}/{MANIFEST}")]

@@ -78,7 +78,6 @@ class RecordConnection:
     """Answers SQL queries over the tables of some runs, as they were when it was opened.
 
     Args:
-        home: whose runs.
         run_ids: the runs; None for all.
 
     Attributes:
@@ -105,7 +104,6 @@ class RecordConnection:
 
         Args:
             query: SQL; tables and columns as docs/reference/record.md lists them.
-            values: of its parameters.
 
         Raises:
             StorageError: DuckDB refuses the query.
@@ -185,11 +183,7 @@ class RecordConnection:
 
 
 class Records:
-    """What the runs of a home have recorded, for queries. Cheap to make; holds nothing open.
-
-    Args:
-        home: whose runs.
-    """
+    """What the runs of a home have recorded, for queries. Cheap to make; holds nothing open."""
 
     def __init__(self, home: Home) -> None:
         self.home = home

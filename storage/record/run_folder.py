@@ -220,8 +220,6 @@ class RunFolder:
 
         Args:
             phase: `iteration` or `evaluation`.
-            number: of the iteration.
-            rows: of each table.
         """
         with self._refusals():
             put_folder(self.path, f"{phase}-{number:06d}", rows)
@@ -256,7 +254,6 @@ class RunFolder:
         Args:
             before: the oldest iteration to which the run may go back: only what is below it may be
                 compacted. None: all, as the run has ended.
-            at_least: how many folders are enough.
         """
         with self._refusals():
             listing = self.listing()
@@ -420,8 +417,6 @@ def put_folder(
     """Write a folder under another name, force it to disk and rename it, in place of an earlier one.
 
     Args:
-        parent: the folder that it is in.
-        name: what it is called.
         rows: table -> its rows, or what writes them into an open file.
         facts: JSON file -> what it holds.
         checkpoint: file -> content, of the folder `CHECKPOINT` in it; None for no such folder.

@@ -36,9 +36,6 @@ class RunNotes:
 class NoteStore:
     """Notes about the runs of a home. Cheap to make; keeps nothing open.
 
-    Args:
-        home: where the runs are.
-
     Every method may raise StorageError: a file of notes is damaged, or the disk refuses.
     """
 
@@ -65,7 +62,6 @@ class NoteStore:
         """Change what is noted about a run; what is None stays.
 
         Args:
-            run_id: the run.
             tags: in place of the present ones.
             note: in place of the present one.
             archived: whether lists leave it out.
@@ -99,9 +95,7 @@ class NoteStore:
         """Note where else a run can be looked at; in place of an earlier address.
 
         Args:
-            run_id: the run.
             place: what is there, such as `prefect`.
-            address: of the page.
 
         Raises:
             RunNotFoundError: there is no such run.

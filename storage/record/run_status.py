@@ -37,12 +37,7 @@ _TELL_BY_EVENTS = "storage.readers"
 
 
 class RunLog:
-    """Appends to a run's log. No method raises: a full disk does not end a run that can go on without it.
-
-    Args:
-        home: where the run is.
-        run_id: the run.
-    """
+    """Appends to a run's log. No method raises: a full disk does not end a run that can go on without it."""
 
     def __init__(self, home: Home, run_id: str) -> None:
         self._folder = RunFolder(home.run(run_id))
@@ -131,13 +126,7 @@ class Activity:
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
-    """Read the end of a run's log; nothing where there is none.
-
-    Args:
-        home: where the run is.
-        run_id: the run.
-        messages: how many of the latest.
-    """
+    """Read the end of a run's log; nothing where there is none."""
     pid: int | None = None
     process_started_at: float | None = None
     phases: dict[str, float] = {}
@@ -197,12 +186,7 @@ def run_is_alive(row: RunRow | RecordedStatus) -> bool:
 
 
 def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
-    """Return the recorded status, but `interrupted` where the process is gone, or `starting`.
-
-    Args:
-        row: what was recorded.
-        activity: the end of the run's log.
-    """
+    """Return the recorded status, but `interrupted` where the process is gone, or `starting`."""
     started_at = activity.phases.get(START)
     if row.status == "running" and run_is_alive(row):
         return "running" if started_at is None else "starting"
@@ -212,13 +196,7 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
 
 
 def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
-    """Read the log of a run; nothing of one that has ended and that no process has begun to resume.
-
-    Args:
-        home: where the run is.
-        row: what was recorded.
-        messages: how many of the latest.
-    """
+    """Read the log of a run; nothing of one that has ended and that no process has begun to resume."""
     if row.status == "running":
         return read_activity(home, row.run_id, messages)
     try:
@@ -235,7 +213,6 @@ def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
     """Return how each run of a table stands.
 
     Args:
-        home: where the runs are.
         table: columns run_id, status, ended_at, host, pid, process_started_at; NaN where there is none.
     """
     found = []

@@ -11,7 +11,6 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.evaluations.quality import quality_verdict
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationImage, EvaluationRecord
@@ -93,17 +92,6 @@ def test_what_the_page_and_the_report_show_of_them(store: RunStore):
     assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "yes", "", ""]
     part: Any = part_charts(read_run(store, "r"), quality)[0]
     assert list(part.data[0].y) == [0.25, 0.5]
-
-
-def test_figures_of_a_separate_evaluation(tmp_path: Path):
-    separate = EvaluationStore(Home(tmp_path).ensure())
-    row = SeparateEvaluation("e", None, 0, 0, 0.0, 1.0, 1.0, 1.0, 2, None, RunConfig().model_dump_json(), {})
-    images = [
-        JudgedImage(0, 0, "a", "", 1.0, True, "", None, {"grain": 0.1, "edges": 0.2}),
-        JudgedImage(0, 1, "a", "", 1.0, True, "", None),
-    ]
-    separate.commit(row, images)
-    assert separate.images("e") == images
 
 
 def test_evaluations_compare_over_the_prompts_that_all_have(store: RunStore):

@@ -105,12 +105,3 @@ def test_images_of_the_same_prompt_and_seed(store: RunStore):
     assert all(bytes(png).startswith(b"\x89PNG") for png in [*images["png_before"], *images["png_after"]])
     assert len(pairs) == 96
     assert sum(pairs["score_after"].tolist()) > sum(pairs["score_before"].tolist())
-
-
-def test_events_newest_first(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    for message in ("first", "second"):
-        store.add_event("r", "note", message)
-    with store.records.reading() as connection:
-        assert queries.events(connection, "r")["message"].tolist() == ["second", "first"]
-        assert queries.events(connection, "r", limit=1)["message"].tolist() == ["second"]

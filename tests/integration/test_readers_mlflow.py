@@ -245,18 +245,6 @@ def test_a_run_cancelled_before_its_first_iteration_is_sent_once_by_a_later_one(
     assert points(store, "early") == recorded_points(store.home, "early")
 
 
-def test_a_run_that_mlflow_has_is_not_asked_for_again(
-    store: RunStore, gone: int, monkeypatch: pytest.MonkeyPatch
-):
-    for run_id in ("complete", "after-complete"):
-        config = begin(store, run_id, gone)
-        assert followed(store, run_id, config) == []
-    opened: list[str] = []
-    refuses(monkeypatch, "open", lambda reader, run, last: opened.append(run.run_id))
-    assert followed(store, "after-that", begin(store, "after-that", gone)) == []
-    assert set(opened) == {"after-that"}
-
-
 def test_what_a_run_lacks_that_was_cut_off_is_added(store: RunStore, gone: int):
     config = begin(store, "cut-off", gone)
     commit(store, "cut-off", 1)

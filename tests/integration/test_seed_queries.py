@@ -24,8 +24,6 @@ from storage.record.records import (
     SampleRecord,
 )
 from storage.record.run_store import RunStore
-from tests.sample_run import iteration_record, write_sample_run
-from tests.sample_seeds import explored
 
 PNG = base64.b64encode(b"\x89PNG").decode()
 
@@ -200,47 +198,17 @@ def test_best_and_worst(store: RunStore):
     assert rows(prompts, "prompt_id", "prompt", "iteration") == [(0, "prompt 0", 7), (4, "prompt 4", 6)]
 
 
-def test_events_of_some_kinds(store: RunStore):
+def test_events_of_some_kinds_newest_first(store: RunStore):
     for kind in ("staleness", "mlflow", "exploration"):
         store.add_event("r", kind, f"about {kind}")
     with store.records.reading() as connection:
         alerts = queries.events(connection, "r", kinds=("staleness", "exploration"))
         assert alerts["kind"].tolist() == ["exploration", "staleness"]
         assert queries.events(connection, "r", kinds=()).empty
-        assert len(queries.events(connection, "r")) == 3
+        assert queries.events(connection, "r")["kind"].tolist() == ["exploration", "mlflow", "staleness"]
+        assert queries.events(connection, "r", limit=1)["kind"].tolist() == ["exploration"]
 
 
-class TestRows:
-    """Candidates and thumbnails in the database and in a checkpoint's record."""
-
-    def count(self, store: RunStore) -> tuple[int, int]:
-        with store.records.reading() as connection:
-            [counts] = connection.execute(
-                "SELECT (SELECT count(*) FROM candidates), (SELECT count(*) FROM sample_images)"
-            ).fetchall()
-        return counts
-
-    def test_written_twice_and_shorter(self, store: RunStore):
-        record = explored(iteration_record("r", 5, 0.0))
-        store.commit_iteration(record)
-        once = self.count(store)
-        store.commit_iteration(record)
-        assert self.count(store) == once == (len(record.candidates), len(record.sample_images))
-        store.commit_iteration(
-            dataclasses.replace(record, candidates=record.candidates[:3], sample_images=[])
-        )
-        assert self.count(store) == (3, 0)
-
-    def test_going_back_drops_them(self, store: RunStore):
-        write_sample_run(store, "back", iterations=3, exploring=True)
-        store.discard_after("back", 2)
-        with store.records.reading() as connection:
-            for table in ("candidates", "sample_images"):
-                [(newest,)] = connection.execute(f"SELECT max(iteration) FROM {table}").fetchall()
-                assert newest == 2
-        store.discard_after("back", 0)
-        assert self.count(store) == (0, 0)
-
-    def test_the_same_draft_twice_is_refused(self, store: RunStore):
-        with pytest.raises(StorageError, match="rows of candidates have the same"):
-            committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])
+def test_the_same_draft_twice_is_refused(store: RunStore):
+    with pytest.raises(StorageError, match="rows of candidates have the same"):
+        committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])

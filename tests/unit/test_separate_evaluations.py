@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def plain(found: SeparateEvaluation) -> dict[str, Any]:
 def test_what_is_written_is_found_again(store: EvaluationStore):
     first, later = evaluation("e-1", "mine", 10.0), evaluation("e-2", "mine", 20.0)
     images = [image(0, 0, 1.0, "counting"), image(0, 1, 0.5, "counting"), image(1, 0, 0.0)]
+    images[1] = dataclasses.replace(images[1], figures={"grain": 0.1, "edges": 0.2})
     store.commit(first, images)
     store.commit(later, images[:1])
     assert [plain(found) for found in store.all()] == [plain(later), plain(first)]

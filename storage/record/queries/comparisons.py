@@ -23,7 +23,6 @@ def run_table(connection: RecordConnection, limit: int, archived: bool = True) -
     """The latest runs, newest first.
 
     Args:
-        limit: how many at most.
         archived: whether archived runs are among them, and count.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,

@@ -18,9 +18,6 @@ def device_intervals(
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
-
-    Args:
-        limit: most rows.
     """
     return connection.execute(
         """
@@ -42,9 +39,6 @@ def device_events(
     """The events of devices in iterations `first` to `last`: the latest, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
-
-    Args:
-        limit: most rows.
     """
     return connection.execute(
         """
@@ -66,9 +60,6 @@ def sequence_groups(
 
     Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
-
-    Args:
-        limit: most groups.
     """
     return connection.execute(
         """
@@ -118,14 +109,11 @@ def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:
-    """The states that a market's paid time went into over the iterations, without evaluations and discarded work.
+    """Paid time of a market by state over the iterations, without evaluations and discarded work.
 
     Neighbouring iterations are taken together so that there are at most `most_groups` groups.
     Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
     time in the group).
-
-    Args:
-        most_groups: most groups of iterations.
     """
     return connection.execute(
         """

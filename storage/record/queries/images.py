@@ -55,10 +55,6 @@ def pictures(
     """The pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
-
-    Args:
-        images: which ones.
-        iterations: after which they were made.
     """
     return connection.execute(
         """

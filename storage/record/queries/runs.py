@@ -176,10 +176,6 @@ def events(
     """The latest events, newest first; of all kinds, or of these.
 
     Columns: happened_at (Unix seconds), kind, message.
-
-    Args:
-        limit: most rows, the latest.
-        kinds: of events; None for all.
     """
     return connection.execute(
         "SELECT happened_at, kind, message FROM events WHERE run_id = $run "

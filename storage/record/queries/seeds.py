@@ -21,11 +21,7 @@ from storage.record.reading import RecordConnection
 def spread_iterations(
     connection: RecordConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
-    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them.
-
-    Args:
-        most: most iterations.
-    """
+    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them."""
     rows = connection.execute(
         """
         WITH own AS (
@@ -70,9 +66,6 @@ def stale_and_fresh(
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
     kept (whether the seed was rolled out), rescored (whether fresh is a draft).
-
-    Args:
-        iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -90,11 +83,7 @@ def stale_and_fresh(
 def pair_counts(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
-
-    Args:
-        iterations: which ones; None for all.
-    """
+    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
     own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
@@ -115,9 +104,6 @@ def drafts_by_prompt(
     ones), success_share (of the seeds, by the draft that counts: all that was asked is in it; NaN
     without drafts), in_plan (whether it was rolled out), kept_variance (of the kept seeds' draft
     scores; NaN where none of the kept was drafted).
-
-    Args:
-        iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -163,7 +149,6 @@ def best_and_worst(
     """The best and the worst pictured sample of each prompt, newest iteration first, the best first.
 
     Args:
-        prompt_id: this prompt only.
         latest: only so many of each prompt's iterations, the newest.
 
     Columns: iteration, prompt_id, prompt, seed_index, place ("best" or "worst"; one picture alone is

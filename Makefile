@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU
-	$(BIN)/spotlight train --preset glyphs-stale --set iterations=16
+	$(BIN)/spotlight train --preset glyphs-stale --iterations 20
 
 # Live tests often wait for processes to start: three groups at a time keep two cores busy. What pytest has
 # rewritten is kept, also where Python is told to write no bytecode: it is the same in every process.

@@ -99,7 +99,7 @@ with running_up(Home.from_environment()) as up:
 def test_a_demo_its_report_and_its_pages_turn_to_this_machine_alone(tmp_path: Path):
     """Two of its iterations, each with exploration; its evaluations, MLflow, the report and the dashboard."""
     assert DEMO is not None
-    words = DEMO[1].replace("iterations=16", "iterations=2")
+    words = DEMO[1].replace("--iterations 20", "--iterations 2")
     assert words != DEMO[1]
     spotlight = f"{sys.executable} -m flows.cli.command_line"
     script = f"{spotlight} {words} --run-id demo && {spotlight} report demo --out {tmp_path}/report.html && "

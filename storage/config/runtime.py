@@ -64,8 +64,8 @@ class RuntimeConfig(Section):
         int | Literal["auto"], BeforeValidator(_reader(1, 64)), WithJsonSchema(_schema(1, 64))
     ] = 1
     """Reserved devices. The first ones train (see `trainer_workers`); all of them generate. `auto` takes
-    every GPU that Ray sees on an instance without the label `ray.io/market-type=spot`, also of instances that
-    come later; in a cluster without GPUs, each instance is a device."""
+    every GPU that Ray sees on instances without the label `ray.io/market-type=spot`; in a cluster without
+    GPUs, each instance is a device."""
 
     trainer_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices that train together: weights, gradients and the optimiser are divided over them. The
@@ -75,21 +75,20 @@ class RuntimeConfig(Section):
         int | Literal["auto"], BeforeValidator(_reader(0, 1024)), WithJsonSchema(_schema(0, 1024))
     ] = 2
     """Spot devices; they only generate. `auto` takes those of the instances with that label, as they come and
-    go; it asks an autoscaler for none, which a number does."""
+    go; only a number asks an autoscaler for more."""
 
     capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
-    """Where spot devices come from. `static`: as many as `spot_workers` says, all the time. Otherwise that is
-    the most, and measured times and prices decide before each iteration how many are rented: `trace` replays
-    what was once there, `command` runs two commands of yours, `ray` asks the cluster's autoscaler, `lending`
-    a serving fleet. One of another package: its entry point's name, or `package.module:Name`
-    (docs/how-to/spot-instances.md)."""
+    """Where spot devices come from. `static`: as many as `spot_workers` says. Otherwise that is the most, and
+    measured times and prices decide before each iteration: `trace` replays a trace, `command` runs two
+    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet. One of another package:
+    its entry point's name, or `package.module:Name` (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
     """What `capacity` itself declares (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
-    """Processes that wait with their model loaded, and take the place of a lost worker that does not train.
-    Each holds a whole model in the host's memory and no device. Not where workers have GPUs."""
+    """Processes that wait with their model loaded to take the place of a lost worker. Each holds a model in
+    the host's memory and no device. Not where workers have GPUs."""
 
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
@@ -102,30 +101,29 @@ class RuntimeConfig(Section):
     """Seconds that all workers together may take to start."""
 
     commit_steps: int = Field(default=0, ge=0, le=200)
-    """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
-    takes with it. 0 goes by measured times: every 4 steps, or the multiple of 4 that takes a second. A number
-    above a sample's steps saves finished samples only. Drafts are saved every two steps at most."""
+    """Denoising steps after which a device's unfinished samples are saved with the driver. 0 goes by measured
+    times: every 4 steps, or the multiple of 4 that takes a second. A number above a sample's steps saves
+    finished samples only. Drafts are saved every two steps at most."""
 
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
-    """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
-    samples. It must be longer than loading the weights takes, and longer than what a device does between two
-    saves (see `commit_steps`), decoding included. A call of the trainer, such as an iteration's training
-    steps, may take 24 times as long, and two hours at least; the run then ends, and can be resumed."""
+    """Seconds without a sign of life after which a device is killed, and others do its samples. It must be
+    longer than loading the weights, and than what a device does between two saves (see `commit_steps`). A
+    call of the trainer may take 24 times as long, and two hours at least; the run then ends, and can be
+    resumed."""
 
     notices: str = "none"
     """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
-    `kubernetes`, or one of another package (its entry point's name, or `package.module:Name`). Under a notice
-    a worker gives back what it has and gets nothing more. `gcp@http://HOST:PORT` asks at that address
-    instead; `{worker}` in its path becomes the worker's name."""
+    `kubernetes`, or one of another package (its entry point's name, or `package.module:Name`).
+    `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False
-    """Let trainers leave a rollout once the other devices need no longer for the rest of it than training
-    takes: they begin to train on the prompt groups that are judged. Not where devices share a rollout's
-    samples, nor with `algorithm.advantage_std = "batch"`, which waits for all rewards."""
+    """Let trainers leave a rollout, to train on judged prompt groups, once the others need no longer for the
+    rest of it than training takes. Not where devices share samples, nor with
+    `algorithm.advantage_std = "batch"`, which waits for all rewards."""
 
     history: bool = False
-    """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
-    step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""
+    """Keep every lease, commit, delivery, loss and denoising step as a line in `history/RUN` of the home, by
+    which `spotlight chaos` checks its promises. Workers stop after each step then."""
 
     @field_validator("cluster")
     @classmethod

@@ -44,10 +44,8 @@ Degree = Annotated[
 class SequenceParallelConfig(Section):
     """How many devices of one instance share each image, by kind of request.
 
-    At 1, everywhere, devices work alone and nothing of this is started. Above it, devices of an instance
-    form groups of that size; what is left over forms smaller ones, down to a device that works alone.
-    With `auto`, measured times of a denoising step say how many share, and groups grow where a phase has
-    fewer batches left than devices.
+    At 1 devices work alone. Above it, devices of an instance form groups of that size; what is left over
+    forms smaller ones. With `auto`, measured times of a denoising step decide.
     """
 
     rollout: Degree = Field(default=1, le=MOST_DEGREE)

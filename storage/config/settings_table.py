@@ -41,8 +41,7 @@ Every setting of a run. This page is generated from the docstrings in `storage/c
 
 A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
 `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of
-these wins. A preset is a TOML file that holds what differs from the defaults; `spotlight presets` lists those
-of the project. A table named `options` is no setting of its own: it holds those that a plug-in declares.
+these wins. A table named `options` is no setting: it holds those that a plug-in declares.
 """
 
 

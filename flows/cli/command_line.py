@@ -269,7 +269,10 @@ def pretrain(
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
+        str,
+        typer.Option(
+            help="Address to listen on; any but 127.0.0.1 needs a login (docs/reference/dashboard.md)."
+        ),
     ] = LOOPBACK,
     allow_host: Annotated[
         list[str] | None,

@@ -15,9 +15,9 @@ class ExplorationConfig(Section):
     strategy: str = Field(default="plain", min_length=1)
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
     iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
-    current weights on all workers before the rollout, on the critical path; `off_policy` drafts as `stale`
-    does and trains on the chosen drafts, so that only what they did not reach is rolled out. One of another
-    package: its entry point's name, or `package.module:Name` (docs/explanation/exploration.md)."""
+    current weights on all workers before the rollout; `off_policy` drafts as `stale` does and trains on the
+    chosen drafts; or a plug-in: its entry point's name, or `package.module:Name`
+    (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
     """What the strategy itself declares; those of the project declare nothing."""

@@ -21,8 +21,7 @@ class ModelConfig(Section):
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`; `qwen-image-edit` or `flux-kontext` to edit
-    images. One of another package: its entry point's name, or `package.module:Name`
-    (docs/reference/models.md)."""
+    images; or a plug-in: its entry point's name, or `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -41,8 +40,8 @@ class ModelConfig(Section):
     """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice."""
 
     compile: bool = False
-    """Whether the transformer's blocks are compiled (torch.compile): a worker's first calls of each kind take
-    up to minutes, later ones less. What it computes differs by rounding from what is not compiled."""
+    """Whether the transformer's blocks are compiled (torch.compile): a worker's first calls take up to
+    minutes, later ones less. Results differ by rounding."""
 
     height: int = Field(default=0, ge=0, le=4096)
     """Height of an image in pixels; 0 is the embedded model's own, and 512 of the other families."""
@@ -51,20 +50,19 @@ class ModelConfig(Section):
     """Width of an image in pixels; 0 as for the height."""
 
     guidance: float = Field(default=1.0, ge=1, le=30)
-    """Strength of guidance by the prompt: classifier-free for `qwen-image`, `qwen-image-edit`, `sd3.5` and
-    `z-image`, where 1 switches it off and anything above costs a second forward pass; for `flux` and
-    `flux-kontext` a number that the transformer takes."""
+    """Strength of guidance by the prompt: classifier-free, where 1 switches it off and anything above costs a
+    second forward pass; for `flux` and `flux-kontext` a number that the transformer takes."""
 
     negative_prompt: str = ""
     """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""
 
     text_length: int = Field(default=0, ge=0, le=1024)
-    """Text tokens of a prompt, to which all are padded; 0 is the family's own (docs/reference/models.md). A
-    longer prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
+    """Text tokens to which prompts are padded; 0 is the family's own (docs/reference/models.md). A longer
+    prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
     """Where text encoders stay between prompts: `resident` on the device, or `offload` in the machine's
-    memory. A prompt is encoded once by each worker."""
+    memory."""
 
     options: OptionValues = Field(default={})
     """What the family itself declares; those of the project declare nothing."""

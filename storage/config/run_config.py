@@ -57,11 +57,11 @@ class SamplingConfig(Section):
 
     shared_window: bool = False
     """All samples of a prompt group have the same window, so that their rewards differ by what was drawn and
-    not by when; otherwise each sample has a window of its own."""
+    not by when."""
 
     batch_size: int = Field(default=16, ge=4, le=1024)
     """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
-    sample's bits never depend on its neighbours (batches of 1 and 2 round differently)."""
+    sample's bits never depend on its neighbours."""
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
@@ -93,8 +93,8 @@ class AlgorithmConfig(Section):
 
     objective: str = Field(default="grpo", min_length=1)
     """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped. `nft` is
-    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised anew. One of another package:
-    its entry point's name, or `package.module:Name`."""
+    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised again; or a plug-in: its entry
+    point's name, or `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""
@@ -164,8 +164,7 @@ class OptimizerConfig(Section):
     """Learning rate after the warm-up."""
 
     warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
-    """Training steps over which the learning rate rises evenly to its value: Adam's first steps have its full
-    length in directions that are little but noise."""
+    """Training steps over which the learning rate rises evenly to its value."""
 
     beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of AdamW's second moment (beta 2)."""
@@ -187,8 +186,8 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; 0 evaluates only before and after."""
 
     prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
-    """How many held-out prompts an evaluation between the first and the last one has: a part of the file in
-    which every tag has its share, always the same. The first and the last one have the whole file."""
+    """Held-out prompts of an evaluation between the first and the last one, always the same, every tag in its
+    share. The first and the last one have the whole file."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""

@@ -80,7 +80,7 @@ class RuntimeConfig(Section):
     capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
     """Where spot devices come from. `static`: as many as `spot_workers` says. Otherwise that is the most, and
     measured times and prices decide before each iteration: `trace` replays a trace, `command` runs two
-    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet. One of another package:
+    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet. Or a plug-in:
     its entry point's name, or `package.module:Name` (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
@@ -113,7 +113,7 @@ class RuntimeConfig(Section):
 
     notices: str = "none"
     """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
-    `kubernetes`, or one of another package (its entry point's name, or `package.module:Name`).
+    `kubernetes`, or a plug-in: its entry point's name, or `package.module:Name`.
     `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False

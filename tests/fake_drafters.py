@@ -16,9 +16,8 @@ from gpu_runtime.diffusion.samples import GeneratedImage, SampleState, Trajector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.commit_interval import DRAFT_CHUNK_STEPS
-from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.pull_scheduler import DRAFT_CHUNK_STEPS
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import ImageScorer, Worker
 from gpu_runtime.worker.sample_chunk import SampleChunk

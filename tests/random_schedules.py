@@ -11,8 +11,7 @@ import random
 from dataclasses import dataclass, field
 
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 
 _LEASE_S = 10
 _WORKERS = ("a", "b", "c", "d")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY, HistoryLine
+from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY, HistoryLine
 
 NEAR = 1e-5
 """How far the latents of a sample that changed its degree may be from those of the undisturbed run."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 
 LEASE_S = 10.0
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryPlace

@@ -38,7 +38,7 @@ from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.runtime import Runtime
-from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.worker import DeviceWorker

@@ -15,7 +15,7 @@ from typing import Any
 from flows.disturbed_run import disturb, start
 from flows.run_identity import new_run_id
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, draw_faults
-from gpu_runtime.scheduling.history_check import DRIVER
+from gpu_runtime.scheduling.history import DRIVER
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.environment import environment

@@ -37,7 +37,7 @@ from benchmarks.fleet.ray_hosts import ANSWER_S, RayHosts
 from benchmarks.fleet.slow_link import Link
 from benchmarks.report import finish, options
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
-from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history_log import lives
 from gpu_runtime.worker.history_tail import HistoryTail, read_history

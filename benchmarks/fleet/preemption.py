@@ -5,7 +5,7 @@ with the real model; one part in seven on Ray, the others without) under some fi
 killed, killed after a notice of a simulated metadata service, half of them at once, while they join, while
 they commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
 stopped for a while, or killed. Where a fault ends the run, `spotlight resume` goes on with it. The promises
-are checked from the history that every process writes (`gpu_runtime/scheduling/history_check.py`); weights,
+are checked from the history that every process writes (`gpu_runtime/scheduling/history.py`); weights,
 moving average and optimiser are compared with those of an undisturbed run that is made once.
 
 A part that is over is kept in the home folder at once. Called again, the benchmark goes on with the next

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from benchmarks.fleet.live_scheduler import CALLS_A_ROUND, LiveCoordinator
 from benchmarks.report import finish, options
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 
 _FEW, _MANY = 8, 4096
 _LIVE_WORKERS = 8

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
-from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.worker.history_tail import HistoryTail
 from storage.clock import now
 

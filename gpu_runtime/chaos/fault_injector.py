@@ -18,7 +18,7 @@ from typing import cast
 
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses, process_of
-from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import HistoryTail
 from storage import clock

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
+from gpu_runtime.scheduling.history import DRIVER, HistoryLine
 from storage.clock import process_is_alive, process_start_s
 
 TRAINER = "reserved-0"

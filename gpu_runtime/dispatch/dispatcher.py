@@ -18,12 +18,8 @@ from typing import Any
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
-from gpu_runtime.scheduling.commit_interval import steps_to_commit
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.scheduling.scheduler_counters import Counters
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
-from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.pull_scheduler import Counters, PullScheduler, steps_to_commit
+from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkItem, WorkLeft
 from gpu_runtime.worker.history_log import HistoryLog, names_of
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.sample_chunk import SampleChunk

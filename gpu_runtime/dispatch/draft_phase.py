@@ -24,8 +24,7 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkItem
 
 
 @dataclass(frozen=True)

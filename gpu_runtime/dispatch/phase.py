@@ -10,9 +10,14 @@ from typing import Any, Protocol
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import (
+    Lease,
+    RequestKind,
+    SampleRequest,
+    WeightsVersion,
+    WorkItem,
+    WorkLeft,
+)
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.errors import WorkerLostError

@@ -11,8 +11,7 @@ from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkItem
 from storage.config.run_config import SamplingConfig
 
 

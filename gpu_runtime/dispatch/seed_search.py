@@ -27,9 +27,8 @@ from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
-from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.seed_figures import seed_figures
-from gpu_runtime.exploration.strategies.strategy import Ahead, Note, TrainingEvidence
+from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, seed_figures
+from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.exploration.window import HEADROOM
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion

@@ -12,12 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
-from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
-from gpu_runtime.exploration.fidelity import FULL, costs_of
+from gpu_runtime.exploration.draft_planner import (
+    Arm,
+    Choice,
+    Draft,
+    DraftPlanner,
+    PlannerSettings,
+    ScoreHistory,
+)
+from gpu_runtime.exploration.fidelity import FULL, MeasuredFidelities, costs_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
-from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
-from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
@@ -75,7 +80,7 @@ class SeedExplorer:
         count = explored if self.strategy.drafts else trained
         return prompts_of_iteration(self._prompt_ids, count, config.seed, iteration)
 
-    def plain(self, iteration: int, *notes: tuple[str, str]) -> SeedPlan:
+    def plain(self, iteration: int, *notes: Note) -> SeedPlan:
         """The plan without exploration: the first prompts and seeds."""
         algorithm = self._config.algorithm
         prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]

@@ -1,13 +1,38 @@
-"""How faithful a draft is to the rollout, and what it costs."""
+"""How faithful drafts are to rollouts: what each fidelity costs, and how far its scores can be trusted.
+
+Trust is measured, by pairs of a draft's score and the full score. The kept extremes of noisy scores look
+better than they are (winner's curse; DRIFT, arXiv 2601.12401). A change of scale that is the same for all
+candidates cannot help, because it moves no rank; what can is the expected full score given the draft's, which
+pulls those scores in that rarely come true.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import numpy as np
+
+from gpu_runtime.exploration.draft_planner import Arm
 from storage.config.run_config import SamplingConfig
 
 FULL = "full"
 """A rollout in everything but the weights."""
+
+_ITERATIONS = 8
+"""Iterations whose pairs count: the policy moves."""
+
+_BINS = 20
+"""Scores are distinguished in steps of 1 / _BINS."""
+
+_TRUST = 4.0
+"""A draft's own score counts as much as so many pairs."""
+
+_ENOUGH = 64
+"""Pairs from which a correlation is believed."""
+
+Pair = tuple[int, float, float]
+"""Prompt, draft score, full score."""
 
 
 def costs_of(names: Iterable[str], sampling: SamplingConfig) -> dict[str, float]:
@@ -68,3 +93,139 @@ def _check(name: str, sampling: SamplingConfig) -> None:
             f"fidelity {name} needs sampling.sde=none, and it is {sampling.sde}: only there is a seed its "
             "initial noise alone, which fewer denoising steps share; use preview-K, or set sampling.sde=none"
         )
+
+
+class DraftReliability:
+    """Windowed pairs of one fidelity."""
+
+    def __init__(self) -> None:
+        self._window: list[list[Pair]] = []
+        self._now: list[Pair] = []
+
+    def note(self, prompt: int, draft: float, full: float) -> None:
+        """Note a pair of the running iteration; it counts once the iteration has ended.
+
+        Args:
+            prompt: its identifier.
+            draft: score of the draft.
+            full: score of the full sample.
+        """
+        self._now.append((prompt, draft, full))
+
+    def end_iteration(self) -> None:
+        """The pairs noted since the last call, few or none, become the window's newest."""
+        self._window = [*self._window, self._now][-_ITERATIONS:]
+        self._now = []
+
+    def reliability(self) -> float | None:
+        """Squared correlation within prompts; None while there are too few pairs or no spread."""
+        if sum(len(pairs) for pairs in self._window) < _ENOUGH:
+            return None
+        groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        for place, pairs in enumerate(self._window):
+            for prompt, draft, full in pairs:
+                groups.setdefault((place, prompt), []).append((draft, full))
+        centred = [np.array(group) - np.mean(group, axis=0) for group in groups.values()]
+        draft, full = np.concatenate(centred).T
+        size = float(draft @ draft) * float(full @ full)
+        return float(draft @ full) ** 2 / size if size > 0 else None
+
+    def expected(self, score: float) -> float:
+        """The full score to expect of a draft with this score."""
+        alike = [
+            full
+            for pairs in self._window
+            for _, draft, full in pairs
+            if round(draft * _BINS) == round(score * _BINS)
+        ]
+        return (_TRUST * score + sum(alike)) / (_TRUST + len(alike))
+
+    def state(self) -> list[list[Pair]]:
+        """JSON values, for a checkpoint."""
+        return self._window
+
+    def restore(self, state: Iterable[Iterable[Any]]) -> None:
+        """The inverse of `state`."""
+        self._window = [[(prompt, draft, full) for prompt, draft, full in pairs] for pairs in state]
+
+
+class MeasuredFidelities:
+    """What every fidelity has shown of itself, and what may be drafted by it.
+
+    A draft in use is judged stale: older weights drew it, and a fresh full score says what it should
+    have been. Previews are also judged fresh, drawn by the weights of that score, in use or not: so a
+    preview can prove itself before it is used, and staleness is known also while no full draft is made.
+
+    Args:
+        previews: names of the previews that may be used.
+    """
+
+    def __init__(self, previews: Iterable[str]) -> None:
+        self._fresh = {name: DraftReliability() for name in previews}
+        self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
+
+    def note_stale(self, fidelity: str, prompt: int, draft: float, full: float) -> None:
+        """Note a draft that was used, and its fresh full score.
+
+        Args:
+            fidelity: of the draft.
+            prompt: its identifier.
+            draft: score of the draft.
+            full: score of the full sample with the rollout's weights.
+        """
+        self._stale[fidelity].note(prompt, draft, full)
+
+    def note_fresh(self, preview: str, prompt: int, draft: float, full: float) -> None:
+        """Note a preview and a full score of the same weights.
+
+        Args:
+            preview: its fidelity.
+            prompt: its identifier.
+            draft: score of the preview.
+            full: score of the full sample.
+        """
+        self._fresh[preview].note(prompt, draft, full)
+
+    def end_iteration(self) -> None:
+        """What was noted counts from now on."""
+        for known in (*self._stale.values(), *self._fresh.values()):
+            known.end_iteration()
+
+    def full_draft(self) -> Arm:
+        """Full drafts, at what staleness leaves of their reliability."""
+        return Arm(FULL, 1.0, self._staleness())
+
+    def preview(self, name: str, cost: float) -> Arm | None:
+        """Drafts by a preview, of such a cost in full drafts; None before it is measured."""
+        stale, fresh = self._stale[name].reliability(), self._fresh[name].reliability()
+        if stale is not None:
+            return Arm(name, cost, stale, self._stale[name].expected)
+        if fresh is not None:
+            return Arm(name, cost, fresh * self._staleness(), self._fresh[name].expected)
+        return None
+
+    def _staleness(self) -> float:
+        """Squared correlation that older weights alone leave; 1 while nothing is known."""
+        measured = self._stale[FULL].reliability()
+        if measured is not None:
+            return measured
+        for name, known in self._fresh.items():
+            stale, fresh = self._stale[name].reliability(), known.reliability()
+            if stale is not None and fresh:
+                # A used preview has lost by both its haste and its age.
+                return min(1.0, stale / fresh)
+        return 1.0
+
+    def state(self) -> dict[str, dict[str, list[list[Pair]]]]:
+        """JSON values, for a checkpoint."""
+        return {
+            "stale": {name: known.state() for name, known in self._stale.items()},
+            "fresh": {name: known.state() for name, known in self._fresh.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`; fidelities that it does not know begin anew."""
+        for name, known in self._stale.items():
+            known.restore(state.get("stale", {}).get(name, ()))
+        for name, known in self._fresh.items():
+            known.restore(state.get("fresh", {}).get(name, ()))

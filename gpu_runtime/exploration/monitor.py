@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.fidelity import FULL
-from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan
 from gpu_runtime.exploration.selection import max_variance_subset
 from storage.config.exploration import ExplorationConfig
 
@@ -63,12 +63,12 @@ class Review:
     Attributes:
         agreement: of stale and fresh scores.
         trusted: whether drafts with stale weights may go on choosing seeds.
-        notes: events to record, as (kind, message).
+        notes: events to record.
     """
 
     agreement: Agreement
     trusted: bool
-    notes: tuple[tuple[str, str], ...]
+    notes: tuple[Note, ...]
 
 
 class RankMonitor:

@@ -1,12 +1,14 @@
-"""Which prompts and which seeds of them are rolled out in an iteration.
+"""Which prompts and which seeds of them are rolled out in an iteration, and what came of them.
 
-A plan is what exploration hands to the rollout. `plain` makes it from the configuration alone;
-strategies that draft candidate seeds keep what they tried.
+A plan is what exploration hands to the rollout. `plain_plan` makes it from the configuration alone;
+strategies that draft candidate seeds keep what they tried. `seed_figures` compares it with the rollout's
+scores.
 """
 
 from __future__ import annotations
 
 import hashlib
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -14,6 +16,12 @@ from typing import Any
 
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.prompts.files import PromptRecord
+
+Note = tuple[str, str]
+"""What people should know, as (kind of event, message)."""
+
+Scores = Mapping[tuple[int, int], float]
+"""By (prompt_id, seed index)."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class SeedPlan:
         candidates: the drafts that it was chosen from; none in a plain plan.
         compared: prompts with enough drafts to say what a random group's variance would have been.
         figures: what exploration has to report, by metric name.
-        notes: what people should know, as (kind of event, message).
+        notes: what people should know.
         refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
         superseded: drafts of a plan that was refused, in whose place this one came.
     """
@@ -58,7 +66,7 @@ class SeedPlan:
     candidates: tuple[Candidate, ...] = ()
     compared: tuple[int, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
-    notes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[Note, ...] = ()
     refused: bool = False
     superseded: tuple[Candidate, ...] = ()
 
@@ -192,3 +200,29 @@ def rollout_requests(
         for prompt_id, seeds in sorted(plan.seeds.items())
         for seed in seeds
     ]
+
+
+def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, float]:
+    """Metrics of an iteration: what exploration reported, and what came of it.
+
+    Args:
+        plan: the iteration's plan.
+        signal: what was learned from, of every sample that was judged.
+        value: the graded scores of the same.
+
+    Returns:
+        The plan's figures, `spread_rollout` (of the signal within a prompt, the mean over the prompts that
+        the plan's own spread is of; over all where it has none; without those of which a sample was not
+        judged) and, where kept seeds were drafted, `draft_error` (mean distance of a seed's draft and
+        rollout score).
+    """
+    explored = [prompt for prompt in plan.seeds if prompt in plan.compared] or list(plan.seeds)
+    spreads = []
+    for prompt in explored:
+        group = [signal[prompt, seed] for seed in plan.seeds[prompt] if (prompt, seed) in signal]
+        if len(group) == len(plan.seeds[prompt]):
+            spreads.append(statistics.pvariance(group))
+    figures = plan.figures | ({"spread_rollout": statistics.fmean(spreads)} if spreads else {})
+    drafted = plan.explored_score
+    errors = [abs(drafted[identity] - score) for identity, score in value.items() if identity in drafted]
+    return figures | {"draft_error": statistics.fmean(errors)} if errors else figures

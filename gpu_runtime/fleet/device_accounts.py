@@ -8,8 +8,7 @@ import time
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady

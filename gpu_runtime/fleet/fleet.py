@@ -26,9 +26,8 @@ from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.measured_sharing import MeasuredSharing
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.scheduling.scheduler_counters import Counters
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.pull_scheduler import Counters
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady

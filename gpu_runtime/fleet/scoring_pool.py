@@ -17,9 +17,7 @@ from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.rewards.registry import model_folders
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.waiting_requests import PRIORITIES
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, WorkItem
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
 from gpu_runtime.worker.scoring_worker import ScoringWorker

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.groups.makespan import batch_ends_s
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import WorkLeft
 
 LEAST_GAIN = 0.1
 """Share that a change of groups must save of the time left, and a larger degree of a step's time."""

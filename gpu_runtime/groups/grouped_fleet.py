@@ -17,8 +17,7 @@ from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.groups.generating_group import GeneratingGroup
 from gpu_runtime.groups.layout import Group, Layout, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
-from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from gpu_runtime.groups.layout import Group
-from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
+from gpu_runtime.scheduling.requests import WorkLeft
 
 _SIMULATED_EACH = 8
 """Batches for each group that are simulated one by one; of more, the others count by their steps alone."""

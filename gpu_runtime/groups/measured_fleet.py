@@ -20,8 +20,7 @@ from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous, group_of
 from gpu_runtime.groups.layout import Layout
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 

@@ -13,18 +13,62 @@ Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Generic
 
-from gpu_runtime.scheduling.lease_book import LeaseBook
-from gpu_runtime.scheduling.progress import LiveLease, Progress
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.scheduler_counters import Counters
-from gpu_runtime.scheduling.waiting_requests import WaitingRequests
-from gpu_runtime.scheduling.work_items import Commit, Lease, RequestT, WorkItem
+from gpu_runtime.scheduling.open_requests import LeaseBook, LiveLease, Progress, WaitingRequests
+from gpu_runtime.scheduling.requests import ALL_KINDS, Commit, Lease, RequestKind, RequestT, WorkItem
 from storage.errors import SchedulingError
 
-ALL_KINDS = frozenset(RequestKind)
+_COMMIT_STEPS = 4
+"""Denoising steps between two commits, or a multiple of them, where the settings do not say how many."""
+
+_WORTH_A_COMMIT_S = 1.0
+"""Seconds of work that a commit must be worth, where the settings do not say how many steps."""
+
+DRAFT_CHUNK_STEPS = 2
+"""Denoising steps of a draft's calls, of which a device has one at a time: what the rollout may have to wait
+for when a training window closes."""
+
+
+def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False) -> int:
+    """Denoising steps of a device's next chunk, after which its samples are saved.
+
+    A commit costs some milliseconds, whatever the model: unless the settings say how often, it must save
+    more than that.
+
+    Args:
+        configured: `runtime.commit_steps`; 0 goes by measured times.
+        step_s: seconds that a denoising step last took the device; None before it has done any.
+        drafts: whether it makes drafts, which end with the training window.
+    """
+    steps = configured or _COMMIT_STEPS
+    if not configured and step_s:
+        steps *= max(1, math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * step_s)))
+    return min(steps, DRAFT_CHUNK_STEPS) if drafts else steps
+
+
+@dataclass
+class Counters:
+    """Commits, and what has gone otherwise than planned.
+
+    Attributes:
+        returned: requests that went back to wait: handed back, expired or lost.
+        duplicates: deliveries of requests that were open no more: delivered before, or dropped.
+        expired: leases that were not renewed in time.
+        stale_commits: commits behind what was known, or of requests that were open no more.
+        commits: times that states were sent to be saved, those of a lease at once.
+        redone_steps: denoising steps past the last commit that lost workers took with them.
+    """
+
+    returned: int = 0
+    duplicates: int = 0
+    expired: int = 0
+    stale_commits: int = 0
+    commits: int = 0
+    redone_steps: int = 0
 
 
 class PullScheduler(Generic[RequestT]):

@@ -1,10 +1,16 @@
-"""The identity of one image to generate. Pure: no torch, no Ray, no clock."""
+"""The work there is: images to generate, the leases under which they are, and what is left of a phase.
+
+Plain values, without torch, Ray or a clock. A request's identity decides every bit of its image.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+from storage.errors import SchedulingError
 
 
 class RequestKind(StrEnum):
@@ -13,6 +19,14 @@ class RequestKind(StrEnum):
     ROLLOUT = "rollout"
     EVALUATE = "evaluate"
     EXPLORE = "explore"
+
+
+ALL_KINDS = frozenset(RequestKind)
+
+PRIORITIES = ((RequestKind.ROLLOUT, RequestKind.EVALUATE), (RequestKind.EXPLORE,))
+"""Kinds of one line are equals; a line is served when those above it have nothing to give."""
+
+RequestT = TypeVar("RequestT", bound=Hashable)
 
 
 class WeightsVersion(NamedTuple):
@@ -97,3 +111,100 @@ def evaluation_request(
         RequestKind.EVALUATE, run_seed, 0, prompt_id, seed_index, weights.policy_version, prompt,
         averaged=weights.averaged, source=source,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WorkItem(Generic[RequestT]):
+    """A request as the scheduler sees it.
+
+    Attributes:
+        request: its identity.
+        kind: why it is generated; decides its priority.
+        steps: all denoising steps it takes, at least 1.
+        version: of the weights it must be generated with, from its first step to its last.
+
+    Raises:
+        SchedulingError: if it takes less than one step.
+    """
+
+    request: RequestT
+    kind: RequestKind
+    steps: int
+    version: Hashable
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise SchedulingError(f"request {self.request!r} takes {self.steps} steps; give it at least 1")
+
+
+class Commit(NamedTuple):
+    """How far a request has got, and where its state lies.
+
+    Attributes:
+        step: denoising steps done.
+        state: an opaque reference; None before the first commit.
+    """
+
+    step: int
+    state: object
+
+
+@dataclass(frozen=True)
+class Lease(Generic[RequestT]):
+    """A worker's right to work on requests that can be advanced in one batch.
+
+    Attributes:
+        number: grows with every lease that a scheduler grants.
+        holder: the worker.
+        kind: of all its requests.
+        version: of the weights of all its requests.
+        steps: denoising steps that each of them takes in all.
+        step: denoising steps that each of them had behind it when the lease was granted.
+        requests: at least one.
+        states: the state of each request's last commit, in the order of `requests`.
+    """
+
+    number: int
+    holder: str
+    kind: RequestKind
+    version: Hashable
+    steps: int
+    step: int
+    requests: tuple[RequestT, ...]
+    states: tuple[object, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """A batch that a group works on.
+
+    Attributes:
+        steps: denoising steps left.
+        bound: how many of them are begun: the group does those, whatever is planned.
+    """
+
+    steps: int
+    bound: int
+
+
+@dataclass(frozen=True)
+class WorkLeft:
+    """What is left of a phase.
+
+    Attributes:
+        waiting: denoising steps left of each batch that no group works on, in the order they are taken in.
+        under_way: what the groups work on, by their names.
+    """
+
+    waiting: tuple[int, ...]
+    under_way: Mapping[str, UnderWay]
+
+    @property
+    def batches(self) -> int:
+        """Batches that are not finished."""
+        return len(self.waiting) + len(self.under_way)
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of all batches together that are left."""
+        return sum(self.waiting) + sum(one.steps for one in self.under_way.values())

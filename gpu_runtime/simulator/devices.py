@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scheduling.work_items import Lease
+from gpu_runtime.scheduling.requests import Lease, WeightsVersion
 from gpu_runtime.simulator.virtual_time import Event
 from storage.record.records import Market
 

@@ -9,8 +9,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Literal
 
-from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks

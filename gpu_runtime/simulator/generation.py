@@ -13,10 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from gpu_runtime.exploration.window import DraftGate
-from gpu_runtime.scheduling.commit_interval import steps_to_commit
-from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork

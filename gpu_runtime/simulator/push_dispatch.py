@@ -10,11 +10,9 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Generic
 
-from gpu_runtime.scheduling.progress import Progress
+from gpu_runtime.scheduling.open_requests import Progress, WaitingRequests
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.waiting_requests import WaitingRequests
-from gpu_runtime.scheduling.work_items import Lease, RequestT, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkItem
 
 
 class _Shares(WaitingRequests[RequestT], Generic[RequestT]):

@@ -3,7 +3,7 @@
 A line is one write to a file that is only appended to, so what a process has written is there however it
 ends; nothing is synced to the disk, so a machine that loses power may lose the last of it. Each life of a
 run, from its start or resumption to its end, has a folder of its own; in it each process has a file, whose
-first line names it. `gpu_runtime/scheduling/history_check.py` checks the promises from it.
+first line names it. `gpu_runtime/scheduling/history.py` checks the promises from it.
 
 On a machine that does not have the driver's folder, a process writes into the home of that machine
 (`HistoryPlace.folder_here`). All processes of the driver's machine count time as the driver does.

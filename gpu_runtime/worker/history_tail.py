@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.worker.history_log import lives
 
 

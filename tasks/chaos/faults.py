@@ -16,7 +16,7 @@ from gpu_runtime.chaos.fault_injector import Done as Done
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
 from gpu_runtime.exploration.registry import strategy_of
-from gpu_runtime.scheduling.history_check import HistoryReport, check_history
+from gpu_runtime.scheduling.history import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.run_config import RunConfig

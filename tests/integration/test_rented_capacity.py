@@ -18,7 +18,7 @@ from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Rollout, Runtime
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig

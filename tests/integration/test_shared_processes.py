@@ -21,7 +21,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore

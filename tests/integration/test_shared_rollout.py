@@ -13,7 +13,7 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.runtime import Rollout, Runtime
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_log import names_of
 from gpu_runtime.worker.history_tail import read_history

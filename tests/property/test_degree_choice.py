@@ -9,7 +9,7 @@ from gpu_runtime.groups.degree_choice import LEAST_GAIN, choose_layout, degree_t
 from gpu_runtime.groups.layout import Group, Layout
 from gpu_runtime.groups.makespan import batch_ends_s, name_of
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 from tests.examples import examples
 
 DEGREES = (1, 2, 3, 4)

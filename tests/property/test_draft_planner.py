@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.prediction.score_model import PastScores
-from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.selection import max_variance_subset
 from tests.even_drafts import draft_evenly
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
 from tests.examples import examples
 from tests.random_schedules import run_schedules
 

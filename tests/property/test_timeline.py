@@ -6,8 +6,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from storage.clock import Clock
 
 STATES = st.sampled_from(["rollout", "explore", "train", "load", "idle"])

@@ -9,7 +9,7 @@ import pytest
 from gpu_runtime.groups.degree_choice import choose_layout, degree_to_try
 from gpu_runtime.groups.layout import Group
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 
 FOUR = {name: "a" for name in ("a0", "a1", "a2", "a3")}
 ALONE = [Group("a", (name,)) for name in FOUR]

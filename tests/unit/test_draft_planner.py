@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.prediction.score_model import PastScores
-from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.selection import random_spread
 from tests.even_drafts import draft_evenly
 

@@ -15,10 +15,9 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.training_window import TrainingWindow
-from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from tests.fake_drafters import (

@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history

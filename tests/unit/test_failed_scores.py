@@ -16,8 +16,7 @@ from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview
-from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.exploration.plan import SeedPlan, seed_figures
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score

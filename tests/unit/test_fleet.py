@@ -10,8 +10,7 @@ import pytest
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.requests import UnderWay, WeightsVersion, WorkLeft
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError

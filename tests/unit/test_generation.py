@@ -13,7 +13,7 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.scheduling import commit_interval
+from gpu_runtime.scheduling import pull_scheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.spot.notices.notice import Notice
 from storage.errors import RuntimeFailure
@@ -103,8 +103,8 @@ def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
 
 
 def test_where_steps_are_quick_more_of_them_are_done_before_a_commit(monkeypatch):
-    monkeypatch.setattr(commit_interval, "_COMMIT_STEPS", 1)
-    monkeypatch.setattr(commit_interval, "_WORTH_A_COMMIT_S", 2.0)
+    monkeypatch.setattr(pull_scheduler, "_COMMIT_STEPS", 1)
+    monkeypatch.setattr(pull_scheduler, "_WORTH_A_COMMIT_S", 2.0)
     script = Script()
     stage = Stage(script, names=[TRAINER], commit_steps=0)
     for wait in range(4 * STEPS):

@@ -11,7 +11,7 @@ import pytest
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.scheduling.history_check import HistoryReport, check_history
+from gpu_runtime.scheduling.history import HistoryReport, check_history
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight

@@ -14,7 +14,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups import generating_group, grouped_fleet
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.registry import GroupRegistry
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.fleet.hosts import Disturbance, Fault, FaultKind, Outcome, Trial, figures
 from benchmarks.fleet.ray_hosts import RayHosts
-from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.scheduling.requests import RequestKind
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_runtime.groups.layout import Group
 from gpu_runtime.groups.makespan import batch_ends_s
-from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 
 STEP_S = {1: 1.0, 2: 0.6}
 ALONE = [Group("a", ("a0",)), Group("a", ("a1",))]

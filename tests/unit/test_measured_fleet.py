@@ -15,7 +15,7 @@ from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.measured_fleet import MeasuredFleet
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history

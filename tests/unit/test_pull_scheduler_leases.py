@@ -5,8 +5,7 @@ import pickle
 import pytest
 
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 from storage.errors import SchedulingError
 from tests.small_scheduler import LEASE_S, item, nothing, pulled, scheduler
 

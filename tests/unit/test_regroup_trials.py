@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.fleet.regroup_trials import KILLER, evaluate
-from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
+from gpu_runtime.scheduling.history import DRIVER, HistoryLine
 from storage.record.records import StateInterval
 
 FOUR, THREE = "reserved-0+spot-0+spot-1+spot-2", "reserved-0+spot-0+spot-1"

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.plan import Note
 from gpu_runtime.exploration.strategies.stale import Stale
-from gpu_runtime.exploration.strategies.strategy import HeldOut, Note, TrainingEvidence
+from gpu_runtime.exploration.strategies.strategy import HeldOut, TrainingEvidence
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError

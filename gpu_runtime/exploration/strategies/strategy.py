@@ -21,16 +21,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Choice, DraftPlanner
-from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 HeldOut = Mapping[int, Mapping[int, float]]
 """Held-out scores by iteration and prompt."""
-
-Note = tuple[str, str]
-"""What people should know, as (kind of event, message)."""
 
 
 @dataclass(frozen=True)

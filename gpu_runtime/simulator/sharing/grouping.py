@@ -13,8 +13,7 @@ from gpu_runtime.groups.degree_choice import choose_layout
 from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.groups.step_times import StepTimeTable
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.scheduling.requests import RequestKind, WorkLeft
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.simulated_run import SimulatedPlan

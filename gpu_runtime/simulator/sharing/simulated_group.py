@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
+from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.devices import Flight, SimulatedDevice
 from gpu_runtime.simulator.virtual_time import Event

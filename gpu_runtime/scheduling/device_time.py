@@ -1,14 +1,15 @@
-"""What every device does at every moment. Pure: time is an argument, in seconds.
+"""What every device does at every moment, and what it is paid for. Time is an argument, in seconds.
 
-Each device is in exactly one state; the intervals of a device follow each other without a gap,
-so their lengths sum to the time it was paid for.
+Each device is in exactly one state (`Timeline`); the intervals of a device follow each other without a gap,
+so their lengths sum to the time it was paid for. That time is measured apart (`PaidMeter`), in another unit
+of time, so that comparing the two can fail: the ledger does (`storage/ledger/ledger.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from storage.record.records import DeviceState, Market, StateInterval
+from storage.record.records import DeviceState, Market, PaidTime, StateInterval
 
 
 @dataclass
@@ -71,3 +72,34 @@ class Timeline:
                 StateInterval(worker, device.market, device.state, device.since, end, device.usd_per_hour)
             )
         device.since = end
+
+
+class PaidMeter:
+    """A running meter for every device; monotonic seconds, which have no date."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[Market, float]] = {}
+        self._stopped: list[PaidTime] = []
+
+    def start(self, worker: str, market: Market, at_s: float) -> None:
+        """A device is paid for from now on.
+
+        Args:
+            worker: its name.
+            market: of its instance.
+            at_s: monotonic seconds.
+        """
+        self._running[worker] = market, at_s
+
+    def stop(self, worker: str, at_s: float) -> None:
+        """A device is no longer paid for."""
+        market, since_s = self._running.pop(worker)
+        self._stopped.append(PaidTime(worker, market, at_s - since_s))
+
+    def take(self, at_s: float) -> list[PaidTime]:
+        """What was paid for since the last call; meters that run are read, and run on."""
+        taken, self._stopped = self._stopped, []
+        for worker, (market, since_s) in self._running.items():
+            taken.append(PaidTime(worker, market, at_s - since_s))
+            self._running[worker] = market, at_s
+        return taken

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_runtime.exploration.draft_reliability import DraftReliability, MeasuredFidelities
-from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
+from gpu_runtime.exploration.fidelity import (
+    FULL,
+    DraftReliability,
+    MeasuredFidelities,
+    costs_of,
+    denoising_steps,
+    own_schedule,
+    preview_step,
+)
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from storage.config.run_config import SamplingConfig

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.history import HistoryLine, check_history
 
 STEPS = 4
 

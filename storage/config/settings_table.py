@@ -83,6 +83,8 @@ def settings_page() -> str:
     parts = [_HEAD]
     section: str | None = None
     for entry in list_settings():
+        if entry.name.endswith(".options"):
+            continue  # the plug-in declares them
         if entry.section != section:
             section = entry.section
             parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{_purpose(section)}\n\n")

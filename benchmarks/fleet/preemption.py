@@ -1,12 +1,12 @@
 """Seeded faults on live runs: samples lost, duplicated or changed, steps done again, hangs.
 
-Each part is a run of `spotlight train` (preset `glyphs`, one reserved and three spot workers, real processes
-with the real model; one part in seven on Ray, the others without) under some fifty faults: workers are
-killed, killed after a notice of a simulated metadata service, half of them at once, while they join, while
-they commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
-stopped for a while, or killed. Where a fault ends the run, `spotlight resume` goes on with it. The promises
-are checked from the history that every process writes (`gpu_runtime/scheduling/history.py`); weights,
-moving average and optimiser are compared with those of an undisturbed run that is made once.
+Each part is one `spotlight chaos` (preset `glyphs`, one reserved and three spot workers; one part in seven on
+Ray, the others on local processes): a run undisturbed, then the same under some fifty faults, resumed
+wherever one of them ends it. Workers are killed, killed after a notice of a simulated metadata service, half
+of them at once, while they join, while they commit; they hang or are slow; scorers, the Prefect server and
+Ray's own agents are killed; the driver is stopped for a while, or killed. `spotlight chaos` checks the
+promises from the history that every process writes, the ledger, and the bits of weights, moving average and
+optimiser.
 
 A part that is over is kept in the home folder at once. Called again, the benchmark goes on with the next
 part; one that was cut off is done again. The figures are those of all parts so far.
@@ -16,24 +16,147 @@ part; one that was cut off is done again. The figures are those of all parts so 
 
 from __future__ import annotations
 
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
 from benchmarks.report import finish, options
-from storage.errors import SpotlightError
+from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
+from storage.environment import environment
+from storage.errors import RuntimeFailure
+from storage.home import HOME_VARIABLE, Home
 
 SETTINGS = (
     "evaluation.every=0", "evaluation.prompts=8", "prompts.evaluate=builtin:smoke-evaluate",
-    "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=3",
-    "runtime.scorer_workers=1", "runtime.commit_steps=2",
-    "runtime.lease_s=10", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
-    "sampling.window_size=1", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
+    "runtime.reserved_workers=1", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.lease_s=10",
+    "runtime.start_timeout_s=600", "sampling.rollout_steps=20", "sampling.window_size=1",
+    "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip
+SIZE = 50
+"""Faults of a part."""
+
+CLUSTERS = {"ray": 1, "local": 6}
+"""What the workers of parts are processes of, and how many parts each gets in turn. With Ray a replacement
+takes ten times as long to start; without, there are no agents to kill."""
+
+_ENDING = ("coordinator_restart", "agent_death", "server_death")
+_ENDING_EVERY = 6
+"""Faults that a run has to be resumed after take as long as six others: one part in so many has them."""
+
+_SUMS = (
+    "faults", "faults_left", "restarts", "samples", "lost", "duplicated_deliveries",
+    "late_deliveries_dropped", "hangs", "steps_needed", "steps_redone", "wall_s",
+)  # fmt: skip
+
+
+class Parts:
+    """The parts of one series, in a folder of the home.
+
+    A series is what has the same settings, seed, size of a part, machine and versions; commits may differ.
+
+    Args:
+        settings: `SECTION.KEY=VALUE`, over the preset.
+        cluster: what its workers are processes of, one of `CLUSTERS`.
+        seed: of all schedules.
+        size: faults in a part.
+    """
+
+    def __init__(self, settings: Sequence[str], cluster: str, seed: int, size: int) -> None:
+        self.cluster = cluster
+        self._settings = (*settings, f"runtime.cluster={cluster}")
+        self._seed, self._size = seed, size
+        facts = {name: value for name, value in environment().items() if name != "commit"}
+        named = json.dumps([*self._settings, seed, size, *sorted(facts.items())])
+        series = hashlib.sha256(named.encode()).hexdigest()[:8]
+        self.folder = Home.from_environment().ensure().path / "benchmarks" / f"preemption-{series}"
+
+    def all(self) -> list[dict[str, Any]]:
+        """The parts that are there, by number."""
+        return [json.loads(file.read_text("utf-8")) for file in sorted(self.folder.glob("part-*.json"))]
+
+    def add(self) -> dict[str, Any]:
+        """Do the first part that is missing, and keep it.
+
+        Raises:
+            RuntimeFailure: `spotlight chaos` did not come to its end.
+        """
+        there = {part["part"] for part in self.all()}
+        number = next(number for number in range(1, len(there) + 2) if number not in there)
+        facts, began, home = environment(), time.monotonic(), self.folder / f"home-{number:04}"
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        result = run_chaos(home, self.arguments(number))
+        if not result["broken_promises"]:  # else its runs are there to be looked at
+            shutil.rmtree(home)
+        part = {
+            "part": number,
+            "cluster": self.cluster,
+            "commit": facts["commit"],
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "wall_s": round(time.monotonic() - began, 1),
+            **result,
+        }
+        kept = self.folder / f"part-{number:04}.json"
+        kept.with_suffix(".new").write_text(json.dumps(part, indent=1) + "\n", encoding="utf-8")
+        kept.with_suffix(".new").replace(kept)
+        return part
+
+    def forget(self) -> None:
+        """Drop all parts."""
+        for file in self.folder.glob("part-*.json"):
+            file.unlink()
+
+    def arguments(self, number: int) -> list[str]:
+        """Those of `spotlight chaos` for a part."""
+        seed = self._seed * 100_000 + list(CLUSTERS).index(self.cluster) * 1_000 + number
+        without = set() if number % _ENDING_EVERY == 1 else set(_ENDING)
+        without |= {"agent_death"} if self.cluster == "local" else set()
+        kinds = ",".join(kind for kind in FAULT_KINDS if kind not in without)
+        given = ["--preset", "glyphs", *(item for change in self._settings for item in ("--set", change))]
+        return [*given, "--seed", str(seed), "--faults", str(self._size), "--kinds", kinds]
+
+
+def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
+    """The result of a `spotlight chaos`, which says what it does on standard error.
+
+    Raises:
+        RuntimeFailure: it did not come to its end.
+    """
+    command = [sys.executable, "-m", "flows.cli.command_line", "chaos", *arguments]
+    surroundings = os.environ | {HOME_VARIABLE: str(home)}
+    ended = subprocess.run(command, env=surroundings, stdout=subprocess.PIPE, text=True)
+    if ended.returncode not in (0, 1) or not ended.stdout:  # 1: it says that a promise was broken
+        raise RuntimeFailure(f"`spotlight chaos` ended with {ended.returncode}; its home is {home}")
+    try:
+        return json.loads(ended.stdout.splitlines()[-1])
+    except ValueError as error:
+        raise RuntimeFailure(f"`spotlight chaos` ended without a result; its home is {home}") from error
+
+
+def summarise(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of all parts."""
+    redone = ("redone_steps_with_notice_max", "redone_steps_without_notice_max")
+    shown = ("part", "cluster", "commit", "date", "faults", "restarts", "wall_s")
+    return {
+        **{name: sum(part[name] for part in parts) for name in _SUMS},
+        **{name: max(part[name] for part in parts) for name in redone},
+        **{name: all(part[name] for part in parts) for name in ("identical_weights", "ledger_adds_up")},
+        "broken_promises": [said for part in parts for said in part["broken_promises"]],
+        "faults_by_kind": dict(sum((Counter(part["faults_by_kind"]) for part in parts), Counter[str]())),
+        "commit_interval": max(part["commit_interval"] for part in parts),
+        "commits": sorted({part["commit"] for part in parts}),
+        "parts": [{name: part[name] for name in shown} for part in parts],
+    }
 
 
 def main() -> None:
@@ -47,113 +170,38 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     arguments = parser.parse_args()
-    size, iterations = (16, 4) if arguments.quick else (PACK, 12)
+    size, iterations = (16, 4) if arguments.quick else (SIZE, 12)
     clusters = [arguments.cluster] if arguments.cluster else list(CLUSTERS)
-    settings = (*SETTINGS, *arguments.set)
-    series = [Parts(settings, cluster, arguments.seed, size, iterations) for cluster in clusters]
+    settings = (*SETTINGS, f"iterations={iterations}", *arguments.set)
+    series = [Parts(settings, cluster, arguments.seed, size) for cluster in clusters]
     if arguments.quick:  # always of this very commit
         for parts in series:
             parts.forget()
         arguments.faults, arguments.parts = size, 1
-    began, added = time.monotonic(), 0
-    while (
-        _done(series) < arguments.faults
-        and (arguments.parts is None or added < arguments.parts)
-        and (arguments.minutes is None or time.monotonic() - began < 60 * arguments.minutes)
-    ):
-        parts = min(series, key=lambda one: len(one.all()) / CLUSTERS[one.cluster])
-        try:
-            part, added = parts.add(), added + 1
-        except SpotlightError as error:
-            parser.error(f"a part ended early and is not kept: {error}")
-        _say(
-            f"part {part.number} ({parts.cluster}): {_faults([part])} faults, {_done(series)} so far, "
-            f"{part.restarts} restarts, {part.wall_s:.0f} s"
-            + "".join(f"; BROKEN: {said}" for said in part.broken)
-        )
-    begun = {one.cluster: Results(one.all(), one.reference()) for one in series if one.all()}
-    if not begun:
+    try:
+        done = go_on(series, arguments)
+    except RuntimeFailure as error:
+        parser.error(f"a part ended early and is not kept: {error}")
+    if not done:
         parser.error("no part is there yet; leave out --parts 0, or give more --minutes")
-    figures = summarise(begun) | {
-        "seed": arguments.seed,
-        "settings": arguments.set,
-        "commit_interval": series[0].config.runtime.commit_steps,
-    }
+    figures = summarise(done) | {"seed": arguments.seed, "settings": arguments.set}
     name = "preemption_quick" if arguments.quick else "preemption"
     finish(name, figures, arguments, module="preemption")
 
 
-@dataclass(frozen=True)
-class Results:
-    """All parts of a cluster and its undisturbed run."""
-
-    parts: Sequence[Part]
-    reference: Reference
-
-
-def summarise(results: Mapping[str, Results]) -> dict[str, Any]:
-    """The figures of all parts, and of each cluster's."""
-    parts = [part for one in results.values() for part in one.parts]
-
-    def total(name: str) -> int:
-        return sum(part.counts[name] for part in parts)
-
-    return {
-        "faults": _faults(parts),
-        "faults_left": sum(part.left for part in parts),
-        "lost": total("lost"),
-        "duplicated_deliveries": total("duplicated_deliveries"),
-        "hangs": sum(part.hung for part in parts),
-        "identical_weights": all(part.identical for part in parts),
-        "ledger_adds_up": all(part.balanced for part in parts),
-        "broken_promises": [said for part in parts for said in part.broken],
-        "restarts": sum(part.restarts for part in parts),
-        "faults_by_kind": dict(sum((Counter(part.faults) for part in parts), Counter())),
-        "redone_steps_with_notice_max": max(part.counts["redone_steps_with_notice_max"] for part in parts),
-        "redone_steps_without_notice_max": max(
-            part.counts["redone_steps_without_notice_max"] for part in parts
-        ),
-        **{
-            name: total(name)
-            for name in (
-                "samples", "late_deliveries_dropped", "losses_with_notice", "losses_without_notice",
-                "steps_needed", "steps_redone",
-            )
-        },
-        "wall_s": sum(part.wall_s for part in parts),
-        "commits": sorted({one.commit for one in (*parts, *(each.reference for each in results.values()))}),
-        "clusters": {name: _of_cluster(one) for name, one in results.items()},
-    }  # fmt: skip
-
-
-def _of_cluster(results: Results) -> dict[str, Any]:
-    return {
-        "faults": _faults(results.parts),
-        "wall_s_undisturbed": results.reference.wall_s,
-        "parts": [
-            {
-                "part": part.number,
-                "commit": part.commit,
-                "date": part.date,
-                "faults": _faults([part]),
-                "restarts": part.restarts,
-                "wall_s": round(part.wall_s, 1),
-            }
-            for part in results.parts
-        ],
-    }
-
-
-def _faults(parts: Sequence[Part]) -> int:
-    return sum(sum(part.faults.values()) for part in parts)
-
-
-def _done(series: Sequence[Parts]) -> int:
-    return sum(_faults(parts.all()) for parts in series)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def go_on(series: Sequence[Parts], wanted: argparse.Namespace) -> list[dict[str, Any]]:
+    """Do parts until there are enough faults, parts or minutes; all parts that are there then."""
+    began, added = time.monotonic(), 0
+    while True:
+        done = [part for parts in series for part in parts.all()]
+        late = wanted.minutes is not None and time.monotonic() - began >= 60 * wanted.minutes
+        if sum(part["faults"] for part in done) >= wanted.faults or added == wanted.parts or late:
+            return done
+        part = min(series, key=lambda one: len(one.all()) / CLUSTERS[one.cluster]).add()
+        added += 1
+        said = [f"{part['faults']} faults, {part['restarts']} restarts, {part['wall_s']:.0f} s"]
+        said += [f"BROKEN: {broken}" for broken in part["broken_promises"]]
+        print(f"part {part['part']} ({part['cluster']}): {'; '.join(said)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.dispatch.phase import Judge
+from gpu_runtime.dispatch.phase import Judge, Scorers
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.quality.meter import QualityMeter
 from gpu_runtime.rewards.guard import refuse_total_failure
@@ -80,26 +80,12 @@ class EvaluatingFleet(Protocol):
         ...
 
 
-class EvaluatingScorers(Protocol):
-    """What an evaluation needs of the scorers."""
-
-    def judge(
-        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
-    ) -> list[Future[Score]]:
-        """Let scorers judge images; one score an image, in order."""
-        ...
-
-    def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
-        """The scores, once all are there."""
-        ...
-
-
 def evaluate(
     config: RunConfig,
     prompts: Sequence[PromptRecord],
     weights: Weights,
     fleet: EvaluatingFleet,
-    scoring: EvaluatingScorers,
+    scoring: Scorers,
 ) -> Evaluation:
     """Generate held-out images by the ODE, and judge and measure them as they are delivered.
 

@@ -21,6 +21,7 @@ from gpu_runtime.scheduling.requests import (
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.errors import WorkerLostError
+from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
@@ -145,6 +146,20 @@ class GeneratingFleet(Protocol):
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """A device hangs: it is killed, and lost."""
+        ...
+
+
+class Scorers(Protocol):
+    """The processes that judge images."""
+
+    def judge(
+        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
+    ) -> list[Future[Score]]:
+        """Let scorers judge images; one score an image, in order."""
+        ...
+
+    def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
+        """The scores, once all are there."""
         ...
 
 

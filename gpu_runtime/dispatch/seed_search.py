@@ -11,17 +11,15 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
-from gpu_runtime.dispatch.phase import Phase
+from gpu_runtime.dispatch.phase import Phase, Scorers
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
@@ -77,16 +75,6 @@ class DraftingFleet(Protocol):
 
     def do(self, phase: Phase) -> None:
         """Do a phase, or go on with one that has begun beside another."""
-        ...
-
-
-class Scorers(Protocol):
-    """What drafting needs of the scorers."""
-
-    def judge(
-        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
-    ) -> list[Future[Score]]:
-        """Let scorers judge images; one score an image, in order."""
         ...
 
 

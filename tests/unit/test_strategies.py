@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.registry import read_strategy_options, strategy_of
+from gpu_runtime.exploration.registry import (
+    STRATEGIES,
+    StrategyPlugin,
+    build_explorer,
+    read_strategy_options,
+    strategy_of,
+)
+from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
+from storage.prompts.files import PromptRecord
 from tasks.inputs import plugin_facts
 from tests.simulated import simulated, small_config
 from tests.tiny_exploration import make_config
@@ -91,6 +100,20 @@ def test_only_what_drafts_beside_training_needs_a_device_that_does_not_train():
                 read_strategy_options(config)
         else:
             read_strategy_options(config)
+
+
+class LastPrompts(SeedExplorer):
+    """Explores the prompts that come last."""
+
+    def prompts(self, iteration: int) -> list[int]:
+        return sorted(self._prompt_ids)[-2:]
+
+
+def test_a_strategy_may_name_an_explorer_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    plugin = StrategyPlugin(lambda options: STALE, explorer=LastPrompts)
+    monkeypatch.setitem(STRATEGIES._own, "last", plugin)
+    explorer = build_explorer(config_of("last"), [PromptRecord(number, "any") for number in range(5)])
+    assert explorer.plain(1).seeds.keys() == {3, 4} == set(explorer.begin(1, None).prompts)
 
 
 def test_a_simulated_run_drafts_when_a_strategy_of_ones_own_says():

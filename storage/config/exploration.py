@@ -38,9 +38,9 @@ class ExplorationConfig(Section):
     algorithm.prompts_per_iteration says; 0: no more are explored than are trained on."""
 
     fidelities: tuple[str, ...] = ("full",)
-    """Kinds of draft that may be used: `full`; `preview-K`, which stops after K denoising steps and judges
-    the image predicted then; `steps-K`, an image in K denoising steps (with sampling.sde = `none`). A cheaper
-    draft is used once it has proven reliable for its cost."""
+    """Kinds of draft that may be used: `full`; `preview-K`, the image predicted after K denoising steps;
+    `steps-K`, an image in K steps (with sampling.sde = `none`). A cheaper draft is used once it has proven
+    reliable for its cost."""
 
     monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
     """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next

@@ -57,8 +57,8 @@ class RuntimeConfig(Section):
     """Processes and where they run."""
 
     cluster: str = "ray"
-    """What starts the processes: `ray` on this machine, `local` by forking them here without Ray, which takes
-    seconds less, or the running Ray cluster at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
+    """What starts the processes: `ray` or `local` (without Ray) on this machine, or the running Ray cluster
+    at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
     reserved_workers: Annotated[
         int | Literal["auto"], BeforeValidator(_reader(1, 64)), WithJsonSchema(_schema(1, 64))

@@ -32,6 +32,7 @@ from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
@@ -102,7 +103,7 @@ class Runtime:
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
         self.compared_prompts = compared_prompts(config, self.evaluate_prompts)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
-        explorer = build_explorer(config, self.train_prompts)
+        self._explorer = build_explorer(config, self.train_prompts)
         self._cluster = cluster
         with ExitStack() as started:
             self._fleet = Fleet(cluster, config, self._history)
@@ -114,9 +115,8 @@ class Runtime:
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
-            self._strategy = explorer.strategy
             self._search = SeedSearch(
-                config, explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
+                config, self._explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
             )
             self._feed = TrainingFeed(config, self._fleet.trainers, self._fleet.enter)
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
@@ -149,24 +149,9 @@ class Runtime:
         return list(self._fleet.standbys.lost)
 
     @property
-    def samples_returned(self) -> int:
-        """Samples that went back from workers lost, hung or under notice, since the start."""
-        return self._fleet.counters.returned
-
-    @property
-    def samples_dropped(self) -> int:
-        """Samples that arrived a second time and were dropped, since the start."""
-        return self._fleet.counters.duplicates
-
-    @property
-    def steps_redone(self) -> int:
-        """Denoising steps of samples that lost workers took with them, since the start; at most."""
-        return self._fleet.counters.redone_steps
-
-    @property
-    def commits(self) -> int:
-        """Times that a device's unfinished samples were saved, since the start."""
-        return self._fleet.counters.commits
+    def counters(self) -> Counters:
+        """What the dispatcher has counted since the start: samples given back or dropped, commits."""
+        return self._fleet.counters
 
     def enter(self, phase: str, iteration: int) -> None:
         """Note in the history that an iteration enters a phase; each method notes its own."""
@@ -175,12 +160,12 @@ class Runtime:
     def ahead(self, iteration: int) -> Ahead | None:
         """Return what to do beside the training before an iteration to choose its seeds; None for nothing.
 
-        To be asked before the iteration before is rolled out; `rollout` begins it, `explore` does the rest.
+        Call it before the iteration before is rolled out: `rollout` begins the work, `explore` does the rest.
 
         Args:
             iteration: the iteration that will roll the seeds out.
         """
-        return self._strategy.ahead(iteration, self._search)
+        return self._explorer.strategy.ahead(iteration, self._search)
 
     def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
@@ -196,7 +181,7 @@ class Runtime:
         self.enter("explore", iteration)
         if ahead is not None:
             return ahead.choose()
-        return self._strategy.before_rollout(iteration, self._search)
+        return self._explorer.strategy.before_rollout(iteration, self._search)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
         """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.
@@ -206,7 +191,7 @@ class Runtime:
         Args:
             refused: the plan; the new one keeps a record of its drafts.
         """
-        return self._strategy.redraft(refused.iteration, self._search).in_place_of(refused)
+        return self._explorer.strategy.redraft(refused.iteration, self._search).in_place_of(refused)
 
     def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
@@ -320,7 +305,7 @@ class Runtime:
 
     def explorer_state(self) -> dict[str, Any]:
         """What exploration has learned, as JSON values, for a checkpoint."""
-        return self._search.state()
+        return self._explorer.state()
 
     def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
         """Held-out images by the ODE with the moving average, their scores, and what they look like.
@@ -356,7 +341,7 @@ class Runtime:
         self._search.forget()
         self._feed.abandon()
         if explorer_state is not None:
-            self._search.restore(explorer_state)
+            self._explorer.restore(explorer_state)
             self._search.kept.restore(blobs)
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
@@ -373,7 +358,7 @@ class Runtime:
         state = self.explorer_state()
         trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}
         self.restore(trainer, self.policy_version + 1)
-        self._search.restore(state)
+        self._explorer.restore(state)
 
     def set_kl_weight(self, weight: float) -> None:
         """Train with another weight of the KL to the reference policy from now on."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
@@ -262,14 +262,6 @@ class SeedSearch:
         if not verdict.trusted and next_plan is not None and _is_stale(next_plan, policy_version):
             next_plan = replace(next_plan, refused=True)
         return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
-
-    def state(self) -> dict[str, Any]:
-        """What was learned, as JSON values, for a checkpoint."""
-        return self._explorer.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
-        self._explorer.restore(state)
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
         """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""

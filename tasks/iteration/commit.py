@@ -102,7 +102,7 @@ def iteration_record(
         started_at, ended_at: Unix time in seconds.
         collected: what devices and judges did up to now.
     """
-    report, advantages = trained.report, trained.advantages
+    report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
     values = [score.value for score in judged(scores)]
     metrics = {
         "reward_mean": statistics.fmean(values),
@@ -121,10 +121,10 @@ def iteration_record(
         "ratio_deviation": report.ratio_deviation,
         **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
         **_off_policy_metrics(report.off_policy),
-        "samples_returned": float(session.runtime.samples_returned),
-        "samples_dropped": float(session.runtime.samples_dropped),
-        "commits": float(session.runtime.commits),
-        "steps_redone": float(session.runtime.steps_redone),
+        "samples_returned": float(counters.returned),
+        "samples_dropped": float(counters.duplicates),
+        "commits": float(counters.commits),
+        "steps_redone": float(counters.redone_steps),
         "iteration_s": ended_at - started_at,
         "train_beside_s": trained.beside_s,
         "cost_usd": sum(interval.usd for interval in collected.intervals),

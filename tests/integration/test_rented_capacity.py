@@ -76,7 +76,7 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
         assert_same(alone, with_one)
 
         # Called back in the midst of a rollout: what it has is committed and goes on elsewhere.
-        steps_redone = runtime.steps_redone
+        steps_redone = runtime.counters.redone_steps
         capacity, looks = runtime._fleet._rented, count(1)
         assert capacity is not None
         look = capacity.look
@@ -89,7 +89,7 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
         monkeypatch.setattr(capacity, "look", call_back)
         assert_same(alone, runtime.rollout(PLAN))
         assert_same(alone, runtime.rollout(PLAN))
-        assert runtime.steps_redone == steps_redone, "a device that is called back loses nothing"
+        assert runtime.counters.redone_steps == steps_redone, "a device that is called back loses nothing"
         assert provider.released == ["one"] and runtime.lost_workers == []
         before = runtime.collect()
         events = [(event.worker, event.kind, event.detail) for event in before.device_events]

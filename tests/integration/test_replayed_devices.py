@@ -106,7 +106,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert same(alone, disturbed)
     # A start that was queued at the instance may end with it.
     assert runtime.lost_workers.count(first) == 1
-    assert runtime.samples_returned > 0
+    assert runtime.counters.returned > 0
 
     # A trace brings another one; a notice stops it, and nothing is done again.
     replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "two")])), instances)
@@ -120,7 +120,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
         second = workers_of(rolled) - {"reserved-0"}
     replay.stop()
     assert (len(replay.done.added), instances.names) == (1, ["two"])
-    redone = runtime.steps_redone
+    redone = runtime.counters.redone_steps
     instances.warn("two")
     while runtime._fleet.drafters(WeightsVersion(0)):
         assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert workers_of(runtime.rollout(PLAN)) == {"reserved-0"}
     instances.remove("two")
     assert same(alone, runtime.rollout(PLAN))
-    assert runtime.steps_redone == redone
+    assert runtime.counters.redone_steps == redone
     (name,) = second
     known = {"reserved-0", first, name}
     events = runtime.collect().device_events

@@ -122,7 +122,7 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
     runtime.train(undisturbed, scores)
     expected = runtime.blobs()
     runtime.restore(untrained, 0)
-    returned, redone = runtime.samples_returned, runtime.steps_redone
+    returned, redone = runtime.counters.returned, runtime.counters.redone_steps
     runtime.collect()
     with monkeypatch.context() as patched:
         strike_at_first_commit(patched, "spot-0", signal.SIGKILL)
@@ -130,8 +130,8 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
         disturbed = runtime.rollout(plan)
     assert same(undisturbed, disturbed)
     assert len(steps) == 4 and set(steps) <= {1, 2}
-    assert runtime.samples_returned == returned + 4
-    assert runtime.steps_redone == redone + 4
+    assert runtime.counters.returned == returned + 4
+    assert runtime.counters.redone_steps == redone + 4
     assert runtime.reward(disturbed) == scores
     runtime.train(disturbed, scores)
     assert runtime.blobs() == expected

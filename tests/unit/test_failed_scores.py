@@ -21,6 +21,7 @@ from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
+from gpu_runtime.scheduling.pull_scheduler import Counters
 from storage.config.run_config import RunConfig
 from storage.errors import RewardError
 from storage.evaluations.figures import figures_of
@@ -100,7 +101,7 @@ def record_of(scores: list[Score]) -> Any:
     plan = SeedPlan(1, {0: (0, 1), 1: (0, 1), 2: (0, 1)})
     rolled = Rollout(plan, 0, [Delivered(sample, "spot-0") for sample in SAMPLES])
     runtime = SimpleNamespace(
-        samples_returned=0, samples_dropped=0, commits=0, steps_redone=0, train_prompts=[],
+        counters=Counters(), train_prompts=[],
         explorer_state=dict,
     )  # fmt: skip
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)

@@ -1,0 +1,51 @@
+"""`spotlight score`: what a reward says of one image, before a run is trained on it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.configuration import given_configuration
+from storage.errors import ConfigurationError
+from storage.prompts.files import PromptRecord, load_prompts
+
+
+def score(
+    scorer: Annotated[
+        str, typer.Argument(help="As reward.scorer: ocr, my_rewards:blue, path/to/blue.py:blue.")
+    ],
+    image: Annotated[Path, typer.Argument(help="A file that Pillow reads.")],
+    prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", "-s", metavar="SECTION.KEY=VALUE", help="An option, as in reward.options.scale=sigmoid."
+        ),
+    ] = None,
+) -> None:
+    """Judge one image by a reward, and print the score as one line of JSON."""
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    from tasks.inputs import judged_image
+
+    config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])], None)
+    try:
+        image_HWC = np.asarray(Image.open(image).convert("RGB"))
+    except (OSError, UnidentifiedImageError) as error:
+        raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
+    judged = judged_image(config.reward, image_HWC, _record(prompt))
+    typer.echo(json.dumps(judged))
+    raise typer.Exit(0 if judged["error"] is None else 1)
+
+
+def _record(prompt: str) -> PromptRecord:
+    """Return the prompt as a file of prompts would have it."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / ("prompt.jsonl" if prompt.lstrip().startswith("{") else "prompt.txt")
+        file.write_text(prompt, encoding="utf-8")
+        return load_prompts(file)[0]

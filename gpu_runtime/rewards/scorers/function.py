@@ -1,0 +1,98 @@
+"""A reward that is a plain Python function: of a picture and its prompt, or of several at once."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from gpu_runtime.rewards.options import FunctionOptions
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import ConfigurationError, RewardError
+from storage.prompts.files import PromptRecord
+
+
+class FunctionScorer:
+    """Judges by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
+
+    Args:
+        name: of the reward, as the settings have it.
+        function: the reward; it may raise anything.
+        options: how its numbers become scores.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], options: FunctionOptions) -> None:
+        self.name = name
+        self._function = function
+        self._options = options
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Every prompt will do."""
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Judge a uint8 RGB image of shape (H, W, 3); none is ever exact."""
+        return self._scored(self._function(Image.fromarray(image_HWC), prompt.text))
+
+    def _scored(self, answer: Any) -> Score:
+        try:
+            value = float(answer)
+        except (TypeError, ValueError) as error:
+            raise RewardError(f"{self.name} returned {answer!r:.60}; a reward returns a number") from error
+        scaled = _scaled(value, self._options)
+        if math.isfinite(value) and not 0 <= scaled <= 1:
+            raise RewardError(
+                f"{self.name} returned {value:g}, and scores lie in [0, 1]; set reward.options.scale to "
+                "[lowest, highest] of its numbers, or to sigmoid"
+            )
+        return Score(scaled, exact=False, detail=f"{value:g}")
+
+
+class BatchFunctionScorer(FunctionScorer):
+    """Judges by `function(images, prompts)`: lists in, as many numbers out.
+
+    No number may depend on the other images.
+    """
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Judge one image by a list of one."""
+        return self.score_batch([image_HWC], [prompt])[0]
+
+    def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """Judge uint8 RGB images of shape (H, W, 3), each against its own prompt."""
+        pictures, texts = [Image.fromarray(image) for image in images], [prompt.text for prompt in prompts]
+        return [self._scored(answer) for answer in self._function(pictures, texts)]
+
+
+def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:
+    """Return the scorer of a function of two: of lists, if it calls them `images` and `prompts`.
+
+    Args:
+        name: of the reward, as the settings have it.
+        function: the reward.
+        options: how its numbers become scores.
+
+    Raises:
+        ConfigurationError: it takes another number of arguments.
+    """
+    signature = inspect.signature(function)
+    try:
+        signature.bind("image", "prompt")
+    except TypeError as error:
+        raise ConfigurationError(
+            f"it takes {signature}; a reward is a function of (image, prompt), or of (images, prompts)"
+        ) from error
+    is_batch = [*signature.parameters][:2] == ["images", "prompts"]
+    return (BatchFunctionScorer if is_batch else FunctionScorer)(name, function, options)
+
+
+def _scaled(value: float, options: FunctionOptions) -> float:
+    if options.scale == "identity":
+        return value
+    if options.scale == "sigmoid":
+        return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
+    lowest, highest = options.scale
+    return min(1.0, max(0.0, (value - lowest) / (highest - lowest)))

@@ -42,9 +42,9 @@ class PrefectReporter(Reporter):
         """One line in the flow run's log; it goes to the process's output by the same way."""
         self._log.info(message)
 
-    def begin(self, run_id: str, total: int, done: int) -> None:
+    def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
         """A run starts or goes on: from here on it has a bar."""
-        super().begin(run_id, total, done)
+        super().begin(run_id, total, done, gives_verdict)
         with _server_may_be_away():
             made = create_progress_artifact(
                 100.0 * done / total, key="progress", description=f"{run_id}: iteration {done} of {total}"

@@ -41,7 +41,7 @@ from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
-from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
+from tasks.inputs import gives_verdict, input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
@@ -194,7 +194,7 @@ def _train(session: Session) -> dict[str, Any]:
     """All iterations that are left, with the evaluations that are due; the run's result."""
     config, report, first = session.config, reporter(), session.first_iteration
     session.on_phase, session.on_commit = report.phase, report.iteration
-    report.begin(session.run_id, config.iterations, first - 1)
+    report.begin(session.run_id, config.iterations, first - 1, gives_verdict(config))
     committing: PrefectFuture[None] | None = None
     try:
         _catch_up(session, first - 1)

@@ -30,6 +30,7 @@ class Reporter:
         self._task: TaskID | None = None
         self._total = 0
         self._started = time.monotonic()
+        self._gives_verdict = True
 
     def note(self, message: str) -> None:
         """One line for the person who watches."""
@@ -47,15 +48,16 @@ class Reporter:
             yield
         self.note(f"{time.monotonic() - began:6.1f} s  {doing}")
 
-    def begin(self, run_id: str, total: int, done: int) -> None:
+    def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
         """A run starts or goes on after `done` of `total` iterations.
 
         Args:
             run_id: the run.
             total: its iterations.
             done: those that are finished.
+            gives_verdict: its scorer calls some images exact; where it does not, no line speaks of them.
         """
-        self._total = total
+        self._total, self._gives_verdict = total, gives_verdict
         self._started = time.monotonic()
         self.note(f"run {run_id}: iteration {done} of {total}")
         if not self._console.is_terminal:
@@ -85,7 +87,7 @@ class Reporter:
         failed = metrics.get("groups_failed", 0.0)
         unscored = f", {failed:.0f} not scored" if failed else ""
         text = (
-            f"reward {metrics['reward_mean']:.3f}, exact {metrics['exact_share']:.0%}, "
+            f"reward {metrics['reward_mean']:.3f}{self._exact(', exact {:.0%}', metrics['exact_share'])}, "
             f"{metrics['groups_dropped']:.0f} without signal{unscored}, "
             f"{metrics['iteration_s']:.1f} s"
         )
@@ -95,22 +97,25 @@ class Reporter:
             elapsed = time.monotonic() - self._started
             self.note(f"[{elapsed:5.0f} s] iteration {record.iteration}/{self._total}: {text}")
 
+    def _exact(self, form: str, *shares: float) -> str:
+        return form.format(*shares) if self._gives_verdict else ""
+
     def evaluation(self, record: EvaluationRecord) -> None:
         """A held-out evaluation is done."""
         failed = sum(image.error is not None for image in record.images)
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
-            f"held-out after iteration {record.iteration}: score {record.score:.3f}, "
-            f"exact match {record.exact:.1%} "
-            f"({len(record.images)} images{unscored})"
+            f"held-out after iteration {record.iteration}: score {record.score:.3f}"
+            f"{self._exact(', exact match {:.1%}', record.exact)} ({len(record.images)} images{unscored})"
         )
 
     def result(self, result: Mapping[str, Any]) -> None:
         """Print the result of a finished run: the figures of `storage.record.results` in words."""
         if result["score_before"] is not None:
+            exact = result["exact_before"], result["exact_after"]
             self.note(
-                f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}, exact matches "
-                f"{result['exact_before']:.1%} -> {result['exact_after']:.1%} over "
+                f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}"
+                f"{self._exact(', exact matches {:.1%} -> {:.1%}', *exact)} over "
                 f"{result['held_out_prompts']} prompts in {result['iterations']} iterations, "
                 f"{result['wall_s'] / 60:.1f} min"
             )

@@ -7,14 +7,20 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
+from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig
 from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
 from storage.errors import ConfigurationError
-from storage.prompts.files import prompt_files, source_files
+from storage.prompts.files import PromptRecord, prompt_files, source_files
 
 _SHOWN = 12
 """Digits of a digest in a message."""
@@ -48,6 +54,33 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
     }
     drafts = " and ".join(moment for moment, used in moments.items() if used) or NO_DRAFTS
     return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no"}
+
+
+def gives_verdict(config: RunConfig) -> bool:
+    """Return True where a scorer of the reward may call an image exact."""
+    return any(judge.plugin.gives_verdict for judge in chosen_scorer(config.reward).judges)
+
+
+def judged_image(settings: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
+    """Return what the reward says of an image: `value`, `exact`, `detail`, `error`, `parts`.
+
+    Args:
+        settings: which scorer, and its options.
+        image_HWC: uint8, RGB.
+        prompt: what it was to show.
+
+    Raises:
+        ConfigurationError, ModelError: the scorer cannot be built.
+        PromptFileError: it judges no image by such a prompt.
+    """
+    scorer = build_scorer(settings)
+    scorer.check(prompt)
+    [score] = score_each(scorer, [image_HWC], [prompt])
+    exact = score.exact if any(one.plugin.gives_verdict for one in chosen_scorer(settings).judges) else None
+    return {
+        "value": score.value, "exact": exact, "detail": score.detail, "error": score.error,
+        "parts": dict(score.parts),
+    }  # fmt: skip
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

@@ -19,6 +19,7 @@ from flows.cli.operating import down, reproduce, up
 from flows.cli.profile import profile
 from flows.cli.prompts import prompts
 from flows.cli.run_names import OptionalRunName, RunName
+from flows.cli.score import score
 from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.cli.stop import stop
 from flows.cli.what_if import what_if
@@ -309,6 +310,9 @@ app.command(epilog="Example: spotlight runs --json", rich_help_panel=START)(runs
 app.command(epilog="Example: spotlight presets", rich_help_panel=START)(presets)
 app.command(epilog="Example: spotlight settings sampling", rich_help_panel=BEFORE)(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl", rich_help_panel=BEFORE)(prompts)
+app.command(
+    epilog="Example: spotlight score my_rewards.py:blue image.png 'a blue sign'", rich_help_panel=BEFORE
+)(score)
 app.command(
     epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json", rich_help_panel=BEFORE
 )(profile)

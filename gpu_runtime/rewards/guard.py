@@ -12,6 +12,9 @@ from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
 from storage.errors import RewardError, SpotlightError
 from storage.prompts.files import PromptRecord
 
+_FUNCTION = "rewards/scorers/function.py"
+"""Calls a reward that is a plain function: the line that is shown is one of the function's own file."""
+
 
 def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
     """`score_each`, then `refuse_total_failure`.
@@ -99,5 +102,7 @@ def _where(error: Exception) -> str:
     if isinstance(error, SpotlightError):  # says itself what to do
         return ""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's
+    if frames and frames[0].filename.endswith(_FUNCTION):
+        frames = [frame for frame in frames if not frame.filename.endswith(_FUNCTION)]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""

@@ -208,6 +208,22 @@ class VlmOptions(ServerOptions):
         return self
 
 
+class FunctionOptions(Section):
+    """Of a plain function."""
+
+    scale: Literal["identity", "sigmoid"] | tuple[float, float] = "identity"
+    """How its numbers become scores in [0, 1]: as they are; by 1 / (1 + exp(-x)); or by [lowest, highest],
+    between which they are spread, and numbers beyond count as these."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if isinstance(self.scale, tuple) and not self.scale[0] < self.scale[1]:
+            raise ValueError(
+                f"reward.options.scale is {list(self.scale)}; the first must be below the second"
+            )
+        return self
+
+
 class SumOptions(Section):
     """Of `sum`."""
 

@@ -18,6 +18,7 @@ from gpu_runtime.rewards.options import (
     PART_RULES,
     ClipScoreOptions,
     DeepseekOcrOptions,
+    FunctionOptions,
     GenEvalOptions,
     OcrOptions,
     PickScoreOptions,
@@ -28,7 +29,7 @@ from gpu_runtime.rewards.options import (
 )
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Scorer
 from gpu_runtime.rewards.text_rules import target_text
-from storage.config.plugins import NoOptions, Registry, as_values, hub_models, read_options
+from storage.config.plugins import NoOptions, Registry, absolute_name, as_values, hub_models, read_options
 from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -101,7 +102,9 @@ class ChosenScorer:
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {
-                part.name: {**part.rule, **part.values} if len(part.rule) > 1 or part.values else part.weight
+                absolute_name(part.name): {**part.rule, **part.values}
+                if len(part.rule) > 1 or part.values
+                else part.weight
                 for part in self.plugin.parts(self.options)
             }
         return values
@@ -247,6 +250,20 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
     return parts
 
 
+def _of_function(name: str, found: object) -> ScorerPlugin | None:
+    """Return the plug-in of a plain function; None for what is none."""
+    if not callable(found) or isinstance(found, type):
+        return None
+
+    def build(options: FunctionOptions) -> Scorer:
+        from gpu_runtime.rewards.scorers.function import function_scorer
+
+        return function_scorer(name, found, options)
+
+    build(FunctionOptions())  # refuses other parameters
+    return ScorerPlugin(build, FunctionOptions, gives_verdict=False)
+
+
 SCORERS = Registry(
     "reward.scorer",
     ScorerPlugin,
@@ -285,6 +302,7 @@ SCORERS = Registry(
         "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },
+    adapt=_of_function,
 )
 
 
@@ -366,15 +384,19 @@ def model_folders(settings: RewardConfig) -> list[str]:
 
 
 def read_scorer_options(config: RunConfig) -> RunConfig:
-    """The settings with the options of the scorer and the judge as they are stored: folders are absolute.
+    """The settings with the options of the scorer and the judge as they are stored: paths are absolute.
 
     Raises:
         ConfigurationError: as `chosen_scorer` and `chosen_judge`.
     """
-    reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
+    reward = config.reward.model_copy(
+        update={"scorer": absolute_name(config.reward.scorer), "options": chosen_scorer(config.reward).values}
+    )
     judge = chosen_judge(config)
     options = {} if judge is None else judge.values
-    evaluation = config.evaluation.model_copy(update={"options": options})
+    evaluation = config.evaluation.model_copy(
+        update={"judge": absolute_name(config.evaluation.judge), "options": options}
+    )
     return config.model_copy(update={"reward": reward, "evaluation": evaluation})
 
 

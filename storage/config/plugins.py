@@ -1,17 +1,22 @@
 """What is added from outside: things that a setting names, and the options that each of them declares.
 
 A name in the settings is a short name of the project's own, the name of an entry point that an installed
-package declares, or `package.module:Name`. Nothing of these is imported before it is asked for.
+package declares, `package.module:Name`, or `path/to/file.py:Name`. Nothing of these is imported before it is
+asked for.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, ValidationError
@@ -60,13 +65,22 @@ class Registry(Generic[Kind]):
         kind: what all of them are instances of.
         group: of the entry points by which installed packages add more.
         own: those of the project, by short name.
+        adapt: makes one of something else that a setting names, given that name too; None where it cannot.
     """
 
-    def __init__(self, setting: str, kind: type[Kind], group: str, own: Mapping[str, Kind]) -> None:
+    def __init__(
+        self,
+        setting: str,
+        kind: type[Kind],
+        group: str,
+        own: Mapping[str, Kind],
+        adapt: Callable[[str, object], Kind | None] = lambda name, found: None,
+    ) -> None:
         self.setting = setting
         self.group = group
         self._kind = kind
         self._own = dict(own)
+        self._adapt = adapt
 
     def names(self) -> list[str]:
         """All short names: the project's own, and those of installed packages."""
@@ -98,7 +112,7 @@ class Registry(Generic[Kind]):
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigurationError(
             f"{self._given(name, setting)}: there is none of that name; {hint}choose one of "
-            f"{', '.join(self.names())}, or write package.module:Name"
+            f"{', '.join(self.names())}, or write package.module:Name or path/to/file.py:Name"
         )
 
     def _given(self, name: str, setting: str) -> str:
@@ -110,10 +124,12 @@ class Registry(Generic[Kind]):
         return list(entry_points(group=self.group))
 
     def _imported(self, name: str, path: str, setting: str) -> Kind:
-        module, _, attribute = path.partition(":")
+        module, _, attribute = path.rpartition(":")
         said = f"{self._given(name, setting)}: "
         try:
-            found: Any = importlib.import_module(module)
+            found: Any = (
+                _module_of_file(module) if module.endswith(".py") else importlib.import_module(module)
+            )
             for part in attribute.split("."):
                 found = getattr(found, part)
         # The module is third-party code: what it raises while it is imported is not known.
@@ -122,12 +138,43 @@ class Registry(Generic[Kind]):
                 f"{said}{quoted(path)} cannot be imported ({type(error).__name__}: {one_line(str(error))}); "
                 "check the name, and that its folder is installed or in PYTHONPATH"
             ) from error
-        if not isinstance(found, self._kind):
+        if isinstance(found, self._kind):
+            return found
+        with _naming(said):
+            adapted = self._adapt(name, found)
+        if adapted is None:
             raise ConfigurationError(
                 f"{said}{quoted(path)} is a {type(found).__name__}, not a {self._kind.__name__}; name one "
                 f"(see {self._kind.__module__})"
             )
-        return found
+        return adapted
+
+
+def absolute_name(name: str) -> str:
+    """Return the name of a thing with the path of its file absolute, where it has one."""
+    file, _, attribute = name.rpartition(":")
+    return f"{os.path.abspath(os.path.expanduser(file))}:{attribute}" if file.endswith(".py") else name
+
+
+def _module_of_file(path: str) -> ModuleType:
+    """Import a file that is in no package, once for each path."""
+    file = os.path.abspath(os.path.expanduser(path))
+    name = f"file {file}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None, "its name ends in .py"
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[name] = module
+    return sys.modules[name]
+
+
+@contextmanager
+def _naming(said: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{said}{error}") from error
 
 
 def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) -> Options:

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_example_is_run_here():
     named = {"algorithm", "run_curves", "own_reward", "own_strategy"}
+    named |= {"plain_reward"}  # in test_function_rewards.py
     named |= {"judge_server"}  # in test_rewards_vlm.py
     named |= {"lending_server"}  # in test_capacity_providers.py
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == named

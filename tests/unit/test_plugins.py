@@ -160,7 +160,7 @@ def test_a_scorer_of_a_module_is_found_built_and_judges(module: Write):
 
 def test_the_scorer_that_the_documentation_shows_works(module: Write):
     shown = DOCUMENTED.read_text(encoding="utf-8").split("## A scorer of your own")[1].split("\n## ")[0]
-    name = f"{module(shown.split('```python')[1].split('```')[0])}:plugin"
+    name = f"{module(shown.split('```python')[2].split('```')[0])}:plugin"
     image_HWC = np.full((2, 2, 3), 149, np.uint8)
     settings = RewardConfig(scorer=name, options={"target": 200})
     assert build_scorer(settings).score(image_HWC, PromptRecord(0, "a")) == Score(0.8, False, "mean 149.0")

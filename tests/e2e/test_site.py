@@ -36,7 +36,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_starts_with_the_readme(site: Path):
     start = (site / "index.html").read_text(encoding="utf-8")
     assert "RL post-training" in start
-    assert "Spotlight post-trains diffusion transformers" in start
+    assert "Spotlight post-trains" in start and "before-after.svg" in start
 
 
 def test_no_page_names_another_host_for_what_it_loads(site: Path):

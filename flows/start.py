@@ -30,8 +30,8 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.new_folder import claim_folder
+from storage.processes import quick_imports
 from storage.prompts.files import load_prompts
-from storage.quick_imports import quick_imports
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore, check_iterations, check_resumable, refuse_simulated

@@ -1,4 +1,4 @@
-"""What a run is asked for and what it leaves behind; free of torch, Ray, Prefect and Streamlit."""
+"""Settings of runs and what runs leave behind; free of torch, Ray, Prefect and Streamlit."""
 
 from storage.processes import set_environment
 

@@ -30,7 +30,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Anchor:
-    """What a clock counts from.
+    """The moment that a clock counts from.
 
     Attributes:
         machine: identifies the machine since its start; monotonic time means nothing elsewhere.
@@ -76,7 +76,7 @@ class Clock:
 
     @property
     def anchor(self) -> Anchor:
-        """What it counts from, for another process of this machine."""
+        """The moment that it counts from, for another process of this machine."""
         return Anchor(machine_id(), self._zero_at)
 
     def now(self) -> float:
@@ -94,7 +94,7 @@ class Clock:
         return self._zero_at + monotonic_s
 
     def take_jumps(self) -> list[ClockJump]:
-        """How the wall clock was moved since the last call, in order."""
+        """Return how the wall clock was moved since the last call, in order."""
         self.now()
         with self._lock:
             taken, self._jumps = self._jumps, []
@@ -149,7 +149,7 @@ def machine_id() -> str:
 
 
 def process_start_s(pid: int) -> float:
-    """When a process began, in seconds since the machine did, to a hundredth.
+    """Return when a process began, in seconds since the machine did, to a hundredth.
 
     Tells a process from a later one of the same number. Unlike the Unix time, which Linux derives from this
     and the wall clock, it is the same at every look.
@@ -167,7 +167,7 @@ def process_start_s(pid: int) -> float:
 
 
 def process_is_alive(pid: int, noted_s: float | None) -> bool:
-    """Whether the process that was noted still runs; a later one of its number does not count."""
+    """Return True where the process that was noted still runs; a later one of its number does not count."""
     try:
         # A zombie was killed, and its parent has not looked yet.
         is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -179,7 +179,7 @@ def process_is_alive(pid: int, noted_s: float | None) -> bool:
 
 
 def process_age_s() -> float:
-    """How long this process has been there, in seconds."""
+    """Return how long this process has been there, in seconds."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process_start_s(os.getpid()))
     return max(0.0, time.time() - psutil.Process().create_time())

@@ -1,4 +1,4 @@
-"""What else a run's result may depend on: versions, commit, machine."""
+"""The environment that a run's result may depend on: versions, commit, machine."""
 
 from __future__ import annotations
 

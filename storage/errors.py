@@ -73,7 +73,7 @@ class CheckpointError(SpotlightError, RuntimeError):
 
 
 class StorageError(SpotlightError, RuntimeError):
-    """What a run or a home keeps cannot be read or written."""
+    """A file of a run or of a home cannot be read or written."""
 
 
 class DriftError(SpotlightError, RuntimeError):

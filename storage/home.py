@@ -175,7 +175,7 @@ def dashboard_page(run_id: str, environ: Mapping[str, str] | None = None) -> str
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Whether other users of the machine have any right to a file or folder of this user.
+    """Return True where other users of the machine have any right to a file or folder of this user.
 
     False where it is missing, another user's, or a folder that is meant for all (sticky, such as `/tmp`).
     """

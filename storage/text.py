@@ -25,7 +25,7 @@ _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def is_text(text: str) -> bool:
-    """Whether it has no NUL, at which C programs cut it off, and no lone surrogate, which is no Unicode."""
+    """Return True for text without NUL (C programs cut it off there) and lone surrogates (no Unicode)."""
     return _UNWRITABLE.search(text) is None
 
 
@@ -85,7 +85,7 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
 
 
 def _refusal(mode: int, size_bytes: int) -> str:
-    """Why a file is not read; empty where it is."""
+    """Return why a file is not read; empty where it is."""
     if not stat.S_ISREG(mode):  # a pipe would keep the reader waiting, a device never end
         return f"is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}, not a file; check the path"
     if size_bytes > LARGEST_FILE_BYTES:

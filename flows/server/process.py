@@ -23,7 +23,7 @@ from flows.server.ports import LOOPBACK, reachable
 from storage.access.server_guard import ServerGuard
 from storage.errors import ServerError
 from storage.home import Home
-from storage.quick_imports import quick_imports
+from storage.processes import quick_imports
 
 _POLL_S = 0.5
 _PREDECESSOR_S = 30.0

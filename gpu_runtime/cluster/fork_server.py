@@ -30,7 +30,7 @@ from functools import partial
 from typing import Any
 
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
-from storage.quick_imports import quick_imports
+from storage.processes import quick_imports
 
 PID_BYTES = 8
 _REQUEST_LIMIT_S = 10.0

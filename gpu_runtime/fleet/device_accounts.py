@@ -13,7 +13,7 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.clock import now, process_clock
-from storage.config.price import PriceConfig
+from storage.config.run_config import PriceConfig
 from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState
 
 

@@ -21,8 +21,7 @@ from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, Work
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
 from gpu_runtime.worker.scoring_worker import ScoringWorker
-from storage.config.reward import RewardConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
 

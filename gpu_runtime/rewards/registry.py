@@ -30,8 +30,7 @@ from gpu_runtime.rewards.options import (
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Scorer
 from gpu_runtime.rewards.text_rules import target_text
 from storage.config.plugins import NoOptions, Registry, absolute_name, as_values, hub_models, read_options
-from storage.config.reward import RewardConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord

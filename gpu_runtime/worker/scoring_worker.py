@@ -12,7 +12,7 @@ from gpu_runtime.rewards.protocol import Score, SupportsTo
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
 

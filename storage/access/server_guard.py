@@ -1,4 +1,4 @@
-"""What stands before Prefect's web application and the dashboard: it refuses what a foreign page can send.
+"""A guard before Prefect's web application and the dashboard: it refuses what a foreign page can send.
 
 A browser lets any page send requests to 127.0.0.1, and a page whose name resolves to 127.0.0.1 (DNS
 rebinding) even reads the answers. The browser says in `Origin` which page asks, and in `Host` by which
@@ -48,7 +48,7 @@ class ServerGuard:
             await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
     def refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Why a request with these headers is refused; None where it is not."""
+        """Return why a request with these headers is refused; None where it is not."""
         given = list(headers)
         hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
         if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):

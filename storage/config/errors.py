@@ -106,8 +106,6 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section:
     """One line for each problem of a configuration, with its source (`naming_sources`).
 
     Args:
-        error: what pydantic found.
-        model: what was validated.
         section: where it stands among the settings, as in `reward.options`; empty for all of them.
     """
     place, sources = _Place(model, section), _sources_within(section)
@@ -131,7 +129,7 @@ def _sources_within(section: str) -> Mapping[KeyPath, str]:
 
 @dataclass(frozen=True)
 class _Place:
-    """What was validated, and where it stands among the settings."""
+    """The model that was validated, and where it stands among the settings."""
 
     model: type[BaseModel]
     section: str
@@ -204,7 +202,7 @@ def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
 
 
 def _unknown(key: KeyPath, place: _Place) -> str:
-    """What to do about a key that is no setting: the nearest one, here or in another section."""
+    """Name the setting nearest to a key that is none, here or in another section."""
     fields = place.fields(key[:-1])
     meant = ALIASES.get(place.name(key).lower(), "")
     if not meant and (len(key) == 1 or ALIASES.get(key[-1].lower(), "").startswith(f"{key[0]}.")):

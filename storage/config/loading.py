@@ -130,7 +130,7 @@ def load_with_sources(
 
 
 def differences(config: RunConfig) -> dict[str, Any]:
-    """What a configuration holds beyond the defaults, nested as in a preset (JSON values)."""
+    """Return what a configuration holds beyond the defaults, nested as in a preset (JSON values)."""
     defaults = RunConfig().model_dump(mode="json")
     changed: dict[str, Any] = {}
     for name, value in config.model_dump(mode="json").items():
@@ -168,7 +168,7 @@ def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
 
 
 def _preset_layers(preset: str) -> list[_Layer]:
-    """What a preset's bases say, in their order, and then the preset itself."""
+    """Read a preset's bases, in their order, and then the preset itself."""
     values = _read_toml(_preset_path(preset))
     named = values.pop("extends", [])
     bases = [named] if isinstance(named, str) else named
@@ -208,7 +208,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _variable_key(name: str) -> KeyPath | None:
-    """The setting that an environment variable names; None where it is none of ours."""
+    """Return the setting that an environment variable names; None for variables of other programs."""
     if not name.startswith(PREFIX) or name in OTHER_VARIABLES:
         return None
     key = tuple(part.lower() for part in name.removeprefix(PREFIX).split("__"))
@@ -233,7 +233,7 @@ def _toml_value(text: str) -> Any:
 
 
 def _takes_text(key: KeyPath) -> bool:
-    """Whether a setting is a string, so that `--set name=42` means the text 42."""
+    """Return True for a setting that is a string, so that `--set name=42` means the text 42."""
     model: Any = RunConfig
     for depth, part in enumerate(key):
         field = model.model_fields.get(part)

@@ -1,4 +1,4 @@
-"""What is added from outside: things that a setting names, and the options that each of them declares.
+"""Plug-ins: things that a setting names, and the options that each of them declares.
 
 A name in the settings is a short name of the project's own, the name of an entry point that an installed
 package declares, `package.module:Name`, or `path/to/file.py:Name`. Nothing of these is imported before it is

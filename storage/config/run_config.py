@@ -11,8 +11,6 @@ from pydantic import Field, field_validator, model_validator
 
 from storage.config.exploration import ExplorationConfig
 from storage.config.model import ModelConfig
-from storage.config.price import PriceConfig
-from storage.config.reward import RewardConfig
 from storage.config.runtime import RuntimeConfig
 from storage.config.section import LARGEST_COUNT, OptionValues, Section
 from storage.config.sequence_parallel import SequenceParallelConfig
@@ -179,6 +177,24 @@ class OptimizerConfig(Section):
     """Training steps between two updates of the moving average."""
 
 
+class RewardConfig(Section):
+    """The scorer that judges the images."""
+
+    scorer: str = Field(default="ocr", min_length=1)
+    """`ocr` reads the quoted text (RapidOCR), `deepseek-ocr` does so with a vision language model; `shapes`
+    checks GenEval rows on the shapes task, `geneval` on photographs; `edits` whether one shape changed as
+    asked and the rest stayed; `templates` compares with what the embedded tasks' renderers draw;
+    `clip-score` and `pick-score` say how well an image fits its prompt; `jpeg` how small its file is;
+    `remote` asks a server, `vlm` a vision language model behind one; `sum` weighs several of them. One of
+    another package: its entry point's name, or `package.module:Name` (docs/reference/rewards.md)."""
+
+    signal: Literal["graded", "exact"] = "graded"
+    """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
+
+    options: OptionValues = Field(default={})
+    """What the scorer itself declares (docs/reference/rewards.md)."""
+
+
 class EvaluationConfig(Section):
     """Held-out scoring, with the same prompts and seeds every time."""
 
@@ -204,8 +220,64 @@ class EvaluationConfig(Section):
     `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
 
 
+class PriceConfig(Section):
+    """Prices of devices. The defaults are an H100's on GCP: see docs/explanation/spot.md."""
+
+    reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
+    """Dollars an hour of a reserved device."""
+
+    spot_usd_per_hour: float = Field(default=2.51, ge=0, le=1e6)
+    """Dollars an hour of a spot device."""
+
+    book: str = ""
+    """Price book that gives both prices instead, when a run is started: a .toml, .json or .csv file (see
+    docs/explanation/spot.md), or `builtin:known`; empty for the two prices above."""
+
+    offer: str = ""
+    """With `book`: what is rented, as the book names it: DEVICE@ZONE, as in `H100@gcp/us-east4`, or
+    DEVICE@ZONE,ZONE where the spot devices are in another zone than the reserved ones."""
+
+    @property
+    def device(self) -> str:
+        """Kind of the devices, as the book names it."""
+        return self.offer.partition("@")[0]
+
+    @property
+    def reserved_zone(self) -> str:
+        """Zone of the reserved devices, which are rented on demand."""
+        return self.offer.partition("@")[2].partition(",")[0]
+
+    @property
+    def spot_zone(self) -> str:
+        """Zone of the spot devices."""
+        return self.offer.partition("@")[2].rpartition(",")[2]
+
+    @model_validator(mode="after")
+    def _spot_is_cheaper(self) -> Self:
+        if self.spot_usd_per_hour > self.reserved_usd_per_hour:
+            raise ValueError(
+                f"price.spot_usd_per_hour is {self.spot_usd_per_hour}, above reserved_usd_per_hour="
+                f"{self.reserved_usd_per_hour}; lower it, or raise price.reserved_usd_per_hour"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_book_can_be_asked(self) -> Self:
+        if not self.book and self.offer:
+            raise ValueError(
+                f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty"
+            )
+        if self.book and not (self.device and self.reserved_zone and self.spot_zone):
+            raise ValueError(
+                f"price.book is {self.book!r}, but price.offer is {self.offer!r}: the book has prices of "
+                "several devices and zones; say which, as in H100@gcp/us-east4 or "
+                "H100@gcp/us-east4,gcp/us-central1"
+            )
+        return self
+
+
 class CheckpointConfig(Section):
-    """What is kept to resume from."""
+    """Checkpoints to resume from, and their copies."""
 
     every: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """Iterations between checkpoints; a killed run goes back to the last one. The two newest are kept."""
@@ -318,21 +390,21 @@ class RunConfig(Section):
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether training needs the policy before training, for a KL now or after an alarm."""
+        """True where training needs the policy before training, for a KL now or after an alarm."""
         return self.algorithm.kl_weight > 0 or self.evaluation.on_alarm == "kl"
 
     def evaluates_after(self, iteration: int) -> bool:
-        """Whether a held-out evaluation follows this iteration (0: the untouched model)."""
+        """Return True where a held-out evaluation follows this iteration (0: the untouched model)."""
         every = self.evaluation.every
         return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
     @property
     def evaluates_between(self) -> bool:
-        """Whether there are evaluations between the first and the last one."""
+        """True where there are evaluations between the first and the last one."""
         return 0 < self.evaluation.every < self.iterations
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Whether both compute the same: all is equal but their cluster, and where things are copied to."""
+        """Return True where all is equal but the cluster, and the places that things are copied to."""
         there = self.runtime.model_copy(update={"cluster": other.runtime.cluster})
         saved = self.checkpoint.model_copy(update={"mirror": other.checkpoint.mirror})
         changed = {"runtime": there, "checkpoint": saved, "tracking": other.tracking}

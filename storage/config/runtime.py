@@ -158,12 +158,12 @@ class RuntimeConfig(Section):
 
     @property
     def driver_is_on_cluster(self) -> bool:
-        """Whether the driver is on a host of the cluster that it joins; with a `ray://` address it is not."""
+        """False where the driver joins a cluster by a `ray://` address, from a host outside of it."""
         return bool(self.ray_address) and not self.ray_address.startswith("ray://")
 
     @property
     def counts_devices(self) -> bool:
-        """Whether the cluster says how many workers there are (`auto`), so that more may come later."""
+        """True where the cluster says how many workers there are (`auto`), so that more may come later."""
         return AUTO in (self.reserved_workers, self.spot_workers)
 
     @property

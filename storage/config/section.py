@@ -1,4 +1,4 @@
-"""What every section of the settings has in common."""
+"""The base of all sections of the settings."""
 
 from __future__ import annotations
 

@@ -72,5 +72,5 @@ class SequenceParallelConfig(Section):
 
     @property
     def is_measured(self) -> bool:
-        """Whether measured times choose any degree, so that runs repeat up to rounding only."""
+        """True where measured times choose any degree, so that runs repeat up to rounding only."""
         return AUTO in self.by_kind.values()

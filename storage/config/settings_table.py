@@ -63,7 +63,7 @@ class SettingEntry:
 
     @property
     def section(self) -> str:
-        """What stands before its last dot; empty at the top level."""
+        """The name up to its last dot; empty at the top level."""
         return self.name.rpartition(".")[0]
 
     @property

@@ -1,1 +1,1 @@
-"""What judged images come to, and runs that were done again."""
+"""Figures of judged images, and runs that were done again."""

@@ -31,7 +31,7 @@ _OF_NO_CONCERN = (
 
 
 def comparable(home: Home, config: RunConfig, name: str) -> str:
-    """The identifier of the earlier evaluation that `name` means, if one with `config` compares with it.
+    """Return the identifier of the earlier evaluation that `name` means, once it is known to compare.
 
     Args:
         name: an evaluation's identifier, or that of a run.
@@ -50,11 +50,11 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
 
 
 def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
-    """By how much the second evaluation is better than the first.
+    """Return by how much the second evaluation is better than the first.
 
     Args:
         before: an evaluation's identifier, or that of a run: its newest evaluation is meant.
-        after: likewise.
+        after: as `before`.
 
     Raises:
         RunNotFoundError: there is no such evaluation.
@@ -147,7 +147,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
 def refuse_other_prompts(
     earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
 ) -> None:
-    """Refuse to generate what could not be compared afterwards.
+    """Refuse prompts whose images could not be compared afterwards.
 
     Raises:
         ConfigurationError: the earlier evaluation has none of the prompts.

@@ -1,7 +1,7 @@
-"""What training has done to the looks of held-out images, the rule that calls it hacking, and a run's alarms.
+"""Changes of the looks of held-out images by training, the rule that calls them hacking, and a run's alarms.
 
 Each image is compared with the untouched model's of the same prompt and seed. The unit is the prompt, as in
-`intervals.py`: prompts are drawn anew, with a fixed seed.
+`figures.py`: prompts are drawn anew, with a fixed seed.
 
 Shape suffixes: N prompts, R resamples.
 """
@@ -109,7 +109,7 @@ class FigureChange:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out no change at all."""
+        """True where the interval leaves out no change at all."""
         return self.low > 0 or self.high < 0
 
     @property
@@ -122,14 +122,14 @@ class FigureChange:
 
     @property
     def is_worse(self) -> bool:
-        """Whether it is clearly worse, and by more than is tolerated."""
+        """True where it is clearly worse, and by more than is tolerated."""
         figure = QUALITY.get(self.name)
         return figure is not None and self.is_clear and self.worsening > figure.tolerance
 
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """What a run's images say beside its score.
+    """A judgement of a run by its images beside its score.
 
     Attributes:
         score: of the reward, graded.
@@ -141,7 +141,7 @@ class QualityVerdict:
 
     @property
     def worse(self) -> tuple[FigureChange, ...]:
-        """What is clearly worse. Where the truth is known it decides, with the judge; the rest are hints."""
+        """Clearly worse figures. Where the truth is known it decides, with the judge; the rest are hints."""
         whole = [change for change in self.others if QUALITY[change.name].of_whole]
         groups = {QUALITY[change.name].group for change in whole}
         deciding = {"truth", "judge"} if "truth" in groups else groups
@@ -161,7 +161,7 @@ class QualityVerdict:
 
 @dataclass(frozen=True)
 class AlarmCourse:
-    """What a run's evaluations have come to so far.
+    """The alarms of a run's evaluations so far.
 
     Attributes:
         alarms: how many evaluations have raised the alarm.
@@ -261,7 +261,7 @@ def _interval(difference_N: np.ndarray) -> tuple[float, float]:
 
 @lru_cache(maxsize=2)
 def _weights(count: int) -> np.ndarray:
-    """What part of each resample each prompt is: float32, shape (R, N); the same for all figures."""
+    """Return each prompt's part of each resample: float32, shape (R, N); the same for all figures."""
     resamples = max(_LEAST_RESAMPLES, min(_RESAMPLES, _CELLS // count))
     draw = np.random.default_rng([_SEED, count])
     drawn = (np.bincount(draw.integers(count, size=count), minlength=count) for _ in range(resamples))

@@ -1,4 +1,4 @@
-"""What a run came to, to the bit, so that it can be done again and compared: from the record, or a file."""
+"""The outcome of a run to the bit, so that it can be done again and compared: from the record, or a file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Reference:
 
 
 def reference_of(store: RunStore, run_id: str) -> Reference:
-    """Read what a finished run came to.
+    """Read the outcome of a finished run.
 
     Raises:
         RunNotFoundError: there is no such run.

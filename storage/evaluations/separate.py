@@ -46,7 +46,7 @@ class JudgedImage:
 
 @dataclass(frozen=True)
 class SeparateEvaluation:
-    """What was evaluated, with what.
+    """An evaluation by `spotlight evaluate`.
 
     Attributes:
         evaluation_id: its identifier.

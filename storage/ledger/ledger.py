@@ -42,7 +42,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one state cost in one phase (iteration, evaluation, discarded) on one market."""
+    """The cost of one state in one phase (iteration, evaluation, discarded) on one market."""
 
     phase: str
     market: str
@@ -121,7 +121,7 @@ class UnjoinedDevice:
 
 @dataclass(frozen=True)
 class StandbyAccount:
-    """What the standbys of one name have used; each life of a run has one of that name.
+    """Use of the standbys of one name; each life of a run has one of that name.
 
     Attributes:
         waited_s: seconds that it was kept, its loading included.
@@ -183,12 +183,12 @@ class Ledger:
 
     @property
     def by_state(self) -> dict[str, Spent]:
-        """Dearest first."""
+        """What was spent, dearest first."""
         return self._by("state")
 
     @property
     def by_market(self) -> dict[str, Spent]:
-        """Dearest first."""
+        """What was spent, dearest first."""
         return self._by("market")
 
     @property
@@ -203,12 +203,12 @@ class Ledger:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the paid time was measured apart from the states, so that they can be compared."""
+        """True where the paid time was measured apart from the states, so that they can be compared."""
         return bool(self.workers)
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the states sum to the measured paid time and no worker is in two of them at once."""
+        """True where the states sum to the measured paid time and no worker is in two of them at once."""
         return not self.overlaps and self.unaccounted_share <= MOST_UNACCOUNTED
 
     @property

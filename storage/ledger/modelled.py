@@ -1,4 +1,4 @@
-"""Whether a run's dollars were paid, or are those of a model."""
+"""A run's dollars: paid, or those of a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _THIS_MACHINE = ("ray", "local", "", "auto")
 
 
 def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
-    """Whether processes without an accelerator stood for the devices, or nothing at all: none was rented.
+    """Return True where no device was rented: processes without an accelerator stood for them, or nothing.
 
     Workers say what they compute on. Of a run of a version that did not record it, or before its workers have
     loaded, the accelerators of its own machine decide; a cluster that it joined on another machine counts as
@@ -41,7 +41,7 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _is_here(address: str) -> bool:
-    """Whether the processes are this machine's: the run's own, or those of a cluster that it joined here."""
+    """Return True for processes of this machine: the run's own, or those of a cluster that it joined here."""
     place = address.removeprefix("ray://")
     host = place.rpartition(":")[0] or place
     return address in _THIS_MACHINE or host.strip("[]") in ("localhost", "::1") or host.startswith("127.")

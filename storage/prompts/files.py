@@ -53,7 +53,7 @@ class PromptRecord:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What is asked for; rows with the same one are one prompt."""
+        """Text and source image; rows with the same ones are one prompt."""
         return self.text, self.source
 
 

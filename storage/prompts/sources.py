@@ -31,7 +31,7 @@ _KEPT = 1024
 
 
 def is_file(source: str) -> bool:
-    """Whether a source image is a file of its own."""
+    """Return True for a source image in a file, False for a data URI."""
     return not source.startswith(_DATA_PREFIX)
 
 

@@ -133,7 +133,7 @@ def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _certificates(environ: Mapping[str, str]) -> Any:
-    """What the server's certificate is checked by, as MLflow and its library for HTTP would."""
+    """Return what checks the server's certificate, as MLflow and its library for HTTP choose it."""
     import ssl
 
     if environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):

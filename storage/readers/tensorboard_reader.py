@@ -91,8 +91,8 @@ class TensorboardReader(Reader):
 def _next_file(folder: Path) -> Path:
     """Return a file that TensorBoard reads after all others of a run.
 
-    It reads them in the order of their names. Those of its own writer do not keep the order: two files
-    of one second are told apart by a number without leading zeros, and a clock may be set back.
+    It reads them in the order of their names. Names of its own writer do not keep the order: two files of
+    one second differ by a number without leading zeros, and a clock may be set back.
     """
     numbers = [int(found[1]) for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
     number = max([int(now()), *(number + 1 for number in numbers)])

@@ -183,7 +183,7 @@ class RecordConnection:
 
 
 class Records:
-    """What the runs of a home have recorded, for queries. Cheap to make; holds nothing open."""
+    """The record of all runs of a home, for queries. Cheap to make; holds nothing open."""
 
     def __init__(self, home: Home) -> None:
         self.home = home

@@ -54,7 +54,7 @@ class StateInterval:
 
     @property
     def usd(self) -> float:
-        """What the interval costs, in dollars."""
+        """The interval's cost, in dollars."""
         return (self.ended_at - self.started_at) * self.usd_per_hour / 3600
 
 
@@ -69,7 +69,7 @@ class PaidTime:
 
 @dataclass(frozen=True)
 class StandbyTime:
-    """What a standby has used since the record before: a worker process that waits for a place to be free.
+    """Use of a standby since the record before: a worker process that waits for a place to be free.
 
     It holds no device, so it is no part of the bill; it takes processor time and memory of its host.
 
@@ -126,7 +126,7 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class StepTimeRecord:
-    """What a denoising step took that so many devices shared: the times that `auto` chooses the degree by.
+    """Time of a denoising step that so many devices shared, by which `auto` chooses the degree.
 
     Attributes:
         request_class: resolution and shape of the batches, in words.

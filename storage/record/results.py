@@ -56,7 +56,7 @@ _LEAST_ITERATIONS = 5
 
 
 def too_short(iterations: int) -> str:
-    """Why it is too early to call a run better or worse; empty where it is not.
+    """Return why it is too early to call a run better or worse; empty where it is not.
 
     Args:
         iterations: before the latest held-out evaluation.
@@ -124,7 +124,7 @@ def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]
 
 
 def last_recorded_at(records: Records, run_id: str) -> float | None:
-    """When what was recorded last of a run ended (Unix seconds), discarded work included; None of nothing."""
+    """Return the end of the newest record of a run (Unix seconds), discarded work included; None before."""
     with records.reading(run_id) as connection:
         row = connection.execute(
             "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "

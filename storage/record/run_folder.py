@@ -130,7 +130,7 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a run: its folder has a `run.json`."""
+        """True where there is a run: its folder has a `run.json`."""
         return os.path.isfile(self.path / RUN_FILE)  # False for a name that no folder can have
 
     def create(self, identity: Mapping[str, Any]) -> bool:
@@ -454,7 +454,7 @@ def put_folder(
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a Parquet file can be read to its end; one that is gone cannot."""
+    """Return True where a Parquet file can be read to its end; one that is gone cannot."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -499,7 +499,7 @@ def _merge(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
 
 
 def is_row_folder(name: str) -> bool:
-    """Whether a folder of this name in a run's folder holds rows."""
+    """Return True where a folder of this name in a run's folder holds rows."""
     return _ROWS.fullmatch(name) is not None
 
 

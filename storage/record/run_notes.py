@@ -21,7 +21,7 @@ LONGEST_NOTE = 2000
 
 @dataclass(frozen=True)
 class RunNotes:
-    """What a person has noted about a run.
+    """Notes of a person about a run.
 
     Attributes:
         tags: in the order given, each once.

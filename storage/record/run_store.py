@@ -79,9 +79,6 @@ _logger = logging.getLogger(__name__)
 class RunStore:
     """Every run of a home. Cheap to make; keeps nothing open.
 
-    Args:
-        home: where the runs are.
-
     Attributes:
         records: what they have recorded, for queries.
 
@@ -182,8 +179,6 @@ class RunStore:
         """Note how a run stands; any status but `running` also notes the time as its end.
 
         Args:
-            run_id: the run.
-            status: from now on.
             error: why it failed.
         """
         if status not in get_args(RunStatus):
@@ -195,7 +190,6 @@ class RunStore:
         """Change how many iterations a run has in all; one that was finished can be resumed then.
 
         Args:
-            run_id: the run.
             iterations: in all.
 
         Raises:
@@ -219,7 +213,6 @@ class RunStore:
         """Store a fact with a run's environment, in place of an earlier value.
 
         Args:
-            run_id: the run.
             name: of the fact.
             value: as text.
         """
@@ -245,7 +238,6 @@ class RunStore:
         """Note something a person should see beside the figures (a resume, a preemption, a warning).
 
         Args:
-            run_id: the run.
             kind: of event, such as `staleness`.
             message: for people.
         """
@@ -262,7 +254,6 @@ class RunStore:
         """Write rows of many iterations into one file a table, where there are enough of them.
 
         Args:
-            run_id: the run.
             before: the oldest iteration to which it may go back; None: all, as it has ended.
         """
         try:
@@ -300,7 +291,7 @@ class RunStore:
         return marked
 
     def run(self, run_id: str) -> RunRow:
-        """One run.
+        """Return a run as its folder describes it.
 
         Raises:
             RunNotFoundError: there is none of that identifier; the message names near ones.
@@ -371,7 +362,6 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     """Refuse to go on with a run that is finished, or that another process works on.
 
     Args:
-        row: the run.
         pid: the process of this machine that may have the run already; None where none may.
 
     Raises:

@@ -12,7 +12,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
-from storage.config.price import PriceConfig
+from storage.config.run_config import PriceConfig
 from tests.fake_cluster import FakeWorker
 
 PASSES_S = 0.25

@@ -20,7 +20,7 @@ from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from storage.config.loading import load_config
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.prompts.files import PromptRecord

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from storage.evaluations.figures import figures_of
-from storage.evaluations.intervals import tagged_estimates
+from storage.evaluations.figures import figures_of, tagged_estimates
 from storage.evaluations.pairs import difference_of
 from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 

@@ -31,8 +31,7 @@ from storage.config.plugins import (
     hub_models,
     read_options,
 )
-from storage.config.reward import RewardConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord

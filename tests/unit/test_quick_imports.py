@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from storage.quick_imports import quick_imports
+from storage.processes import quick_imports
 
 
 def test_collection_is_off_within_and_then_as_before():

@@ -16,7 +16,7 @@ from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector, in
 from gpu_runtime.rewards.options import GenEvalOptions
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector

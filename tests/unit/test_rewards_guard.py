@@ -9,7 +9,7 @@ import pytest
 from gpu_runtime.rewards.guard import score_all, score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 

@@ -17,7 +17,7 @@ from gpu_runtime.rewards.protocol import Scorer, SupportsTo
 from gpu_runtime.rewards.registry import SCORERS, build_scorer, chosen_scorer
 from gpu_runtime.rewards.scorers.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.text_rules import normalise, ocr_reward
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ModelError, PromptFileError
 from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector, save_reader

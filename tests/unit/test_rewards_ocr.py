@@ -8,7 +8,7 @@ from gpu_runtime.embedded_tasks.glyphs import COLOURS, GlyphsTask
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.ocr import OcrScorer
 from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 

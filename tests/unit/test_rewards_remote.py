@@ -20,7 +20,7 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source

@@ -14,8 +14,7 @@ from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, Term, p
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
 from storage.config.loading import differences, load_config
-from storage.config.reward import RewardConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError
 from storage.prompts.files import PromptRecord
 

@@ -22,7 +22,7 @@ from gpu_runtime.rewards.options import VLM_TEMPLATE, VlmOptions
 from gpu_runtime.rewards.registry import build_scorer, chosen_judge, chosen_scorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer, refuse_silent_vlm
 from storage.config.loading import load_config
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source

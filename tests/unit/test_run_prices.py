@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from flows.post_train import prices_of
-from storage.config.price import PriceConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import PriceConfig, RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunStore

@@ -13,7 +13,7 @@ from gpu_runtime.rewards.registry import chosen_judge, read_scorer_options
 from gpu_runtime.rewards.scorers.templates import TemplatesScorer, find_shapes, read_glyphs
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError
 from storage.prompts.files import PromptRecord
 from tasks.checks.quick_checks import check_inputs

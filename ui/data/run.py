@@ -14,7 +14,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.environment import PURPOSE, SIMULATED
-from storage.evaluations.intervals import tagged_estimates
+from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.record.queries import runs as queries
@@ -33,7 +33,7 @@ class Change:
 
     Attributes:
         mean: after minus before, over the same prompts and seeds.
-        margin: half the width of its 95 % interval (`storage/evaluations/intervals.py`).
+        margin: half the width of its 95 % interval (`storage/evaluations/figures.py`).
         images: pairs compared.
         before, after: means over them.
     """

@@ -10,7 +10,7 @@ from streamlit.logger import set_log_level
 
 from storage.errors import SpotlightError
 from storage.home import Home
-from storage.quick_imports import quick_imports
+from storage.processes import quick_imports
 from storage.record.run_store import RunStore
 
 

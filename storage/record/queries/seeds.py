@@ -98,7 +98,7 @@ def pair_counts(
 def drafts_by_prompt(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Where the drafts went: one row for each prompt that was drafted or rolled out in an iteration.
+    """Drafts by prompt: one row for each that was drafted or rolled out in an iteration.
 
     Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
     ones), success_share (of the seeds, by the draft that counts: all that was asked is in it; NaN

@@ -181,12 +181,12 @@ class RewardConfig(Section):
     """The scorer that judges the images."""
 
     scorer: str = Field(default="ocr", min_length=1)
-    """`ocr` reads the quoted text (RapidOCR), `deepseek-ocr` does so with a vision language model; `shapes`
-    checks GenEval rows on the shapes task, `geneval` on photographs; `edits` whether one shape changed as
-    asked and the rest stayed; `templates` compares with what the embedded tasks' renderers draw;
-    `clip-score` and `pick-score` say how well an image fits its prompt; `jpeg` how small its file is;
-    `remote` asks a server, `vlm` a vision language model behind one; `sum` weighs several of them. One of
-    another package: its entry point's name, or `package.module:Name` (docs/reference/rewards.md)."""
+    """`ocr` and `deepseek-ocr` read the quoted text; `shapes` and `geneval` check GenEval rows, on the shapes
+    task and on photographs; `edits` whether one shape changed as asked and the rest stayed; `templates`
+    compares with what the embedded tasks' renderers draw; `clip-score` and `pick-score` say how well an image
+    fits its prompt; `jpeg` how small its file is; `remote` asks a server, `vlm` a vision language model;
+    `sum` weighs several; or a plug-in: its entry point's name, or `package.module:Name`
+    (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""

@@ -16,8 +16,7 @@ from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
 from storage.errors import DriftError, SpotlightError
-from storage.evaluations.references import Reference, reference_of
-from storage.evaluations.reproductions import Reproduction, write_reproduction
+from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.reproduction.comparison import compare

@@ -11,8 +11,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.environment import PRESET
 from storage.errors import ConfigurationError
-from storage.evaluations.references import Reference, read_reference, reference_of
-from storage.evaluations.reproductions import reference_run_of
+from storage.evaluations.reproductions import Reference, read_reference, reference_of, reference_run_of
 from storage.record.run_store import RunStore
 from tasks.checks.quick_checks import with_read_options
 from tasks.prices import with_prices

@@ -156,7 +156,7 @@ def _form(
 
 
 def _write(home: Home, run_id: str, file: Path) -> None:
-    from storage.evaluations.references import reference_of, write_reference
+    from storage.evaluations.reproductions import reference_of, write_reference
     from storage.record.run_store import RunStore
 
     if not run_id:

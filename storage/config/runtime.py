@@ -158,7 +158,7 @@ class RuntimeConfig(Section):
 
     @property
     def driver_is_on_cluster(self) -> bool:
-        """False where the driver joins a cluster by a `ray://` address, from a host outside of it."""
+        """True where the driver is on a host of the cluster that it joins; not with a `ray://` address."""
         return bool(self.ray_address) and not self.ray_address.startswith("ray://")
 
     @property

@@ -11,8 +11,7 @@ import numpy as np
 from scipy import stats
 
 from storage.environment import DEVICES, PRESET, PURPOSE
-from storage.evaluations.references import HeldOut, Reference
-from storage.evaluations.reproductions import Verdict
+from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "

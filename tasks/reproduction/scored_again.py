@@ -12,7 +12,7 @@ from gpu_runtime.runtime import Runtime
 from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.errors import CheckpointError
-from storage.evaluations.references import HeldOut, Reference
+from storage.evaluations.reproductions import HeldOut, Reference
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from tasks.inputs import input_digests

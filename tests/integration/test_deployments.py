@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.people.attack import Target, attack, attack_dashboard
 from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
-from storage.evaluations.references import reference_of
+from storage.evaluations.reproductions import reference_of
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.record.run_store import RunStore

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.evaluations.references import HeldOut, Reference
+from storage.evaluations.reproductions import HeldOut, Reference
 from tasks.reproduction.comparison import _as_different_texts, compare, paired_interval
 
 ENVIRONMENT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.processes import NO_REPORTS, SAFE_PATH, environment_for_others, python_command, set_environment
+from storage.processes import (
+    NO_REPORTS,
+    SAFE_PATH,
+    environment_for_others,
+    python_command,
+    quick_imports,
+    set_environment,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui")
@@ -70,3 +78,22 @@ def test_a_program_of_the_user_has_the_modules_beside_it(monkeypatch: pytest.Mon
     assert name not in environment_for_others()
     monkeypatch.setenv(name, "1")  # the user's own wish
     assert environment_for_others()[name] == "1"
+
+
+def test_imports_are_without_garbage_collection_and_then_it_is_as_before():
+    with quick_imports():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with quick_imports():
+            pass
+        assert not gc.isenabled(), "the process that imports has switched it off itself"
+    finally:
+        gc.enable()
+
+
+def test_an_import_that_fails_leaves_it_as_before():
+    with pytest.raises(ImportError), quick_imports():
+        raise ImportError
+    assert gc.isenabled()

@@ -10,12 +10,14 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
-from storage.evaluations.references import read_reference, reference_of, write_reference
 from storage.evaluations.reproductions import (
     Reproduction,
+    read_reference,
+    reference_of,
     reference_run_of,
     reproduction_of,
     reproductions,
+    write_reference,
     write_reproduction,
 )
 from storage.home import Home

@@ -12,8 +12,7 @@ from flows.reproduce import reproduce
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, DriftError, RunNotFoundError
-from storage.evaluations.references import reference_of, write_reference
-from storage.evaluations.reproductions import reproduction_of, reproductions
+from storage.evaluations.reproductions import reference_of, reproduction_of, reproductions, write_reference
 from storage.home import Home
 from storage.record.run_store import RunStore
 

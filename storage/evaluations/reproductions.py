@@ -19,8 +19,8 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
+from storage.record.files import refusals, write_json
 from storage.record.reading import RecordConnection, Records
-from storage.record.run_folder import refusals, write_json
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 

@@ -13,8 +13,9 @@ from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
+from storage.record.files import put_folder, refusals
 from storage.record.reading import EVALUATION_FILE, Records, separate_evaluations
-from storage.record.run_folder import RunFolder, put_folder, refusals
+from storage.record.run_folder import RunFolder
 from storage.record.tables import columns_of, figure_columns, tables_of
 
 

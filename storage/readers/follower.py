@@ -20,9 +20,10 @@ from storage.home import Home, dashboard_page
 from storage.readers.figures import gallery, last_moment, moments_after
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.checkpoints import CheckpointStore
+from storage.record.files import CHECKPOINT, read_json, write_json
 from storage.record.reading import Records
 from storage.record.records import RunStatus
-from storage.record.run_folder import CHECKPOINT, RunFolder, read_json, write_json
+from storage.record.run_folder import RunFolder
 from storage.text import one_line
 
 REPORT = "report.html"

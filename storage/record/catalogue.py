@@ -18,18 +18,10 @@ import pyarrow.parquet as pq
 
 from storage.errors import StorageError
 from storage.home import Home
+from storage.record.files import is_whole, refusals, write_json
 from storage.record.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
-from storage.record.run_folder import (
-    EVENTS_FILE,
-    KEPT_OF_DISCARDED,
-    NOTES_FILE,
-    PART_FILE,
-    RUN_FILE,
-    RunFolder,
-    is_whole,
-    refusals,
-    write_json,
-)
+from storage.record.row_folders import KEPT_OF_DISCARDED, PART_FILE
+from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS, schema
 
 _EXAMPLES = "_examples"

@@ -18,14 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, quoted
-from storage.record.run_folder import (
-    CHECKPOINT,
-    delete_folder,
-    put_folder,
-    row_folders,
-    sync_folder,
-    write_durably,
-)
+from storage.record.files import CHECKPOINT, delete_folder, put_folder, sync_folder, write_durably
+from storage.record.row_folders import row_folders
 
 if TYPE_CHECKING:
     from storage.record.tables import Rows

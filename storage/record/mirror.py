@@ -18,16 +18,9 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
-from storage.record.run_folder import (
-    CHECKPOINT,
-    EVENTS_FILE,
-    NOTES_FILE,
-    PART_FILE,
-    RUN_FILE,
-    RunFolder,
-    is_row_folder,
-    read_json,
-)
+from storage.record.files import CHECKPOINT, read_json
+from storage.record.row_folders import PART_FILE, is_row_folder
+from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
     from fsspec.implementations.dirfs import DirFileSystem

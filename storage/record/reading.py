@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.run_folder import Listing, RunFolder, is_whole, read_json
+from storage.record.files import is_whole, read_json
+from storage.record.row_folders import Listing
+from storage.record.run_folder import RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS
 
 # One thread more is a thread started at each open, and our tables are small. The extensions are off because

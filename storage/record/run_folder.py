@@ -23,28 +23,42 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from storage.errors import StorageError
+from storage.record.files import (
+    ASIDE,
+    CHECKPOINT,
+    delete_folder,
+    is_whole,
+    put_folder,
+    read_json,
+    refusals,
+    sync_folder,
+    write_json,
+)
+from storage.record.row_folders import (
+    KEPT_OF_DISCARDED,
+    PART_FILE,
+    Listing,
+    RowFolder,
+    as_discarded,
+    merge_rows,
+    part_facts,
+    repeatable_number,
+    row_folders,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-RUN_FILE, NOTES_FILE, EVENTS_FILE, PART_FILE = "run.json", "notes.json", "events.jsonl", "part.json"
-CHECKPOINT = "checkpoint"
-"""Folder in that of an iteration, with the weights and the state after it."""
-
-KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
-"""Tables of a discarded iteration that stay: its devices ran, and were paid for."""
+RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
 COMPACTED_AT = 64
 """Folders of rows that a run may have before they are written into one part."""
@@ -52,63 +66,7 @@ COMPACTED_AT = 64
 REPLACED_STAY_S = 600.0
 """How long folders stay whose rows a part holds: a query that listed them before may read them."""
 
-_BATCH_BYTES = 16 << 20
 _LARGEST_PART_BYTES = 64 << 20
-
-_ASIDE = ".replaced-"
-_ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
-
-
-@dataclass(frozen=True)
-class RowFolder:
-    """A folder of rows.
-
-    Attributes:
-        path: where it is; `name` is what it is called, also while a writer has moved it aside.
-        discarded: 0 for rows that count, else which discarding gave it its name.
-        phase: `iteration`, `evaluation` or `part`.
-        number: of the iteration, or of the part.
-    """
-
-    path: Path
-    name: str
-    discarded: int
-    phase: str
-    number: int
-
-    @cached_property
-    def tables(self) -> dict[str, Path]:
-        """Its files by table, those that count; empty where the folder has gone meanwhile."""
-        try:
-            names = os.listdir(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        found = {name[:-8]: self.path / name for name in sorted(names) if name.endswith(".parquet")}
-        return {t: path for t, path in found.items() if not self.discarded or t in KEPT_OF_DISCARDED}
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Folders whose rows count, as they were at one moment.
-
-    Attributes:
-        folders: iterations, evaluations and discarded ones that no part holds.
-        parts: of the rows of many folders.
-        covered: folders whose rows a part holds, and which can go.
-        last_iteration: the newest committed one; None before the first.
-    """
-
-    folders: list[RowFolder] = field(default_factory=list)
-    parts: list[RowFolder] = field(default_factory=list)
-    covered: list[RowFolder] = field(default_factory=list)
-    last_iteration: int | None = None
-    discardings: int = 0
-
-    def files(self, table: str, *, discarded: bool = False) -> list[Path]:
-        """Files with a table's rows: those that count (parts included), or those of discarded folders."""
-        own = [*([] if discarded else self.parts), *self.folders]
-        wanted = (folder for folder in own if bool(folder.discarded) == discarded)
-        return [folder.tables[table] for folder in wanted if table in folder.tables]
 
 
 class RunFolder:
@@ -285,9 +243,7 @@ class RunFolder:
                         _drop_rows(self.path / name)
             for path in self.path.glob(".*-*"):
                 # What was moved aside is the only copy where nothing has its name.
-                is_needed = (
-                    path.name.startswith(_ASIDE) and not (self.path / path.name[len(_ASIDE) :]).exists()
-                )
+                is_needed = path.name.startswith(ASIDE) and not (self.path / path.name[len(ASIDE) :]).exists()
                 if path.is_dir() and _changed_at(path) < old and not is_needed:
                     shutil.rmtree(path, ignore_errors=True)
 
@@ -311,7 +267,7 @@ class RunFolder:
         while True:
             # Until two lists agree: a folder that is renamed meanwhile may be in neither place, or in both.
             found = row_folders(self.path)
-            held = {f.name: part for f in found if f.phase == "part" and (part := _part(f)) is not None}
+            held = {f.name: part for f in found if f.phase == "part" and (part := part_facts(f)) is not None}
             if {f.name for f in row_folders(self.path)} == {f.name for f in found}:
                 break
         found = [f for f in found if f.phase != "part" or f.name in held]
@@ -344,8 +300,8 @@ class RunFolder:
 
     def _finish_replacing(self) -> None:
         """End what a writer that was killed began: a folder moved aside gets its name back, or goes."""
-        for aside in self.path.glob(f"{_ASIDE}*"):
-            final = self.path / aside.name.removeprefix(_ASIDE)
+        for aside in self.path.glob(f"{ASIDE}*"):
+            final = self.path / aside.name.removeprefix(ASIDE)
             if final.exists():
                 delete_folder(aside)
             else:
@@ -362,7 +318,7 @@ class RunFolder:
             "discardings": listing.discardings,
         }
         tables = sorted({table for folder in folders for table in folder.tables})
-        rows = {table: partial(_merge, table, folders) for table in tables}
+        rows = {table: partial(merge_rows, table, folders) for table in tables}
         put_folder(self.path, f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
 
     def _discard_in_part(self, part: RowFolder, number: int) -> None:
@@ -373,7 +329,7 @@ class RunFolder:
 
         facts = read_json(part.path / PART_FILE)
         if (
-            max(map(_number, facts["covers"]), default=-1) <= number
+            max(map(repeatable_number, facts["covers"]), default=-1) <= number
             and (facts["last_iteration"] or 0) <= number
         ):
             return
@@ -395,155 +351,6 @@ class RunFolder:
         return refusals(f"the run's folder {self.path}", "then resume the run")
 
 
-@contextmanager
-def refusals(what: str, then: str = "then try again") -> Iterator[None]:
-    """Turn what the disk refuses into an error that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageError(
-            f"cannot write {what}: {error.strerror or error}; free disk space or fix the folder's rights, "
-            f"{then}"
-        ) from error
-
-
-def put_folder(
-    parent: Path,
-    name: str,
-    rows: Mapping[str, pa.Table | Callable[[IO[bytes]], None]],
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
-    checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
-) -> None:
-    """Write a folder under another name, force it to disk and rename it, in place of an earlier one.
-
-    Args:
-        rows: table -> its rows, or what writes them into an open file.
-        facts: JSON file -> what it holds.
-        checkpoint: file -> content, of the folder `CHECKPOINT` in it; None for no such folder.
-    """
-    import pyarrow.parquet as pq
-
-    saving, final = parent / f".saving-{name}", parent / name
-    shutil.rmtree(saving, ignore_errors=True)
-    saving.mkdir(mode=0o700, parents=True)
-    for table, content in rows.items():
-        with (saving / f"{table}.parquet").open("wb") as file:
-            if callable(content):
-                content(file)
-            else:
-                pq.write_table(content, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-    for file_name, values in (facts or {}).items():
-        write_json(saving / file_name, values)
-    if checkpoint is not None:
-        (saving / CHECKPOINT).mkdir(mode=0o700)
-        for file_name, octets in checkpoint.items():
-            write_durably(saving / CHECKPOINT / file_name, octets)
-        sync_folder(saving / CHECKPOINT)
-    sync_folder(saving)
-    if final.exists():  # no rename onto a full folder
-        replaced = parent / f"{_ASIDE}{name}"
-        shutil.rmtree(replaced, ignore_errors=True)
-        final.rename(replaced)
-        saving.rename(final)
-        delete_folder(replaced)
-    else:
-        saving.rename(final)
-    sync_folder(parent)
-
-
-def is_whole(path: Path) -> bool:
-    """Return True where a Parquet file can be read to its end; one that is gone cannot."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:  # `read_table` would import pandas
-            file.read()
-    except (OSError, pa.ArrowException):
-        return False
-    return True
-
-
-def as_discarded(rows: pa.Table) -> pa.Table:
-    """Return rows of devices as those of an iteration that is done again: phase `discarded`, state `lost`."""
-    import pyarrow as pa
-
-    for column, value in (("phase", "discarded"), ("state", "lost")):
-        if column in rows.schema.names:
-            place = rows.schema.get_field_index(column)
-            rows = rows.set_column(place, column, pa.array([value] * rows.num_rows, pa.string()))
-    return rows
-
-
-def _merge(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
-    """Write a table's rows of many folders into one file, some at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from storage.record.tables import schema
-
-    with pq.ParquetWriter(file, schema(table), compression="zstd") as writer:
-        waiting: list[pa.Table] = []
-        for folder in folders:
-            if table not in folder.tables:
-                continue
-            rows = pq.read_table(folder.tables[table], schema=schema(table))
-            waiting.append(as_discarded(rows) if folder.discarded else rows)
-            if sum(rows.nbytes for rows in waiting) > _BATCH_BYTES:
-                writer.write_table(pa.concat_tables(waiting))
-                waiting = []
-        if waiting:
-            writer.write_table(pa.concat_tables(waiting))
-
-
-def is_row_folder(name: str) -> bool:
-    """Return True where a folder of this name in a run's folder holds rows."""
-    return _ROWS.fullmatch(name) is not None
-
-
-def row_folders(run: Path) -> list[RowFolder]:
-    """Return all folders of rows; one that a killed writer moved aside counts under its own name."""
-    try:
-        names = set(os.listdir(run))
-    except FileNotFoundError:
-        return []
-    found = []
-    for name in names:
-        own = name.removeprefix(_ASIDE)
-        match = _ROWS.fullmatch(own)
-        if match is None or (own != name and own in names):
-            continue
-        discarded, phase, number, part = match.groups()
-        found.append(RowFolder(run / name, own, int(discarded or 0), phase or "part", int(number or part)))
-    return found
-
-
-def _number(name: str) -> int:
-    """Return the iteration of a folder whose name may come again; -1 for all others."""
-    match = _ROWS.fullmatch(name)
-    return int(match[3]) if match and match[3] and not match[1] else -1
-
-
-def _part(folder: RowFolder) -> dict[str, Any] | None:
-    """Return what a part says of itself; None where it has gone, or a copy of it was cut off.
-
-    Raises:
-        StorageError: its part.json is damaged.
-    """
-    path = folder.path / PART_FILE
-    try:
-        facts = read_json(path)
-    except StorageError:
-        if path.exists():
-            raise
-        return None
-    if not isinstance(facts.get("covers"), list) or not {"last_iteration", "discardings"} <= facts.keys():
-        raise StorageError(f"{path} is no description of a part; restore the file from a copy")
-    return facts
-
-
 def _drop_rows(path: Path) -> None:
     """Delete a folder whose rows a part holds; a checkpoint in it stays."""
     if not (path / CHECKPOINT).exists():
@@ -551,21 +358,6 @@ def _drop_rows(path: Path) -> None:
         return
     for file in path.glob("*.parquet"):
         file.unlink(missing_ok=True)
-
-
-def delete_folder(path: Path, run: Path | None = None) -> None:
-    """Delete a folder so that no half of it is ever seen under its name.
-
-    Args:
-        path: the folder; it may be gone.
-        run: the folder of the run, where this one is deeper than that.
-    """
-    deleting = (run or path.parent) / f".deleting-{path.name}-{time.time_ns()}"
-    try:
-        path.rename(deleting)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(deleting, ignore_errors=True)
 
 
 def _changed_at(path: Path) -> float:
@@ -588,70 +380,3 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
         return None
     is_sound = isinstance(happened_at, int | float) and all(isinstance(text, str) for text in texts)
     return event if is_sound else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
-
-    Raises:
-        StorageError: it is missing or damaged.
-    """
-    try:
-        values = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise StorageError(
-            f"{path} is missing; copy the run's folder again from where it is whole"
-        ) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise StorageError(
-            f"{path} is damaged ({error}); restore the file, or move the run's folder out of the home"
-        ) from error
-    if not isinstance(values, dict):
-        raise StorageError(
-            f"{path} holds no object; restore the file, or move the run's folder out of the home"
-        )
-    return values
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace a JSON file by one rename; when this returns it is on disk.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    writing = path.with_name(f".writing-{path.name}")
-    # A path that is no UTF-8 gives an error text that cannot be encoded.
-    text = json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace")
-    with writing.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)
-    sync_folder(path.parent)
-
-
-def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a new file; when this returns it is on disk.
-
-    Raises:
-        OSError: the disk refuses, or there is a file of that name.
-    """
-    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
-    # caller from closing what it looks at.
-    with path.open("xb", buffering=0) as file, memoryview(content) as view:
-        written = 0
-        if view.nbytes:  # an empty view cannot be cast
-            with view.cast("B") as octets:
-                while written < view.nbytes:
-                    with octets[written:] as left:
-                        written += file.write(left)  # one write takes at most 2 GiB
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Force a folder's entries (names, not contents) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

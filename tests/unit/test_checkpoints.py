@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import storage.record.checkpoints
-import storage.record.run_folder
+import storage.record.files
 from storage.errors import CheckpointError
 from storage.record.checkpoints import CheckpointStore
 
@@ -209,7 +209,7 @@ def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(storage.record.run_folder, "write_durably", full)
+    monkeypatch.setattr(storage.record.files, "write_durably", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save(store, 2)
     monkeypatch.undo()

@@ -13,7 +13,8 @@ from storage.errors import StorageError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import IterationRecord, PaidTime
-from storage.record.run_folder import PART_FILE, RunFolder
+from storage.record.row_folders import PART_FILE
+from storage.record.run_folder import RunFolder
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record

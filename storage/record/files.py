@@ -1,0 +1,179 @@
+"""Files and folders of the record: whole and on disk when a call returns, or not there at all.
+
+A folder appears by one rename. One that it replaces is moved aside first: no rename goes onto a full folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from storage.errors import StorageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CHECKPOINT = "checkpoint"
+"""Folder in that of an iteration, with the weights and the state after it."""
+
+ASIDE = ".replaced-"
+"""Beginning of the name of a folder that was moved aside."""
+
+
+@contextmanager
+def refusals(what: str, then: str = "then try again") -> Iterator[None]:
+    """Turn what the disk refuses into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {what}: {error.strerror or error}; free disk space or fix the folder's rights, "
+            f"{then}"
+        ) from error
+
+
+def put_folder(
+    parent: Path,
+    name: str,
+    rows: Mapping[str, pa.Table | Callable[[IO[bytes]], None]],
+    facts: Mapping[str, Mapping[str, Any]] | None = None,
+    checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
+) -> None:
+    """Write a folder under another name, force it to disk and rename it, in place of an earlier one.
+
+    Args:
+        rows: table -> its rows, or what writes them into an open file.
+        facts: JSON file -> what it holds.
+        checkpoint: file -> content, of the folder `CHECKPOINT` in it; None for no such folder.
+    """
+    import pyarrow.parquet as pq
+
+    saving, final = parent / f".saving-{name}", parent / name
+    shutil.rmtree(saving, ignore_errors=True)
+    saving.mkdir(mode=0o700, parents=True)
+    for table, content in rows.items():
+        with (saving / f"{table}.parquet").open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                pq.write_table(content, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+    for file_name, values in (facts or {}).items():
+        write_json(saving / file_name, values)
+    if checkpoint is not None:
+        (saving / CHECKPOINT).mkdir(mode=0o700)
+        for file_name, octets in checkpoint.items():
+            write_durably(saving / CHECKPOINT / file_name, octets)
+        sync_folder(saving / CHECKPOINT)
+    sync_folder(saving)
+    if final.exists():  # no rename onto a full folder
+        replaced = parent / f"{ASIDE}{name}"
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
+        saving.rename(final)
+        delete_folder(replaced)
+    else:
+        saving.rename(final)
+    sync_folder(parent)
+
+
+def is_whole(path: Path) -> bool:
+    """Return True where a Parquet file can be read to its end; one that is gone cannot."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:  # `read_table` would import pandas
+            file.read()
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
+def delete_folder(path: Path, run: Path | None = None) -> None:
+    """Delete a folder so that no half of it is ever seen under its name.
+
+    Args:
+        path: the folder; it may be gone.
+        run: the folder of the run, where this one is deeper than that.
+    """
+    deleting = (run or path.parent) / f".deleting-{path.name}-{time.time_ns()}"
+    try:
+        path.rename(deleting)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(deleting, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        StorageError: it is missing or damaged.
+    """
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"{path} is missing; copy the run's folder again from where it is whole"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(
+            f"{path} is damaged ({error}); restore the file, or move the run's folder out of the home"
+        ) from error
+    if not isinstance(values, dict):
+        raise StorageError(
+            f"{path} holds no object; restore the file, or move the run's folder out of the home"
+        )
+    return values
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Replace a JSON file by one rename; when this returns it is on disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    writing = path.with_name(f".writing-{path.name}")
+    # A path that is no UTF-8 gives an error text that cannot be encoded.
+    text = json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace")
+    with writing.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    writing.replace(path)
+    sync_folder(path.parent)
+
+
+def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
+    """Write a new file; when this returns it is on disk.
+
+    Raises:
+        OSError: the disk refuses, or there is a file of that name.
+    """
+    # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
+    # caller from closing what it looks at.
+    with path.open("xb", buffering=0) as file, memoryview(content) as view:
+        written = 0
+        if view.nbytes:  # an empty view cannot be cast
+            with view.cast("B") as octets:
+                while written < view.nbytes:
+                    with octets[written:] as left:
+                        written += file.write(left)  # one write takes at most 2 GiB
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's entries (names, not contents) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -16,8 +16,7 @@ from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
-from storage.config.reward import RewardConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, prompt_files, source_files

@@ -18,7 +18,7 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer, read_scorer_options
 from storage.config.loading import load_config
-from storage.config.reward import RewardConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 

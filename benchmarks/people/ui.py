@@ -1,8 +1,10 @@
 """How long each page of the dashboard takes to render on a large run.
 
-A home is generated: one run of 1,000 iterations x 512 samples x 64 devices, and two that differ from it in
-the seed. Every page is then rendered by Streamlit's AppTest in this process, several times with empty caches
-(what the first visitor waits) and once more with warm ones (what a reload waits). What a server does once is
+A home is generated: one run of 1,000 iterations x 512 samples x 64 devices, two that differ from it in the
+seed, one of 10,000 iterations, and short ones. Every page is rendered by Streamlit's AppTest in this process,
+several times with empty caches (what the first visitor waits) and once more with warm ones (what a reload
+waits): of the large run and of the long one in a home of 10 runs, and of the large one in a home of 1,000.
+`growth_10_to_1000` is the time of all pages in the last over that in the first. What a server does once is
 not in it: imports, and AppTest's scan of the installed packages for components.
 """
 
@@ -20,7 +22,15 @@ import numpy as np
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from benchmarks.people.ui_database import LARGE_RUN, Scale, row_counts, write_home
+from benchmarks.people.ui_database import (
+    LARGE_RUN,
+    LONG_RUN,
+    Scale,
+    fill,
+    row_counts,
+    write_home,
+    write_long_run,
+)
 from benchmarks.report import ROOT, finish, options
 from storage.home import HOME_VARIABLE, Home
 from storage.record.run_store import RunStore
@@ -36,28 +46,34 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=512, help="of an iteration; a multiple of 16")
     parser.add_argument("--devices", type=int, default=64, help="at least 6")
     parser.add_argument("--repeats", type=int, default=5, help="renderings of a page with empty caches")
+    parser.add_argument("--long", type=int, default=10_000, help="iterations of the long run")
+    parser.add_argument("--runs", type=int, default=1000, help="of the home in the end; more than 10")
     parser.add_argument("--quick", action="store_true", help="60 iterations x 128 samples x 16 devices")
     parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
     arguments = parser.parse_args()
     scale = Scale(arguments.iterations, arguments.samples, arguments.devices)
     if arguments.quick:
         scale = Scale(60, 128, 16)
+        arguments.long, arguments.runs = 200, 40
     if scale.samples % 16 or scale.samples < 16 or scale.devices < 6 or scale.iterations < 20:
         parser.error(f"{scale}: needs 20 iterations, 6 devices, and samples in multiples of 16")
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(arguments.home or Path(folder), scale, arguments.repeats)
+        folder = arguments.home or Path(folder)
+        figures = measure(folder, scale, arguments.long, arguments.runs, arguments.repeats)
     arguments.keep = arguments.keep and not arguments.quick
     finish("ui", figures, arguments)
 
 
-def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
+def measure(folder: Path, scale: Scale, long: int, runs: int, repeats: int) -> dict[str, Any]:
     """Render every page of a generated home.
 
     Args:
         folder: of the home; generated where it is empty.
-        scale: of the run.
+        scale: of the large run.
+        long: iterations of the long run.
+        runs: of the home in the end.
         repeats: renderings of each page with empty caches.
     """
     os.environ[HOME_VARIABLE] = str(folder.absolute())
@@ -67,14 +83,27 @@ def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
         unfinished = folder.absolute() / "unfinished"
         shutil.rmtree(unfinished, ignore_errors=True)
         write_home(RunStore(Home(unfinished)), scale)
+        write_long_run(RunStore(Home(unfinished)), long)
+        fill(RunStore(Home(unfinished)), 10)
         Home(unfinished).runs.rename(store.home.runs)
     generate_s = time.monotonic() - begin
-    pages = {path.parent.name: _render(path, repeats) for path in sorted(_PAGES.glob("*/page.py"))}
+    pages, long_pages = (_render_all(run_id, repeats) for run_id in (LARGE_RUN, LONG_RUN))
+    fill(store, runs)
+    crowded = _render_all(LARGE_RUN, repeats)
     rows = row_counts(store)
     files = [path for path in store.home.runs.rglob("*") if path.is_file()]
+    times = {
+        name: max(page["p95_s"] for page in found.values())
+        for name, found in (("large", pages), ("long", long_pages), ("crowded", crowded))
+    }
+    in_all = [sum(page["p50_s"] for page in found.values()) for found in (pages, crowded)]
     return {
         "pages": len(pages),
-        "p95_render_s": max(page["p95_s"] for page in pages.values()),
+        "p95_render_s": max(times.values()),
+        "p95_by_home_s": times,
+        "growth_10_to_1000": round(in_all[1] / in_all[0], 3),
+        "long_iterations": long,
+        "runs": runs,
         "rows": sum(rows.values()),
         "slowest_page": max(pages, key=lambda name: pages[name]["p95_s"]),
         "by_page": pages,
@@ -89,10 +118,14 @@ def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
     }
 
 
-def _render(path: Path, repeats: int) -> dict[str, float]:
+def _render_all(run_id: str, repeats: int) -> dict[str, dict[str, float]]:
+    return {path.parent.name: _render(path, run_id, repeats) for path in sorted(_PAGES.glob("*/page.py"))}
+
+
+def _render(path: Path, run_id: str, repeats: int) -> dict[str, float]:
     """Seconds of one page, in wall-clock and in CPU time; the first rendering, which imports, is left out."""
     page = AppTest.from_file(str(path), default_timeout=_LIMIT_S)
-    page.query_params["run"] = LARGE_RUN
+    page.query_params["run"] = run_id
     _rendered(page)
     cold, cpu = [], []
     for _ in range(repeats):

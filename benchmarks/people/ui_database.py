@@ -33,8 +33,8 @@ from storage.record.records import (
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
 
-LARGE_RUN = "large"
-"""Identifier of the run whose pages are rendered."""
+LARGE_RUN, LONG_RUN = "large", "long"
+"""Identifiers of the runs whose pages are rendered: of many samples, and of many iterations."""
 
 _SEEDS = (0, 1, 2)  # the large run's, and those of the two that differ from it in the seed alone
 _GROUP = 16
@@ -82,16 +82,32 @@ def write_home(store: RunStore, scale: Scale) -> None:
         run_id = LARGE_RUN if seed == 0 else f"beside-{seed}"
         # The others are there for their curves; their samples would be read by no page of the first.
         own = scale if seed == 0 else dataclasses.replace(scale, samples=0, devices=_RESERVED + 1)
-        config = _config(scale, seed)
-        store.create_run(run_id, config, {"commit": "generated"} | plugin_facts(config), os.getpid())
-        for record in _records(run_id, own, np.random.default_rng(seed), pictures):
-            if isinstance(record, IterationRecord):
-                store.commit_iteration(record)
-                store.compact(run_id, record.iteration)
-            else:
-                store.commit_evaluation(record)
-        store.set_status(run_id, "finished")
-        store.compact(run_id)
+        _write_run(store, run_id, _config(scale, seed), own, pictures)
+
+
+def write_long_run(store: RunStore, iterations: int) -> None:
+    """Write a run of few samples and many iterations."""
+    scale = Scale(iterations, _GROUP, _RESERVED + 2, evaluate_every=100)
+    _write_run(store, LONG_RUN, _config(scale, 3), scale, [_png(place) for place in range(2 * _GALLERY)])
+
+
+def fill(store: RunStore, count: int) -> None:
+    """Write short runs until the home has so many runs in all."""
+    scale = Scale(2, _GROUP, _RESERVED + 2, evaluate_every=2)
+    for number in range(len(store.home.run_ids()), count):
+        _write_run(store, f"short-{number:04d}", _config(scale, number), scale, [_png(0)])
+
+
+def _write_run(store: RunStore, run_id: str, config: RunConfig, scale: Scale, pictures: list[str]) -> None:
+    store.create_run(run_id, config, {"commit": "generated"} | plugin_facts(config), os.getpid())
+    for record in _records(run_id, scale, np.random.default_rng(config.seed), pictures):
+        if isinstance(record, IterationRecord):
+            store.commit_iteration(record)
+            store.compact(run_id, record.iteration)
+        else:
+            store.commit_evaluation(record)
+    store.set_status(run_id, "finished")
+    store.compact(run_id)
 
 
 def row_counts(store: RunStore) -> dict[str, int]:

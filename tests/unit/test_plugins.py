@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from pydantic import Field
 
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import (
     SCORERS,
     ScorerPlugin,
@@ -37,8 +36,6 @@ from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
 DROPPED = " (a.options={} drops what a preset says there)"
-
-DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "reference" / "rewards.md"
 
 SCORER = """
 from gpu_runtime.rewards.protocol import Score
@@ -155,19 +152,6 @@ def test_a_scorer_of_a_module_is_found_built_and_judges(module: Write):
     assert SCORERS.find(f"{name}:Inside.plugin") is SCORERS.find(f"{name}:plugin")
     with pytest.raises(ConfigurationError, match="never calls an image exact"):
         chosen_scorer(settings.model_copy(update={"signal": "exact"}))
-
-
-def test_the_scorer_that_the_documentation_shows_works(module: Write):
-    shown = DOCUMENTED.read_text(encoding="utf-8").split("## A scorer of your own")[1].split("\n## ")[0]
-    name = f"{module(shown.split('```python')[2].split('```')[0])}:plugin"
-    image_HWC = np.full((2, 2, 3), 149, np.uint8)
-    settings = RewardConfig(scorer=name, options={"target": 200})
-    assert build_scorer(settings).score(image_HWC, PromptRecord(0, "a")) == Score(0.8, False, "mean 149.0")
-    with pytest.raises(
-        ConfigurationError, match=r"reward\.options\.target = 256: must be at most 255; lower it"
-    ):
-        chosen_scorer(settings.model_copy(update={"options": {"target": 256}}))
-    assert f'"{SCORERS.group}"' in shown
 
 
 def test_nothing_is_imported_before_it_is_asked_for(module: Write, installed: Callable[[str, str], None]):

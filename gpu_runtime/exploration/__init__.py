@@ -1,1 +1,1 @@
-"""Which seeds to draft and to keep: the planner, exact selection, the monitor of staleness."""
+"""Which seeds to draft and to keep: strategies, the planner, exact selection, the monitor of staleness."""

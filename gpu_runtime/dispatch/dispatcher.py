@@ -1,9 +1,15 @@
 """The loop that hands leases to devices: free ones pull, commit every few denoising steps, deliver.
 
-Rollouts, evaluations and drafts take the same way. What a device loses goes on elsewhere from its last
-commit, to the same bits. Devices that come in the midst of a phase pull once they hold its weights. A device
-that finds nothing of a phase to do works on another one beside it, if there is one. The loop waits for one
-thing at a time: the next call that ends, or the moment when a lease expires.
+Rollouts, evaluations and drafts take the same way. What holds:
+
+- A device has at most one lease, of weights that it holds; it pulls only while no notice is known of it.
+- What a device loses or gives back goes on elsewhere from its last commit, to the same bits. What it still
+  sends of such a lease is committed or delivered as any other, once.
+- A device that finds nothing of the first phase to do works on the phase beside it, and stops there after a
+  chunk of denoising steps once requests of the first one wait.
+- Nothing of a phase that is over is started, and what still arrives of it is dropped.
+- The loop waits in one place: for the next call to end, for a wake-up, or for the moment when something
+  counts as hung. One thread runs it at a time.
 """
 
 from __future__ import annotations

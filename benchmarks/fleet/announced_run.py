@@ -15,10 +15,10 @@ from storage.record.records import IterationRecord
 class AnnouncingReporter(progress.Reporter):
     """Prints `BEGIN done`, `PHASE name` and `ITERATION number` lines beside the usual ones."""
 
-    def begin(self, run_id: str, total: int, done: int) -> None:
+    def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
         """A run starts or goes on after `done` iterations."""
         _say(f"BEGIN {done}")
-        super().begin(run_id, total, done)
+        super().begin(run_id, total, done, gives_verdict)
 
     def phase(self, name: str) -> None:
         """A phase has begun."""

@@ -147,7 +147,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
 def refuse_other_prompts(
     earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
 ) -> None:
-    """Refuse prompts whose images could not be compared afterwards.
+    """Refuse `prompts` of which an `earlier` evaluation has no `images` to compare with.
 
     Raises:
         ConfigurationError: the earlier evaluation has none of the prompts.

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -32,7 +34,7 @@ from tests.tampering import damage, make_earlier_home, row_files, set_run
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
     "chaos", "up", "down", "report", "reproduce", "prompts", "settings", "what-if", "profile",
-    "metrics",
+    "metrics", "score", "stop",
 )  # fmt: skip
 
 
@@ -380,9 +382,13 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert table.index("newer") < table.index("older")
     (line,) = [line for line in table.splitlines() if "older" in line]
     usd = run_result(store.records, "older")["cost_usd"]
-    assert [cell.strip() for cell in line.strip("│┃ ").split("│")] == [
-        "older", "finished", "2/40", "0.250", "0.500", f"${usd:.2f}",
-    ]  # fmt: skip
+    run_id, status, started, took, *rest = [cell.strip() for cell in line.strip("│┃ ").split("│")]
+    assert (run_id, status, rest) == (
+        "older", "finished", ["-", "ocr", "2/40", "0.250", "0.500", f"${usd:.2f}"],
+    )  # fmt: skip
+    row = store.run("older")
+    assert started == time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at))
+    assert row.ended_at is not None and took == str(timedelta(seconds=round(row.ended_at - row.created_at)))
     newer, older = (json.loads(line) for line in shell("runs", "--json")[1].splitlines())
     assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
     assert older["score_after"] == 0.5

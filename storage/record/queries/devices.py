@@ -36,7 +36,7 @@ def device_intervals(
 def device_events(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """The events of devices in iterations `first` to `last`: the latest, in order of time.
+    """The events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
     """
@@ -56,7 +56,7 @@ def device_events(
 def sequence_groups(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """Which devices shared sequences in iterations `first` to `last`: the latest groups, in order of time.
+    """Which devices shared sequences in iterations `first` to `last`: the latest `limit` groups, in order of time.
 
     Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).

@@ -56,7 +56,7 @@ def device_events(
 def sequence_groups(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """Which devices shared sequences in iterations `first` to `last`: the latest `limit` groups, in order of time.
+    """The `limit` latest groups that shared sequences in iterations `first` to `last`, in order of time.
 
     Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).

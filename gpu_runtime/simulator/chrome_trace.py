@@ -1,7 +1,7 @@
 """A simulated run as a Chrome trace, the JSON that https://ui.perfetto.dev and chrome://tracing open. Pure.
 
-The form is that of "Trace Event Format" (Google, 2016): complete events (`X`) for what lasts, instant ones
-(`i`) for moments, and metadata (`M`) that names the tracks.
+The format is "Trace Event Format" (Google, 2016): complete events (`X`) for intervals, instant events (`i`)
+for moments, and metadata (`M`) that names the tracks.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from storage.record.records import Market
 _TICKS_PER_US = TICKS_PER_S // 1_000_000
 _RUN = 1
 _PROCESSES: dict[Market, int] = {"reserved": 2, "spot": 3}
-"""What the format calls a process is a market here, and a thread a device."""
+"""A process of the format stands for a market, and a thread for a device."""
 
 
 def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What every device did, what happened to it, and the run's iterations, in microseconds of the run.
+    """Return the states and events of every device, and the run's iterations, in microseconds of the run.
 
     Args:
-        run: one that kept its intervals.
-        about: what else is to be said of it, such as its policy.
+        run: a run that kept its intervals.
+        about: further metadata, such as the policy.
 
     Returns:
-        JSON values. Events of the category `device` have the name of a state, and in `args` the iteration,
-        the phase (`iteration` or `evaluation`) and dollars; those of `run` are iterations and evaluations;
-        those of `happened` are what happened to a device.
+        JSON values. Events of the category `device` are named after a state, and have in `args` the
+        iteration, the phase (`iteration` or `evaluation`) and dollars; those of `run` are iterations and
+        evaluations; those of `happened` are events of a device, such as a loss.
     """
     devices: dict[str, Market] = {one.worker: one.market for one in (*run.intervals, *run.device_events)}
     numbers = {name: number for number, name in enumerate(sorted(devices, key=_by_number), 1)}
@@ -43,7 +43,7 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
         events.append(_span(name, "run", _RUN, 1, began, end) | {"args": {"iteration": iteration}})
         began = end
     for one in run.intervals:
-        # Intervals are cut at the ends, but for a start, which is booked once the device has joined.
+        # Intervals are cut at the ends, except a start, which is booked once the device has joined.
         iteration, phase, _ = run.ends[bisect_left(ends, one.ended_at)]
         process, thread = _PROCESSES[one.market], numbers[one.worker]
         span = _span(one.state, "device", process, thread, int(one.started_at), int(one.ended_at))
@@ -61,11 +61,11 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _span(name: str, category: str, process: int, thread: int, began: int, ended: int) -> dict[str, Any]:
-    """Something that lasts.
+    """Return the event of an interval.
 
     Args:
-        name: what it is.
-        category: which kind of event.
+        name: its label.
+        category: its kind of event.
         process, thread: its track.
         began, ended: ticks.
     """
@@ -76,7 +76,7 @@ def _span(name: str, category: str, process: int, thread: int, began: int, ended
 
 
 def _names(devices: Mapping[str, Market], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Metadata: what the tracks are called, and that the figures are simulated."""
+    """Return metadata: the names of the tracks, which say that the figures are simulated."""
     tracks = [(_RUN, 1, "run")]
     tracks += [(_PROCESSES[devices[name]], number, name) for name, number in numbers.items()]
     processes = {_RUN: "simulated run"}
@@ -98,5 +98,5 @@ def _names(devices: Mapping[str, Market], numbers: Mapping[str, int]) -> list[di
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """`spot-2` before `spot-10`."""
+    """Return a key that sorts `spot-2` before `spot-10`."""
     return re.sub(r"\d+", "", name), int((re.findall(r"\d+", name) or ["0"])[-1])

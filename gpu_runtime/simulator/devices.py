@@ -1,4 +1,4 @@
-"""A device of a simulated run, what it works on, and the phase that hears of its changes. Pure."""
+"""A device of a simulated run, its current lease, and the interface of the phase it is in. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from storage.record.records import Market
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A lease on its device.
+    """A lease under way on a device.
 
     Attributes:
-        lease: of one batch.
-        since: when it was granted.
-        end: when the batch is finished, or handed back at a notice or for another group.
+        lease: lease of one batch.
+        since: tick at which it was granted.
+        end: event at which the batch is finished, or handed back at a notice or for another group.
         step: ticks of a denoising step.
         chunk: denoising steps between commits.
-        halted: when its instance went; None as long as it works.
-        until: denoising step at which it is handed back; None where it is delivered.
+        halted: tick at which its instance was lost; None while it works.
+        until: denoising step at which it is handed back; None if it will be delivered.
     """
 
     lease: Lease[int]
@@ -35,23 +35,23 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class SimulatedDevice:
-    """A device: a few times, and what it does.
+    """The state of a simulated device.
 
     Attributes:
-        name: unlike any other.
-        market: how it is rented.
-        came: when its process began.
-        trains: whether it is one of the trainers.
-        loading: when it will have loaded its model; None once it has.
-        joined: it is one of the fleet's devices: from then on, its loading is on the bill.
-        known_gone: when the run can know that its instance has gone; None as long as that is there.
+        name: unique name.
+        market: market that it is rented on.
+        came: tick at which its process began.
+        trains: True if it is a trainer.
+        loading: event at which it has loaded its model; None once it has.
+        joined: True once it is part of the fleet; its loading is then on the bill.
+        known_gone: tick at which the run can know that its instance is lost; None while the instance exists.
         holds: version of its weights.
-        coming: when it will hold the phase's weights.
-        noticed: it is under a preemption notice.
-        free_at: until then it is busy with a call whose result is not used.
-        flight: what it works on, alone or with others.
-        place: its number among the places of its market.
-        instance: where it is.
+        coming: event at which it will hold the phase's weights.
+        noticed: True if it is under a preemption notice.
+        free_at: tick until which it is busy with a call whose result is not used.
+        flight: lease that it works on, alone or with others.
+        place: its slot among those of its market.
+        instance: name of its instance.
     """
 
     name: str
@@ -71,21 +71,21 @@ class SimulatedDevice:
 
     @property
     def serves(self) -> bool:
-        """Whether it has joined and stays, as far as the run can know."""
+        """True if it has joined and stays, as far as the run can know."""
         return self.joined and self.known_gone is None and not self.noticed
 
     @property
     def members(self) -> tuple[SimulatedDevice, ...]:
-        """Itself: it works alone."""
+        """The device alone, since it works alone."""
         return (self,)
 
 
 class Holder(Protocol):
-    """What pulls: a device, or devices that share samples."""
+    """A device, or a group of devices that share samples, that pulls batches."""
 
     @property
     def flight(self) -> Flight | None:
-        """What it works on."""
+        """The lease that it works on."""
         ...
 
     @flight.setter
@@ -93,22 +93,22 @@ class Holder(Protocol):
 
     @property
     def name(self) -> str:
-        """As leases have it."""
+        """Its name in leases."""
         ...
 
     @property
     def noticed(self) -> bool:
-        """Whether it is under a preemption notice."""
+        """True if it is under a preemption notice."""
         ...
 
     @property
     def serves(self) -> bool:
-        """Whether it stays, as far as the run can know."""
+        """True if it stays, as far as the run can know."""
         ...
 
     @property
     def trains(self) -> bool:
-        """Whether a trainer is in it."""
+        """True if a trainer is in it."""
         ...
 
     @property
@@ -118,20 +118,20 @@ class Holder(Protocol):
 
 
 class PhaseOfDevices(Protocol):
-    """A phase that the devices are in; its methods are called when one joins, leaves or is lost."""
+    """The phase that devices are in; its methods are called when a device joins, leaves or is lost."""
 
     def on_joined(self, device: SimulatedDevice) -> None:
-        """A device has loaded its model."""
+        """Take note that a device has loaded its model."""
         ...
 
     def on_notice(self, device: SimulatedDevice) -> None:
-        """A device is under a preemption notice."""
+        """Take note that a device is under a preemption notice."""
         ...
 
     def on_gone(self, device: SimulatedDevice) -> None:
-        """A device does nothing any more; the run does not know it yet."""
+        """Take note that a device has stopped working, which the run does not know yet."""
         ...
 
     def on_lost(self, device: SimulatedDevice) -> None:
-        """The run knows that a device that had something to do is lost; it is still on the time line."""
+        """Take note that the run knows of the loss of a busy device, which is still on the timeline."""
         ...

@@ -1,4 +1,4 @@
-"""Devices of a simulated run: reserved ones that stay, spot ones that come and go as a trace says. Pure."""
+"""Devices of a simulated run: reserved ones stay, spot ones come and go as a trace says. Pure."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ FleetDecision = Literal["cheapest", "astraflow"]
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """What is rented.
+    """The devices to rent and their prices.
 
     Attributes:
-        reserved: devices that stay.
-        spot: most spot devices at once; the trace says how many there are.
-        trainers: reserved devices that train together.
-        reserved_usd_per_hour, spot_usd_per_hour: price of a device; on average, where it changes.
-        decided: what says before each iteration how many of them are rented; None where all that are there
-            are. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
-        instance_devices: devices of an instance, which may share samples: reserved and spot ones fill
-            instances of their own. 0 where all are on one, as those of a local cluster.
-        reserved_prices, spot_prices: from the run's beginning on; None where they do not change.
-        serving: load of the serving fleet that the spot devices are, where they are lent.
+        reserved: number of reserved devices.
+        spot: most spot devices at once; the trace says how many are available.
+        trainers: number of reserved devices that train together.
+        reserved_usd_per_hour, spot_usd_per_hour: price of a device; the average, where it changes.
+        decided: rule that decides before each iteration how many spot devices to rent; None to rent all that
+            are available. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
+        instance_devices: devices of an instance, which may share samples; reserved and spot devices are on
+            separate instances. 0 if all are on one, as in a local cluster.
+        reserved_prices, spot_prices: prices from the run's beginning on; None where they do not change.
+        serving: load of the serving fleet that lends the spot devices, where they are lent.
 
     Raises:
-        ConfigurationError: no device trains, or more train than are reserved.
+        ConfigurationError: no device trains, more train than are reserved, or `spot` is negative.
     """
 
     reserved: int
@@ -61,29 +61,29 @@ class FleetPlan:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
 
     def instance(self, market: Market, place: int) -> str:
-        """The instance of a device; devices of one may share samples.
+        """Return the instance of a device; devices of one instance may share samples.
 
         Args:
-            market: of the device.
-            place: its number among the places of its market.
+            market: the device's market.
+            place: its slot among those of its market.
         """
         return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
 
     def usd_per_hour(self, market: Market) -> float:
-        """Price of a device; on average, where it changes."""
+        """Return the price of a device; the average, where it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
 
     def prices(self, market: Market) -> PriceHistory | None:
-        """Prices of a device over time; None where they do not change."""
+        """Return the prices of a device over time; None where they do not change."""
         return self.reserved_prices if market == "reserved" else self.spot_prices
 
     def price_at(self, market: Market, at_s: float) -> float:
-        """Price of a device at a moment of the run."""
+        """Return the price of a device at a moment of the run."""
         prices = self.prices(market)
         return self.usd_per_hour(market) if prices is None else prices.price_at(at_s)
 
     def priced(self, interval: StateInterval) -> StateInterval:
-        """What a device did, in ticks, with what it cost meanwhile on average."""
+        """Return an interval in ticks with the average price of the device during it."""
         prices = self.prices(interval.market)
         if prices is None:
             return interval
@@ -91,7 +91,7 @@ class FleetPlan:
         return replace(interval, usd_per_hour=usd)
 
     def beginning(self, at_s: float) -> FleetPlan:
-        """The same for a run that begins at a moment of the prices."""
+        """Return the same plan for a run that begins at a moment of the price history."""
         reserved, spot = (
             prices and prices.beginning(at_s) for prices in (self.reserved_prices, self.spot_prices)
         )
@@ -100,13 +100,13 @@ class FleetPlan:
 
 @dataclass
 class FleetCounts:
-    """What happened to devices.
+    """Numbers of events of devices.
 
     Attributes:
         joined: spot devices that loaded their model.
         notices: notices given.
-        losses: spot devices that went.
-        changes: all of these, devices that came, and losses that became known.
+        losses: spot devices lost.
+        changes: all of these, plus arrivals, devices given back, and losses that became known.
     """
 
     joined: int = 0
@@ -116,19 +116,19 @@ class FleetCounts:
 
 
 class SimulatedFleet:
-    """Devices, and their states on the time line: booked as the fleet of a live run books them.
+    """Devices and their states on the timeline, booked as the fleet of a live run books them.
 
-    A device joins once it has loaded and a phase takes it in, and is paid for from the beginning of its
-    process. A lost one stays in the state that it was in, and is paid for, until the run knows of its loss:
-    where it has something to do, `loss` after its instance went; an idle one with the next phase.
+    A device joins once it has loaded and a phase takes it in, and is paid for from the start of its process.
+    A lost device keeps its state, and is paid for, until the run knows of the loss: a busy one `loss` ticks
+    after its instance was lost, an idle one with the next phase.
 
     Args:
         loop: the clock.
-        plan: what is rented.
-        start: ticks from an instance's coming to a loaded worker.
-        replay: when spot instances come, are warned and go; None for none.
+        plan: the devices to rent.
+        start: ticks from an instance's arrival to a loaded worker.
+        replay: arrivals, notices and losses of spot instances; None for no spot instances.
         loss: ticks from the loss of an instance to the failure of a call to its worker.
-        spot_start: as `start`, of spot devices; None for the same.
+        spot_start: `start` of spot devices; None for the same.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class SimulatedFleet:
         self.meter = PaidMeter()
         self.counts = FleetCounts()
         self.events: list[DeviceEvent] = []
-        """What happened to spot devices, in ticks."""
+        """Events of spot devices, in ticks."""
         self.phase: PhaseOfDevices | None = None
         self._loop = loop
         self._plan = plan
@@ -156,11 +156,11 @@ class SimulatedFleet:
         self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
         self._on: dict[str, SimulatedDevice] = {}  # by instance
-        # Instances that are there without a slot for them; ordered, and in constant time at both ends.
+        # Available instances without a slot; ordered, with constant-time access at both ends.
         self._unused: OrderedDict[str, None] = OrderedDict()
         self._begun = 0
         self._places = plan.spot
-        self._free_places = list(range(plan.spot))  # a heap: the first ones are filled first
+        self._free_places = list(range(plan.spot))  # a heap: the lowest are filled first
         self._wanted = plan.spot
         # Counted as devices change: a fleet of ten thousand is not searched at each event.
         self._staying = 0  # spot devices without a notice
@@ -171,17 +171,17 @@ class SimulatedFleet:
         self._await_trace()
 
     def __iter__(self) -> Iterator[SimulatedDevice]:
-        """The devices that are there, in the order in which they came."""
+        """Iterate over the present devices in order of arrival."""
         return iter(self._devices.values())
 
     @property
     def reserved_loaded(self) -> bool:
-        """Whether the devices have loaded that a run needs to begin."""
+        """True once the devices have loaded that a run needs to begin."""
         return not self._reserved_loading
 
     @property
     def any_loading(self) -> bool:
-        """Whether a device is loading its model."""
+        """True while a device is loading its model."""
         return self._loading > 0
 
     @property
@@ -190,11 +190,11 @@ class SimulatedFleet:
         return [device for device in self if device.trains]
 
     def enter(self, device: SimulatedDevice, state: DeviceState, at: int | None = None) -> None:
-        """Book what a device does from now on, or from a later moment."""
+        """Book a device's state from now on, or from a later moment."""
         self.timeline.enter(device.name, state, self._loop.now if at is None else at)
 
     def take_in(self) -> None:
-        """A phase begins: those that have loaded join, and those that are known to be gone are lost."""
+        """Let loaded devices join, and remove those known to be lost, at the beginning of a phase."""
         for device in list(self):
             if device.loading is None and not device.joined:
                 self._register(device)
@@ -202,19 +202,19 @@ class SimulatedFleet:
                 self._remove(device)
 
     def on_training(self) -> None:
-        """The run begins to train."""
+        """Tell a serving fleet that the run begins to train."""
         if isinstance(self._replay, LentDevices):
             self._replay.on_training()
 
     @property
     def spot_rented(self) -> int:
-        """Spot devices that stay, those that load included."""
+        """Number of spot devices without a notice, those that load included."""
         return self._staying
 
     def want(self, spot: int) -> None:
-        """Rent so many spot devices from now on; those above are given back, the newest first.
+        """Rent so many spot devices from now on; excess ones are given back, the newest first.
 
-        Nothing is generated meanwhile. An instance that is given back can come again as long as it is there.
+        Call it between phases. An instance that was given back can be rented again while it is available.
         """
         self._wanted = spot
         staying = [name for name, device in self._on.items() if not device.noticed]
@@ -242,7 +242,7 @@ class SimulatedFleet:
         return device
 
     def _leave(self, device: SimulatedDevice) -> None:
-        """A device is no longer one of the fleet's, if it was."""
+        """Drop a device from the fleet, if it is in it."""
         if self._devices.pop(device.name, None) is not None:
             self._loading -= device.loading is not None
             if device.market == "spot":
@@ -270,7 +270,7 @@ class SimulatedFleet:
         self.meter.start(device.name, device.market, device.came)
 
     def _await_trace(self) -> None:
-        """Put the trace's next moment on the clock."""
+        """Schedule the trace's next event on the clock."""
         next_s = None if self._replay is None else self._replay.next_s
         if next_s is not None:
             self._loop.at(max(self._loop.now, ticks(next_s)), partial(self._follow_trace, next_s))
@@ -282,7 +282,7 @@ class SimulatedFleet:
         self._await_trace()
 
     def _take(self, step: ReplayStep) -> None:
-        """Do what the trace says of an instance."""
+        """Apply a step of the trace to its instance."""
         device = self._on.get(step.instance)
         if step.kind == "add":
             self._unused[step.instance] = None
@@ -304,10 +304,10 @@ class SimulatedFleet:
             self._on_gone(device)
 
     def _fill(self) -> None:
-        """Workers begin on instances that are there, as many as there are slots without one that stays."""
+        """Start workers on available instances, until the wanted number of devices stays."""
         while self._unused and self._staying < self._wanted:
             instance, _ = self._unused.popitem(last=False)
-            if not self._free_places:  # a device under notice still has its own
+            if not self._free_places:  # a device under notice still has its slot
                 self._free_places.append(self._places)
                 self._places += 1
             place = heappop(self._free_places)
@@ -315,7 +315,7 @@ class SimulatedFleet:
             self._begun += 1
 
     def _on_gone(self, device: SimulatedDevice) -> None:
-        """An instance is gone; the run learns of it where a call to its worker fails."""
+        """Halt the device of a lost instance; the run learns of it when a call to its worker fails."""
         self.counts.losses += 1
         self._note("lost", device)
         self.counts.changes += 1
@@ -329,7 +329,7 @@ class SimulatedFleet:
     def _on_known(self, device: SimulatedDevice) -> None:
         self.counts.changes += 1
         if device.loading is not None:
-            # It died while it loaded: what that cost is on the bill all the same.
+            # It died while loading, which is on the bill all the same.
             self._start_paying(device)
             self._remove(device)
         elif self.phase is not None and (device.flight is not None or device.coming is not None):

@@ -1,8 +1,8 @@
-"""A phase of generating under the virtual clock: the scheduler of live runs, devices that are times. Pure.
+"""A generation phase under the virtual clock: the scheduler of live runs with simulated devices. Pure.
 
 A request of the scheduler is a whole batch here: samples of a batch are leased, committed and delivered
-together in a live run too. Between the beginning and the end of a lease nothing is on the clock: a chunk of
-denoising steps is like the one before, so what a loss or a notice finds committed follows from the time.
+together in a live run too. No events are scheduled between the beginning and the end of a lease: chunks of
+denoising steps all take equally long, so the commits that a loss or a notice finds follow from the time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ONE_KIND: frozenset[Market] = frozenset({"reserved"})
 
 
 class BatchTimes(NamedTuple):
-    """How fast a batch is done.
+    """The speed of a batch.
 
     Attributes:
         step: ticks of a denoising step.
-        decode: of decoding.
+        decode: ticks of decoding.
         chunk: denoising steps between commits.
     """
 
@@ -42,16 +42,16 @@ class BatchTimes(NamedTuple):
 
 
 class GenerationPhase:
-    """Devices take the phase's weights, pull batches, deliver; newcomers join; lost batches go on elsewhere.
+    """Devices take the phase's weights, pull and deliver batches; others join; lost batches resume elsewhere.
 
     Args:
         loop: the clock.
         fleet: the devices.
-        scheduler: which device gets what; its requests are batches.
-        times: of the workload.
-        work: what is to be generated.
-        first: number of the first batch, which no other of the run has.
-        gate: says whether a batch of drafts may still be begun; None where there is no window.
+        scheduler: assigns batches, its requests, to devices.
+        times: times of the workload.
+        work: the batches to generate.
+        first: number of the first batch; numbers are unique in the run.
+        gate: decides whether a batch of drafts may still begin; None without a window.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GenerationPhase:
     ) -> None:
         self.outcome = PhaseOutcome()
         self.entered: list[tuple[SimulatedDevice, DeviceState, int]] = []
-        """What devices began to do, and when in ticks."""
+        """Each state that a device entered, and when in ticks."""
         self._loop = loop
         self._fleet = fleet
         self._scheduler = scheduler
@@ -82,28 +82,28 @@ class GenerationPhase:
         self._drafts = work.kind is RequestKind.EXPLORE
         self._state: DeviceState = "explore" if self._drafts else "rollout"
         self._batch_times: dict[tuple[frozenset[Market], int], BatchTimes] = {}
-        # Those that may still pull. Ordered: taken from the front and from the middle in constant time.
+        # Those that may still pull. Ordered: removed from the front and from the middle in constant time.
         self._idle: OrderedDict[str, Holder] = OrderedDict()
-        # What the gate refuses once it refuses for the rest of the window, which only gets shorter: such a
-        # device need not be asked again whenever a batch comes back.
+        # A device that the gate refuses once is refused for the rest of the window, which only gets shorter,
+        # so it need not be asked again whenever a batch comes back.
         self._closed: set[str] = set()
-        self._left: set[str] = set()  # trainers that the live window has let go
+        self._left: set[str] = set()  # trainers that the live window has released
         self._busy = 0
         self._scorers_free = loop.now
         self._loaded_by = 0
 
     def run(self) -> PhaseOutcome:
-        """Let it happen.
+        """Simulate the phase and return its outcome.
 
         Raises:
-            SchedulingError: if no device is left, nor will come, while batches are.
+            SchedulingError: batches are left, but no device is left or will come.
         """
         work = self._work
         self._fleet.phase = self
         gone = [device for device in self._fleet if device.joined and device.known_gone is not None]
         for device in gone:
             self._call_in_vain(device)
-        # All wait until each one that the run counts on holds the weights, or is known to be lost.
+        # All wait until each device that the run counts on holds the weights, or is known to be lost.
         self._loaded_by = max((device.known_gone or 0 for device in gone if device.coming), default=0)
         if self._pushed is not None:
             self._ask_for(work.batches)
@@ -123,16 +123,16 @@ class GenerationPhase:
         return self.outcome
 
     def on_joined(self, device: SimulatedDevice) -> None:
-        """A device has loaded its model: it takes the phase's weights, and pulls."""
+        """Let a device that has loaded its model take the phase's weights and pull."""
         self._take_in(device)
 
     def on_notice(self, device: SimulatedDevice) -> None:
-        """A device stops at the end of the denoising step that it does."""
+        """Stop a device at the end of its current denoising step."""
         self._stop(device)
         self._forget(device)
 
     def _forget(self, device: SimulatedDevice) -> None:
-        """A device begins nothing any more."""
+        """Account for a device that begins nothing any more."""
         if self._pushed is not None:
             self._pushed.on_notice(device.name)
             self._wake()
@@ -146,7 +146,7 @@ class GenerationPhase:
             self._hand_back_after(holder, flight, -(-(self._loop.now - flight.since) // flight.step))
 
     def _hand_back_after(self, holder: Holder, flight: Flight, steps: int) -> None:
-        """Let a lease end after so many of its denoising steps; one that is decoded by then is delivered."""
+        """End a lease after so many of its denoising steps; one that has no more than these is delivered."""
         reached = flight.lease.step + steps
         if reached < flight.lease.steps:
             flight.end.cancel()
@@ -155,18 +155,18 @@ class GenerationPhase:
             flight.end = self._loop.at(at, partial(self._hand_back, holder, flight, reached))
 
     def on_gone(self, device: SimulatedDevice) -> None:
-        """A device does nothing any more, but holds what it has until the run knows that it is lost."""
+        """Halt a device, which keeps its lease until the run knows that it is lost."""
         self._idle.pop(device.name, None)
         if device.coming is not None:
             device.coming.cancel()
         if device.flight is not None:
             device.flight.end.cancel()
             device.flight.halted = self._loop.now
-        if device.flight is None and device.coming is None:  # no call fails: nothing else says so
+        if device.flight is None and device.coming is None:  # no call fails that would tell
             self._forget(device)
 
     def on_lost(self, device: SimulatedDevice) -> None:
-        """A device is lost: its batch goes on elsewhere from the last commit."""
+        """Take back the batch of a lost device; it continues elsewhere from the last commit."""
         self._busy -= 1
         flight = device.flight
         if flight is not None:
@@ -182,7 +182,7 @@ class GenerationPhase:
         lease, now = flight.lease, self._loop.now
         assert flight.halted is not None, "a device is gone before it is lost"
         done = (flight.halted - flight.since) // flight.step
-        # The last chunk ends with the images: it is delivered, not committed.
+        # The last chunk ends with the images, so it is delivered, not committed.
         chunks = min(done // flight.chunk, (lease.steps - lease.step - 1) // flight.chunk)
         committed = lease.step + chunks * flight.chunk
         if committed > lease.step:
@@ -207,7 +207,7 @@ class GenerationPhase:
         device.coming = self._loop.at(ready, partial(self._ready, device))
 
     def _call_in_vain(self, device: SimulatedDevice) -> None:
-        """A device that is gone is asked to load the weights, as the run does not know of it yet."""
+        """Let a lost device be asked to load the weights, as the run does not know of the loss yet."""
         if device.holds == self._work.version or self._is_away(device):
             return
         assert device.known_gone is not None, "it is gone"
@@ -222,7 +222,7 @@ class GenerationPhase:
         self._on_ready(device)
 
     def _on_ready(self, device: SimulatedDevice) -> None:
-        """A device holds the weights and is free."""
+        """Let a device that holds the weights and is free pull."""
         self._pull(device)
 
     def _pull(self, holder: Holder) -> None:
@@ -245,14 +245,14 @@ class GenerationPhase:
         self._begin(holder, lease)
 
     def _begin(self, holder: Holder, lease: Lease[int]) -> None:
-        """A lease on a batch begins."""
+        """Begin a lease on a batch."""
         times, now = self._times_of(holder), self._loop.now
         at = now + (lease.steps - lease.step) * times.step + times.decode
         event = self._loop.at(at, partial(self._deliver, holder))
         holder.flight = Flight(lease, now, event, times.step, times.chunk)
 
     def _times_of(self, holder: Holder) -> BatchTimes:
-        """How fast a holder does a batch: as the slowest kind of its devices."""
+        """Return how fast a holder does a batch: as fast as the slowest kind of its devices."""
         degree, kinds = len(holder.members), _ONE_KIND
         if self._times.spot is not None:
             kinds = frozenset[Market](device.market for device in holder.members)
@@ -298,11 +298,11 @@ class GenerationPhase:
         self._go_on(holder)
 
     def _go_on(self, holder: Holder) -> None:
-        """A lease is delivered: the next one."""
+        """Begin the next lease after a delivery."""
         self._pull(holder)
 
     def _judge(self, lease: Lease[int], now: int) -> None:
-        """Scorers take images in turn; drafts that they have not judged at the deadline do not count."""
+        """Queue images for the scorers; drafts not judged by the deadline do not count."""
         work = self._work
         is_last = lease.requests[0] == self._last - 1
         images = work.images - (work.batches - 1) * work.size if is_last else work.size
@@ -313,7 +313,7 @@ class GenerationPhase:
             self.outcome.judged += images
 
     def _hand_back(self, holder: Holder, flight: Flight, reached: int) -> None:
-        """A device under notice gives its batch back, committed at the step that it has reached."""
+        """Return a device's batch to the queue, committed at the step that it has reached."""
         holder.flight = None
         self._busy -= 1
         lease = flight.lease
@@ -324,35 +324,35 @@ class GenerationPhase:
         self._stand_by(holder)
 
     def _stand_by(self, holder: Holder) -> None:
-        """A lease is handed back."""
+        """Make a holder idle after it has handed its lease back."""
         self._enter(holder, "idle")
         self._wake()
         if holder.serves and not self._is_away(holder):  # a trainer that was called back meanwhile
             self._pull(holder)
 
     def _ask_for(self, batches: int) -> None:
-        """Let the next batches wait."""
+        """Add the next batches to the queue."""
         work, numbers = self._work, range(self._next, self._next + batches)
         self._scheduler.add([WorkItem(number, work.kind, work.steps, work.version) for number in numbers])
         self._next += batches
 
     def _is_idle(self, device: SimulatedDevice) -> bool:
-        """Whether it finds nothing to do, or something better."""
+        """Return True if a device finds nothing to do here, or has left to train."""
         return self._idle.get(device.name) is device or device.name in self._left
 
     def _is_away(self, holder: Holder) -> bool:
-        """Whether it trains, or waits for samples to train on."""
+        """Return True if a holder trains, or waits for samples to train on."""
         return self._away and holder.trains
 
     def _let_trainers_join(self) -> None:
-        """The trainers roll out from now on."""
+        """Let the trainers roll out from now on."""
         self._away = False
         for device in self._fleet.trainers:
             if device.flight is None:
                 self._take_in(device)
 
     def _let_trainers_leave(self) -> None:
-        """The trainers stop, each at the end of its denoising step, if others are there to go on."""
+        """Stop the trainers, each at the end of its denoising step, if other devices can go on."""
         if not any(device.serves and not device.trains for device in self._fleet):
             return
         self._away, left = True, self._loop.now
@@ -370,21 +370,21 @@ class GenerationPhase:
         self.outcome.trainers_left = left - self._began
 
     def _call_trainers_back(self) -> None:
-        """Without another device that could go on, the trainers roll out the rest."""
+        """Let the trainers roll out the rest if no other device can go on."""
         left = self.outcome.trainers_left is not None and self._away
         if left and not any(device.serves and not device.trains for device in self._fleet):
             self.outcome.trainers_back = self._loop.now - self._began
             self._let_trainers_join()
 
     def _leaves(self, holder: Holder) -> bool:
-        """Whether a trainer trains from now on, by the live window. Once it was called back, it stays."""
+        """Return True if a trainer trains from now on, by the live window; one called back stays."""
         if not holder.trains or self.outcome.trainers_back is not None or self._goes_on():
             return False
         self._left.add(holder.name)
         return True
 
     def _goes_on(self) -> bool:
-        """Whether the trainers roll out one more batch each."""
+        """Return True if the trainers should roll out one more batch each."""
         work, now = self._work, self._loop.now
         if work.window is None or work.train_s is None:
             return True
@@ -398,7 +398,7 @@ class GenerationPhase:
         return work.window.goes_on(self._steps_left() / work.steps, len(others), left_s)
 
     def _trained_s(self) -> float:
-        """Seconds of training that are done: since all trainers have left, on what is judged by now."""
+        """Return the seconds of training done since all trainers left, at most those of what is judged."""
         assert self._work.train_s is not None, "else nothing asks"
         if not all(map(self._is_idle, self._fleet.trainers)):
             return 0.0
@@ -409,7 +409,7 @@ class GenerationPhase:
         )
 
     def _steps_left(self) -> int:
-        """Denoising steps that are left, as the run knows it: of a batch under way it knows whole chunks."""
+        """Return the denoising steps left, as the run knows them: whole chunks of a batch under way."""
         left = (self._work.batches - self.outcome.delivered) * self._work.steps
         for number in range(self._first, self._next):
             commit = self._scheduler.committed(number)
@@ -422,7 +422,7 @@ class GenerationPhase:
         return left
 
     def _ask_trainers_again(self) -> None:
-        """Another device is gone: trainers that train may have to roll out again."""
+        """Let trainers that train roll out again if the loss of another device requires it."""
         if not self._left or not self._goes_on():
             return
         trainers = self._fleet.trainers
@@ -435,25 +435,25 @@ class GenerationPhase:
                 self._pull(device)
 
     def _idle_since(self, devices: Sequence[SimulatedDevice]) -> int:
-        """Ticks from the beginning until the last of some devices that are idle was."""
+        """Return the ticks from the beginning until the last of some idle devices became idle."""
         since = {holder.name: at for holder, _, at in self.entered}
         return max(since[device.name] for device in devices) - self._began
 
     def _wake(self) -> None:
-        """Something waits again: idle devices pull, as long as it does."""
+        """Let idle devices pull as long as batches wait."""
         for _ in range(len(self._idle)):
             if not self._scheduler.waiting(self._work.kind):
                 return
             self._pull(self._idle.popitem(last=False)[1])
 
     def _is_over(self) -> bool:
-        """All is delivered; drafts also end where no device can begin another, nor is one loading."""
+        """Return True once all is delivered, or no device is busy with drafts or loading."""
         if self.outcome.delivered == self._work.batches:
             return True
         return self._drafts and not self._busy and not self._fleet.any_loading
 
     def _end(self) -> None:
-        """What devices still do is not wanted any more; they are busy to the end of their chunk."""
+        """Drop what devices still work on; they stay busy until the end of their chunk."""
         self._fleet.phase = None
         for turn in self._turns:
             turn.cancel()
@@ -479,7 +479,7 @@ class GenerationPhase:
         self._scheduler.drop_waiting(self._work.kind)
 
     def _enter(self, holder: Holder, state: DeviceState) -> None:
-        """Book what a device does from now on; here each one pulls for itself."""
+        """Book the state of a holder, which is a single device here, from now on."""
         assert isinstance(holder, SimulatedDevice)
         self._fleet.enter(holder, state)
         self.entered.append((holder, state, self._loop.now))

@@ -12,19 +12,19 @@ from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.spot.traces.replay import ReplayStep
 
 LOOK_EVERY_S = 60.0
-"""Seconds for which a load stays as it is. Between two loads, looking at each step would change nothing."""
+"""Seconds for which a load stays constant; looking at it more often would change nothing."""
 
 _DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
 class ServingLoad:
-    """What a serving fleet has to do. The defaults are assumed: nothing of them is measured.
+    """The load of a serving fleet. The defaults are assumed, not measured.
 
     Attributes:
-        mean: share of its devices that are busy, on average over a day.
-        swing: half of the difference between the busiest and the quietest hour.
-        slack_s: seconds that a serving request can wait: its deadline less its own time.
+        mean: average share of its devices that are busy over a day.
+        swing: half the difference between the busiest and the quietest hour.
+        slack_s: seconds that a serving request can wait: its deadline minus its processing time.
         noise: standard deviation of the share from minute to minute.
     """
 
@@ -34,11 +34,11 @@ class ServingLoad:
     noise: float = 0.05
 
     def free(self, devices: int, chance: random.Random) -> Callable[[float], int]:
-        """Devices that are not busy over time, from a random hour of the day on.
+        """Return the number of free devices as a function of time, from a random hour of the day on.
 
         Args:
-            devices: of the fleet.
-            chance: draws the hour and the noise, in the order of the questions.
+            devices: number of devices of the fleet.
+            chance: generator of the hour, and of the noise of each call.
         """
         began_s = chance.uniform(0.0, _DAY_S)
 
@@ -54,13 +54,13 @@ ASSUMED_LOAD = ServingLoad()
 
 
 class LentDevices:
-    """When devices come and are called back, as `Replay` says it of a trace.
+    """Arrivals and recalls of lent devices, with the interface of a trace's `Replay`.
 
-    One that is called back is warned, ends its denoising step, and goes when the slack is over.
+    A recalled device gets a notice, ends its denoising step, and leaves when the slack is over.
 
     Args:
-        rule: how many are lent.
-        free: devices that no serving request needs, at a moment in seconds; asked in the order of time.
+        rule: decides how many are lent.
+        free: returns the devices that no serving request needs at a time in seconds; times never decrease.
         slack_s: seconds that a serving request can wait.
     """
 
@@ -75,11 +75,11 @@ class LentDevices:
 
     @property
     def next_s(self) -> float:
-        """When there is something to do, or to look at."""
+        """Time of the next step or look at the load, in seconds."""
         return min(self._looks_s, self._leaving[0][0]) if self._leaving else self._looks_s
 
     def due(self, now_s: float) -> list[ReplayStep]:
-        """What is to be done by now and was not handed out before, in order."""
+        """Return the steps due by now that were not returned before, in order."""
         steps: list[ReplayStep] = []
         while (at_s := self.next_s) <= now_s:
             if self._leaving and self._leaving[0][0] == at_s:
@@ -98,5 +98,5 @@ class LentDevices:
         return steps
 
     def on_training(self) -> None:
-        """The run trains."""
+        """Tell the rule that the run trains."""
         self._rule.on_training()

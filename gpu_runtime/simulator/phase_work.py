@@ -1,4 +1,4 @@
-"""What a phase of generating has to do, what it came to, and what its course depends on. Pure."""
+"""The work of a generation phase, its outcome, and the device state that it depends on. Pure."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from storage.record.records import Market
 
 @dataclass(frozen=True)
 class PhaseWork:
-    """What is to be generated.
+    """The batches to generate in a phase.
 
     Attributes:
-        kind: of all batches.
-        version: of the weights of all.
-        batches: how many.
+        kind: kind of all batches.
+        version: version of the weights for all batches.
+        batches: number of batches.
         steps: denoising steps of each.
-        size: images of a batch.
-        images: of all batches; the last one may not be full.
+        size: images of a full batch.
+        images: images of all batches; the last one may not be full.
         commit_steps: `runtime.commit_steps`.
-        beside_training: whether the trainers are busy otherwise.
-        trainers_join: when they are free and roll out too, in ticks; None for not in this phase.
-        trainers_leave: when they stop rolling out and train, in ticks, if other devices go on; None for not
+        beside_training: True if the trainers are busy training.
+        trainers_join: tick at which they are free and roll out too; None for never in this phase.
+        trainers_leave: tick at which they stop rolling out and train, if other devices go on; None for not
             before the end.
-        window: says before each of their batches whether trainers stop rolling out and train; None where
-            nothing asks.
-        train_s: seconds of training that it may be asked about; None where it is not known.
-        deadline: when the phase is over in any case, in ticks; None for when all is delivered.
+        window: decides before each of their batches whether trainers stop rolling out and train; None if
+            they do not ask.
+        train_s: seconds of training, for the window; None where unknown.
+        deadline: tick at which the phase ends in any case; None for when all is delivered.
     """
 
     kind: RequestKind
@@ -50,20 +50,20 @@ class PhaseWork:
 
 @dataclass
 class PhaseOutcome:
-    """What a phase came to.
+    """The outcome of a phase.
 
     Attributes:
-        delivered: batches.
-        lease: ticks that devices had the delivered batches.
-        share: what was done of them under these leases, in batches.
-        judged: images of drafts that were judged within the phase.
+        delivered: number of batches delivered.
+        lease: ticks for which devices held the delivered batches.
+        share: work done on them under these leases, in batches.
+        judged: images of drafts judged within the phase.
         judging: ticks that scorers need for the last images once all are delivered.
-        redone: denoising steps of batches that losses took with them.
-        redone_time: ticks that devices need to do them again.
-        returned: batches that went back to wait.
+        redone: denoising steps of batches that were lost.
+        redone_time: ticks that devices need to redo them.
+        returned: batches that returned to the queue.
         trainers_left: ticks from the beginning of a rollout until all trainers had stopped rolling out; None
             if they did not before its end.
-        trainers_back: ticks from the beginning until they had to roll out again; None if they had not.
+        trainers_back: ticks from the beginning until they had to roll out again; None if they did not.
         judged_at: ticks from the beginning until each batch of a rollout was judged.
     """
 
@@ -83,12 +83,12 @@ class PhaseOutcome:
 def devices_alike(
     devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
 ) -> tuple[tuple[int, bool, bool, bool, int | None, bool, Market], ...]:
-    """All that a phase depends on of its devices: when each is free, and whether it has the weights.
+    """Return the state of each device that a phase depends on, such as when it is free.
 
     Args:
-        devices: of the fleet.
-        work: of the phase.
-        now: ticks.
+        devices: devices of the fleet.
+        work: work of the phase.
+        now: the time in ticks.
     """
     return tuple(
         (
@@ -96,7 +96,7 @@ def devices_alike(
             device.holds == work.version,
             device.noticed,
             device.joined,
-            # The others wait until the run knows of it.
+            # The others wait until the run knows of the loss.
             None if device.known_gone is None else device.known_gone - now,
             device.trains,
             device.market,

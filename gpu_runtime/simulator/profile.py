@@ -1,7 +1,7 @@
-"""What the simulator needs to know of a workload: seconds of each part, with their evidence. Pure.
+"""Profiles of a workload for the simulator: the seconds of each part, with their evidence. Pure.
 
-A profile says what was measured, and what is a model. Each figure has a relative uncertainty; a simulated
-future draws one value of each within it, so that what is not known shows in the width of every answer.
+A profile says which figures were measured and which are modelled. Each figure has a relative uncertainty; a
+simulated future draws one value of each, so the uncertainty shows in the interval of every answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from storage.record.records import Market
 from storage.text import read_json_model
 
 Evidence = Literal["measured", "published", "modelled"]
-"""`measured` on the device that is named, `published` in the document that is named, or `modelled`."""
+"""`measured` on the named device, `published` in the named document, or `modelled`."""
 
 _REQUIRED = ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s")
 _OF_EVERY_STEP = ("batch", "degree", "seconds")
@@ -41,107 +41,107 @@ class _Part(BaseModel):
 
 
 class Quantity(_Part):
-    """A figure and what is known of it."""
+    """A figure with its evidence and uncertainty."""
 
     value: float = Field(ge=0, le=1e7)
-    """In the unit that the name of the quantity says."""
+    """The value, in the unit that the quantity's name gives."""
 
     evidence: Evidence = "modelled"
-    """Where it comes from; `source` says it in words."""
+    """Kind of its origin; `source` has the details."""
 
     source: str = ""
     """The run, the document, or the assumption."""
 
     uncertainty: float = Field(default=0.0, ge=0, le=2)
-    """Standard deviation of its logarithm: 0.1 is about a tenth up or down, in two futures of three."""
+    """Standard deviation of its logarithm: with 0.1, two of three futures are within about a tenth."""
 
     def drawn(self, chance: random.Random) -> float:
-        """A value that it may have; always takes one draw, so that others do not depend on this one."""
+        """Return a random value of it; always uses one draw, so that later draws do not depend on it."""
         return self.value * math.exp(self.uncertainty * chance.gauss(0.0, 1.0))
 
 
 class StepTime(_Part):
-    """Seconds of a denoising step."""
+    """The time of a denoising step."""
 
     batch: int = Field(ge=1, le=4096)
-    """Samples that are denoised together."""
+    """Number of samples denoised together."""
 
     degree: int = Field(default=1, ge=1, le=64)
-    """Devices that share each of them."""
+    """Number of devices that share each of them."""
 
     seconds: float = Field(gt=0, le=1e6)
-    """Of one step of the whole batch."""
+    """Seconds of one step of the whole batch."""
 
     evidence: Evidence | None = None
-    """Where it comes from; None as the profile's `step` says."""
+    """Kind of its origin; None for that of the profile's `step`."""
 
     source: str = ""
     """The run, the document, or the assumption."""
 
     uncertainty: float = Field(default=0.0, ge=0, le=2)
-    """As of a `Quantity`, on top of that of `step`: of what sharing makes of a step."""
+    """Like that of a `Quantity`, but of the effect of sharing alone: it adds to that of `step`."""
 
     @model_serializer(mode="wrap")
     def _without_what_step_says(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """JSON values; of a time for which the profile's `step` speaks, no evidence of its own."""
+        """Return JSON values, without evidence where that of the profile's `step` applies."""
         values = write(self)
         return values if self.evidence is not None else {name: values[name] for name in _OF_EVERY_STEP}
 
 
 class Profile(_Part):
-    """Seconds of each part of a workload on one kind of device, or on two."""
+    """The seconds of each part of a workload on one or two kinds of device."""
 
     name: str = Field(min_length=1, max_length=100)
-    """What it is asked for by."""
+    """Name by which users choose it."""
 
     summary: str = ""
-    """The workload in a sentence."""
+    """One sentence about the workload."""
 
     device: str = ""
-    """Kind of the devices, such as H100."""
+    """Kind of device, such as H100."""
 
     models: tuple[str, ...] = ()
-    """The models that it stands for, as `ModelConfig.key` names them."""
+    """Models that it represents, as `ModelConfig.key` names them."""
 
     steps: tuple[StepTime, ...] = Field(min_length=1)
-    """A denoising step by batch and degree."""
+    """Times of a denoising step by batch and degree."""
 
     step: Quantity
-    """What is known of `steps`: its value multiplies them all, and is 1 unless it corrects them."""
+    """Factor on all of `steps`, with their evidence and uncertainty; 1 unless it corrects them."""
 
     decode_s: Quantity
-    """Decoding one image."""
+    """Time to decode one image."""
 
     score_s: Quantity
-    """Judging one image, by one scorer."""
+    """Time for one scorer to judge one image."""
 
     train_sample_s: Quantity
     """One sample's share of an iteration's training, on one device."""
 
     weights_s: Quantity
-    """Taking new weights, each device for itself."""
+    """Time for a device to take new weights."""
 
     start_s: Quantity
-    """From an instance's coming to a worker that has loaded its model."""
+    """Time from an instance's arrival until its worker has loaded the model."""
 
     regroup_s: Quantity
-    """Devices forming a group that shares samples."""
+    """Time for devices to form a group that shares samples."""
 
     evaluation: Quantity = Quantity(value=1.0, source="taken as a rollout's")
-    """A denoising step of an evaluation, over one of a rollout."""
+    """Ratio of a denoising step of an evaluation to one of a rollout."""
 
     driver_s: Quantity = Quantity(value=0.0, source="left out")
-    """What an iteration takes beside rollout, reward and training steps: records, publishing the weights."""
+    """Time of an iteration outside rollout, reward and training steps: records, publishing the weights."""
 
     opening_s: Quantity = Quantity(value=0.0, source="left out")
-    """From loaded devices to the first phase of a run: its scorers, its tracking."""
+    """Time from loaded devices to the first phase of a run: its scorers, its tracking."""
 
     loss_s: Quantity = Quantity(value=0.0, source="left out")
-    """From the loss of an instance to the failure of a call to its worker."""
+    """Time from the loss of an instance to the failure of a call to its worker."""
 
     spot: Profile | None = None
-    """The same workload on spot devices, where these are of another kind. Of a run it says what generating,
-    weights, starting and regrouping take there; all else is this profile's."""
+    """The same workload on spot devices of another kind. It gives their times of generating, taking weights,
+    starting and regrouping; all other times come from this profile."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
@@ -160,15 +160,15 @@ class Profile(_Part):
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """The degrees that it has times of, on each kind of device."""
+        """The degrees with known times on every kind of device, rising."""
         known = {step.degree for step in self.steps}
         return tuple(sorted(known if self.spot is None else known.intersection(self.spot.degrees)))
 
     def beside(self, spot: Profile) -> Profile:
-        """This one for the reserved devices, and another one for the spot devices.
+        """Return a profile with this one for the reserved devices and another for the spot devices.
 
         Args:
-            spot: of the same workload.
+            spot: profile of the same workload.
 
         Raises:
             ConfigurationError: they have no degree in common.
@@ -182,13 +182,13 @@ class Profile(_Part):
         return Profile.model_validate(given | {"spot": spot})
 
     def refuse_without(self, *degrees: int) -> None:
-        """Refuse to stand for runs whose devices share samples otherwise than it knows.
+        """Refuse runs with degrees for which the profile has no times.
 
         Args:
-            degrees: that are needed.
+            degrees: degrees of the run.
 
         Raises:
-            ConfigurationError: it has no time of one of them.
+            ConfigurationError: the profile has no time of one of them.
         """
         for degree in degrees:
             if degree not in self.degrees:
@@ -200,12 +200,12 @@ class Profile(_Part):
                 )
 
     def step_s(self, batch: int, degree: int = 1) -> float:
-        """Seconds of a denoising step; between the batches of the profile along a straight line.
+        """Return the seconds of a denoising step, interpolated linearly between the profile's batches.
 
-        Beyond them it is in proportion to the batch, as where devices are busy.
+        Beyond them it is proportional to the batch, as on busy devices.
 
         Raises:
-            ConfigurationError: it has no time of that degree.
+            ConfigurationError: the profile has no time of that degree.
         """
         self.refuse_without(degree)
         known = sorted((step.batch, step.seconds) for step in self.steps if step.degree == degree)
@@ -221,19 +221,19 @@ class Profile(_Part):
     def times(
         self, batch: int, scorers: int, trainers: int, chance: random.Random | None = None
     ) -> WorkloadTimes:
-        """The times of a run.
+        """Return the times of a run.
 
         Args:
             batch: samples of a batch.
-            scorers: processes that judge images.
-            trainers: devices that train together; the work is divided evenly over them.
-            chance: draws the values; None takes them as they stand.
+            scorers: number of processes that judge images.
+            trainers: number of devices that train together and divide the work evenly.
+            chance: draws the values; None for the values as given.
         """
 
         def value(quantity: Quantity) -> float:
             return quantity.value if chance is None else quantity.drawn(chance)
 
-        # Both kinds of device by the same draws: what is not known of the workload is the same on both.
+        # Both kinds of device use the same draws, since the workload's uncertainty is the same on both.
         again = None if chance is None else random.Random()
         if chance is not None and again is not None:
             again.setstate(chance.getstate())
@@ -243,12 +243,12 @@ class Profile(_Part):
         weights_s, start_s, regroup_s = map(value, (self.weights_s, self.start_s, self.regroup_s))
         driver_s, opening_s, loss_s = map(value, (self.driver_s, self.opening_s, self.loss_s))
         evaluation = value(self.evaluation)
-        # After all others, so that what is drawn for devices that work alone does not depend on degrees.
+        # After all others, so that the draws for devices that work alone do not depend on degrees.
         shared_s = {degree: self.step_s(batch, degree) * step for degree in self.degrees}
         for degree in self.degrees:
             if degree > 1:
                 shared_s[degree] *= self._sharing(degree).drawn(chance) if chance is not None else 1.0
-        # A profile may stand for runs alone whose devices all share.
+        # A profile may have times only for runs whose devices all share.
         step_s = shared_s.get(1, next(iter(shared_s.values())))
         return WorkloadTimes(
             step=max(1, ticks(step_s)),
@@ -271,13 +271,13 @@ class Profile(_Part):
         )
 
     def _sharing(self, degree: int) -> Quantity:
-        """What is known of how sharing changes a step: 1, and its uncertainty."""
+        """Return the factor by which sharing changes a step: 1, with its uncertainty."""
         spread = max(step.uncertainty for step in self.steps if step.degree == degree)
         return Quantity(value=1.0, uncertainty=spread)
 
     @property
     def evidence(self) -> Mapping[Evidence, tuple[str, ...]]:
-        """The names of its quantities by where they come from."""
+        """The names of its quantities by their evidence."""
         found: dict[Evidence, tuple[str, ...]] = {}
         for name, quantity in self.quantities.items():
             found[quantity.evidence] = (*found.get(quantity.evidence, ()), name)
@@ -300,22 +300,21 @@ class WorkloadTimes:
     """The times of one simulated run, in ticks.
 
     Attributes:
-        step: a denoising step of a batch.
-        decode: decoding a batch.
-        score: one image, by all scorers together.
+        step: time of a denoising step of a batch.
+        decode: time to decode a batch.
+        score: time of one image, by all scorers together.
         train_sample: one sample's share of training, by all trainers together.
-        weights: a device takes new weights.
-        start: from an instance's coming to a loaded worker.
-        regroup: a group forms.
-        driver: an iteration's end, beside its phases.
-        opening: from loaded devices to the first phase.
-        loss: from a loss to the moment when the run can know of it.
-        evaluation_step: a denoising step of an evaluation's batch; 0 for that of a rollout's.
+        weights: time for a device to take new weights.
+        start: time from an instance's arrival to a loaded worker.
+        regroup: time to form a group.
+        driver: time of an iteration outside its phases.
+        opening: time from loaded devices to the first phase.
+        loss: time from a loss until the run can know of it.
+        evaluation_step: time of a denoising step of an evaluation's batch; 0 for `step`.
         step_s: `step` in seconds, by which commits are planned.
-        shared: a denoising step by how many devices share it, 1 among them; empty where none is known but
-            `step`.
-        shared_evaluation: likewise of an evaluation's batch.
-        spot: of spot devices, where they are of another kind.
+        shared: time of a denoising step by degree, including 1 if known; empty if only `step` is known.
+        shared_evaluation: `shared` of an evaluation's batch.
+        spot: times of spot devices, where they are of another kind.
     """
 
     step: int
@@ -335,30 +334,30 @@ class WorkloadTimes:
     spot: WorkloadTimes | None = None
 
     def of(self, market: Market) -> WorkloadTimes:
-        """Those of a market's devices, for what devices do themselves."""
+        """Return the times of a market's devices, for work that devices do themselves."""
         return self if self.spot is None or market == "reserved" else self.spot
 
     def step_of(self, kind: RequestKind, degree: int = 1) -> int:
-        """Ticks of a denoising step of a batch of a kind that so many devices share."""
+        """Return the ticks of a denoising step of a kind's batch, shared by `degree` devices."""
         if degree > 1:
             return (self.shared_evaluation if kind is RequestKind.EVALUATE else self.shared)[degree]
         return self.evaluation_step or self.step if kind is RequestKind.EVALUATE else self.step
 
     @staticmethod
     def step_seconds(step: int) -> float:
-        """A step in seconds, as a live run measures it."""
+        """Return a step in seconds, as a live run measures it."""
         return step / TICKS_PER_S
 
     @property
     def degrees(self) -> tuple[int, ...]:
-        """By how many devices a step may be shared, as far as its time is known, rising."""
+        """The degrees whose step times are known, rising."""
         return tuple(sorted(self.shared)) or (1,)
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile from a JSON file.
+    """Return the profile of a JSON file.
 
     Raises:
-        ConfigurationError: no such file, no JSON, or a figure is missing or out of range.
+        ConfigurationError: the file is missing or not JSON, or a figure is missing or out of range.
     """
     return read_json_model(path, "profile", Profile, "docs/explanation/what-if.md")

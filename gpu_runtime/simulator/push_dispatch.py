@@ -1,7 +1,7 @@
-"""Dispatch by shares dealt beforehand: what pulling is compared with. Pure.
+"""Dispatch by shares dealt in advance, the baseline for pulling. Pure.
 
-Leases, commits and deliveries are the pull scheduler's own. What differs is the assignment: every worker
-has its share from the beginning, and none takes from another's.
+Leases, commits and deliveries are those of the pull scheduler. Only the assignment differs: every worker has
+its share from the beginning, and never takes from another's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_runtime.scheduling.requests import Lease, RequestKind, RequestT, WorkIt
 
 
 class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
-    """Waiting requests by the worker that they are dealt to; those without a worker lie in a pool."""
+    """Waiting requests by the worker that they are dealt to; those without a worker are in a pool."""
 
     def __init__(self, workers: Iterable[str]) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
         return taken
 
     def deal(self, version: Hashable, batch_size: int) -> None:
-        """Deal the pool out, a batch to each worker in turn."""
+        """Deal out the pool, a batch to each worker in turn."""
         for worker in cycle(tuple(self.of)):
             batch = self._pool.take(version, tuple(RequestKind), batch_size)
             if not batch:
@@ -50,7 +50,7 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
                 self.of[worker].add(progress)
 
     def drop(self, worker: str, version: Hashable) -> None:
-        """A worker is gone: its share goes to the pool."""
+        """Move the share of a worker that is gone to the pool."""
         share = self.of.pop(worker, None)
         while share is not None and (left := share.take(version, tuple(RequestKind), 1)):
             del self._owner[left[0]]
@@ -61,14 +61,14 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
 
 
 class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
-    """Deals requests of one policy version round-robin, in batches, to the workers that are there at first.
+    """Deals requests of one policy version round-robin, in batches, to the workers present at first.
 
-    A worker's share is dealt again over those left when it is lost or under notice, from its commits. A
+    When a worker is lost or gets a notice, its share is dealt over the remaining ones, from its commits. A
     worker that comes later has nothing until then, unless it is alone.
 
     Args:
-        batch_size, lease_s, max_held: as of the pull scheduler.
-        workers: those that are there.
+        batch_size, lease_s, max_held: arguments of the pull scheduler.
+        workers: the workers present at first.
         version: the policy version of all requests.
     """
 
@@ -81,7 +81,7 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
         self._version = version
 
     def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
-        """See `PullScheduler.add`; they are dealt at once."""
+        """See `PullScheduler.add`; the requests are dealt at once."""
         super().add(items)
         self._shares.deal(self._version, self._batch_size)
 
@@ -93,7 +93,7 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
         room: int,
         kinds: Collection[RequestKind] = tuple(RequestKind),
     ):
-        """The next batch of the worker's own share."""
+        """Return the next batch of the worker's share."""
         if worker not in self._shares.of:
             alone = not self._shares.of
             self._shares.of[worker] = WaitingRequests()
@@ -105,18 +105,18 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """See `PullScheduler.on_worker_lost`; what the worker had not done is dealt over those left."""
+        """See `PullScheduler.on_worker_lost`; the worker's unfinished requests are dealt over those left."""
         back = super().on_worker_lost(worker, reached)
         self.on_notice(worker)
         return back
 
     def on_notice(self, worker: str) -> None:
-        """A worker begins nothing any more: its share is dealt over those left."""
+        """Deal the share of a worker that begins nothing any more over those left."""
         self._shares.drop(worker, self._version)
         self._shares.deal(self._version, self._batch_size)
 
     def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
-        """See `PullScheduler.hand_back`; what belonged to a worker under notice is dealt over those left."""
+        """See `PullScheduler.hand_back`; requests of a worker under notice are dealt over those left."""
         back = super().hand_back(whose)
         self._shares.deal(self._version, self._batch_size)
         return back

@@ -1,4 +1,4 @@
-"""How many spot devices a simulated run rents, by what past iterations took, as in a live run. Pure."""
+"""The number of spot devices that a simulated run rents, by past iterations, as in a live run. Pure."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _DECISIONS = {"cheapest": decide_capacity, "astraflow": scale_generators}
 
 
 class Renting:
-    """Decides as `RentedCapacity` does; nothing where the plan rents all that is there.
+    """Decides as `RentedCapacity` does; does nothing if the plan rents all available devices.
 
     Args:
         loop: the clock.
-        plan: what is rented, and by which decision.
+        plan: the devices to rent, and the rule that decides.
         fleet: the devices.
-        updates: of the weights in an iteration.
-        leaves: whether trainers leave rollouts to train.
+        updates: updates of the weights in an iteration.
+        leaves: True if trainers leave rollouts to train.
     """
 
     def __init__(
         self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet, updates: int, leaves: bool
     ) -> None:
         self.wanted: list[int] = []
-        """Spot devices of each iteration; empty where that is not decided."""
+        """Wanted spot devices of each iteration; empty without a decision rule."""
         self._loop = loop
         self._plan = plan
         self._fleet = fleet
         self._measured = MeasuredTimes(updates)
         self._rolled_out: int | None = None
-        self._evaluated = 0  # ticks since then
+        self._evaluated = 0  # ticks of evaluations since then
         self._leaving = plan.trainers if leaves else 0
         self._training = TrainingTime()
 
     def begin(self) -> None:
-        """Nothing is rented yet."""
+        """Make the first decision, before anything is measured."""
         if self._plan.decided is not None:
             self._rent(0, 1)
 
@@ -49,8 +49,8 @@ class Renting:
         """Rent for the next iteration.
 
         Args:
-            batches: of its rollout.
-            left: iterations that are left, the next one included.
+            batches: batches of its rollout.
+            left: iterations left, including the next one.
         """
         if self._plan.decided is None:
             return
@@ -60,22 +60,22 @@ class Renting:
         self.wanted.append(self._rent(batches, left))
 
     def on_rolled_out(self, batch: int, start: int) -> None:
-        """A rollout is over.
+        """Record the times of a finished rollout.
 
         Args:
-            batch: what a batch took, in ticks.
-            start: what a device takes to load, in ticks.
+            batch: time of a batch in ticks.
+            start: time for a device to load in ticks.
         """
         self._measured.add_batch_time(batch / TICKS_PER_S)
         self._measured.add_start(start / TICKS_PER_S)
         self._rolled_out, self._evaluated = self._loop.now, 0
 
     def on_trained(self, training: TrainingTime) -> None:
-        """The trainers have trained."""
+        """Record the time of an iteration's training."""
         self._training = training
 
     def on_evaluated(self, length: int) -> None:
-        """An evaluation took so many ticks: no part of an iteration."""
+        """Record the ticks of an evaluation, which are not part of an iteration."""
         self._evaluated += length
 
     def _rent(self, batches: int, left: int) -> int:

@@ -1,7 +1,7 @@
 """A whole run under the virtual clock: explore beside training, roll out, reward, train, evaluate. Pure.
 
-The order of the phases is that of `flows/post_train.py`. What a phase does depends on the devices it begins
-with, not on the time: one that no event of the trace disturbs is worked out once, and repeated as it was.
+The order of the phases is that of `flows/post_train.py`. A phase depends on the devices that it begins with,
+not on the time: one that no event of the trace disturbs is simulated once, and then repeated.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ _NEVER = 2**62
 
 @dataclass(frozen=True)
 class _Calm:
-    """A phase that no event disturbed, from its beginning on.
+    """A phase that no event disturbed; ticks count from its beginning.
 
     Attributes:
-        length: in ticks.
-        entered: what which device of the fleet began to do, and when.
-        after: of each device, when it is free and whether it holds the phase's weights.
+        length: its length in ticks.
+        entered: number of a device in the fleet, the state it entered, and when.
+        after: when each device is free, and whether it holds the phase's weights.
+        outcome: outcome of the phase.
     """
 
     length: int
@@ -59,17 +60,17 @@ class _Calm:
 
 
 class Simulation:
-    """One run; it is the `Drafting` of its strategy, which makes the drafts of a live run otherwise.
+    """One run; it implements `Drafting`, through which its strategy makes drafts.
 
-    Its seed plans are empty: what an iteration takes depends on the number of drafts, not on the seeds.
+    Its seed plans are empty: the time of an iteration depends on the number of drafts, not on the seeds.
 
     Args:
-        config: what is computed.
-        plan: how.
-        times: of its workload.
-        replay: spot instances over time; None for none.
-        repeats: whether undisturbed phases are worked out once; the figures are the same.
-        keeps_intervals: whether the run's intervals are kept.
+        config: the workload, and the number of iterations.
+        plan: the way the run is executed.
+        times: times of the workload.
+        replay: spot instances over time; None for no spot instances.
+        repeats: True to simulate undisturbed phases once; the figures are the same.
+        keeps_intervals: True to keep the run's intervals.
     """
 
     def __init__(
@@ -100,16 +101,16 @@ class Simulation:
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, runs=plan.runs)
         self._usd: defaultdict[Market, float] = defaultdict(float)  # times ticks of a second
-        # Who deals batches beforehand, or has a window of its own, asks nothing in the midst of a rollout.
+        # A plan that deals batches beforehand, or has a fixed window, decides nothing during a rollout.
         asks = config.runtime.trainers_leave and not (plan.pushes or plan.seeds)
         self._window = LiveWindow() if asks else None
-        self._train_s: float | None = None  # what an update took
+        self._train_s: float | None = None  # seconds of an update
         updates = config.algorithm.updates_per_iteration
         self._renting = Renting(self._loop, plan.fleet, self._fleet, updates, asks)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:
-        """Do it all."""
+        """Simulate the run and return its outcome."""
         config, run, loop = self._config, self._run, self._loop
         self._renting.begin()
         loop.run_until(lambda: self._fleet.reserved_loaded)
@@ -135,7 +136,7 @@ class Simulation:
         return run
 
     def _iterate(self, version: WeightsVersion, more: bool) -> None:
-        """One iteration; drafts beside reward and training where another one follows."""
+        """Simulate one iteration, with drafts beside reward and training if another one follows."""
         config, run, runs = self._config, self._run, self._plan.runs
         if runs > 1:
             for number in range(runs):
@@ -174,7 +175,7 @@ class Simulation:
             self._pass(self._times.driver)
 
     def _note_training(self, spans: Sequence[tuple[int, int]], judged: int) -> None:
-        """Learn what the training of an iteration takes, which was judged by then."""
+        """Record the time of an iteration's training, whose samples were all judged at tick `judged`."""
         whole_s = sum(until - since for since, until in spans) / TICKS_PER_S
         beside_s = sum(max(0, min(judged, until) - since) for since, until in spans) / TICKS_PER_S
         self._renting.on_trained(TrainingTime(whole_s, beside_s))
@@ -186,9 +187,9 @@ class Simulation:
         return self._work(RequestKind.ROLLOUT, version, prompts * group, config.sampling.rollout_steps)
 
     def _roll_out_then_train(self, work: PhaseWork) -> None:
-        """RLBoost's window: trainers roll out until it ends, then train on what the others deliver.
+        """Simulate RLBoost's window: trainers roll out until it ends, then train on what others deliver.
 
-        No more spot devices are rented than the training leaves something to do for.
+        No more spot devices are rented than are useful beside the training.
         """
         fleet, times, began = self._fleet, self._times, self._loop.now
         rollout_s = work.batches * (work.steps * times.step + times.decode) / TICKS_PER_S
@@ -203,7 +204,7 @@ class Simulation:
         window_s = solved_window_s(rollout_s, train_s, len(trainers), others)
         with self._timed("rollout"):
             outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
-        # As they come in, whatever their order.
+        # In the order in which they are judged.
         spans = self._train_spans(outcome, sorted(self._judged(outcome, work)), began)
         with self._timed("train"):
             self._pass(spans[-1][1] - self._loop.now)
@@ -212,7 +213,7 @@ class Simulation:
         return judged_groups(outcome, work, self._config.algorithm.group_size)
 
     def _train_spans(self, outcome: PhaseOutcome, groups: Sequence[int], began: int) -> list[tuple[int, int]]:
-        """From when to when the trainers train on a rollout, which began then; they are booked so."""
+        """Book and return the intervals in which trainers train on a rollout that began at tick `began`."""
         length = self._config.algorithm.group_size * self._times.train_sample
         found = training_spans(outcome, groups, length, self._loop.now - began)
         spans = [(began + since, began + until) for since, until in found]
@@ -223,7 +224,7 @@ class Simulation:
         return spans
 
     def _roll_out_beside_training(self, work: PhaseWork) -> None:
-        """A run rolls out on the devices that do not train for the other run, then on all devices."""
+        """Roll out for one run on the devices that do not train for the other, then on all devices."""
         closes = self._loop.now + self._untrained
         if self._untrained:
             for device in self._fleet.trainers:
@@ -241,7 +242,7 @@ class Simulation:
             self._pass(self._times.driver)
 
     def _train_alone(self) -> None:
-        """The training that is due, without a rollout beside it."""
+        """Simulate the training that is due, without a rollout beside it."""
         for device in self._fleet.trainers:
             self._fleet.enter(device, "train")
         with self._timed("train"):
@@ -279,11 +280,11 @@ class Simulation:
         self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
-        """Nothing is generated for a while."""
+        """Let so many ticks pass without generating."""
         self._loop.run_until(lambda: False, self._loop.now + length)
 
     def _train(self, spans: Sequence[tuple[int, int]], ahead: Ahead | None) -> SeedPlan | None:
-        """The rest of training and judging; the seeds that are chosen beside both."""
+        """Simulate the rest of training and judging, and return the seeds chosen beside both."""
         self._fleet.on_training()
         self._window_closes = spans[-1][1]
         seeds = None if ahead is None else ahead.choose()
@@ -325,24 +326,24 @@ class Simulation:
         return SeedPlan(iteration, {})
 
     def _budget(self, headroom: float = 1.0) -> float:
-        """Drafts that are planned for a window, as `SeedSearch` does; 0 where no device can draft."""
+        """Return the drafts to plan for a window, as `SeedSearch` does; 0 if no device can draft."""
         drafters = sum(device.serves and not device.trains for device in self._fleet)
         if not drafters:
             return 0.0
         most = self._candidates
         if self._plan.drafts:
             return min(self._plan.drafts, most)
-        # Devices that share a draft make one at a time.
+        # A group of devices that share drafts makes one at a time.
         held = self._forecast.budget(-(-drafters // self._config.sequence_parallel.explore))
         return most if held is None else min(headroom * held, most)
 
     @property
     def _candidates(self) -> float:
-        """Every draft that an iteration may make."""
+        """Most drafts that an iteration may make."""
         return float(self._config.prompts_explored * self._config.exploration.candidates)
 
     def _generate(self, work: PhaseWork, gate: DraftGate | None = None) -> PhaseOutcome:
-        """Do a phase, or repeat it as it was where nothing can disturb it."""
+        """Simulate a phase, or repeat a known one if nothing can disturb it."""
         self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
         began, changes = loop.now, self._fleet.counts.changes
@@ -364,7 +365,7 @@ class Simulation:
         returned = scheduler.counters.returned
         outcome = phase.run()
         outcome.returned = scheduler.counters.returned - returned
-        # What phases before have taught must stay as it was, too.
+        # The measured times of earlier phases must be unchanged, too.
         if changes == self._fleet.counts.changes and memory == self._grouping.memory(work.kind):
             places = {device: number for number, device in enumerate(devices)}
             self._calm[key] = _Calm(
@@ -378,7 +379,7 @@ class Simulation:
     def _phase(
         self, scheduler: PullScheduler[int], work: PhaseWork, gate: DraftGate | None
     ) -> GenerationPhase:
-        """By devices that work alone, or that share samples."""
+        """Return the phase, by devices that work alone or that share samples."""
         parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
         grouping = self._grouping
         if not grouping.shares(work.kind):
@@ -387,14 +388,14 @@ class Simulation:
         return (StaticPhase if grouping.static else elastic)(*parts, grouping)
 
     def _dispatch(self, work: PhaseWork) -> PullScheduler[int]:
-        """What says which device gets which batch of a phase."""
+        """Return the scheduler that assigns the batches of a phase to devices."""
         if not self._plan.pushes:
             return self._scheduler
         there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
         return PushDispatch(1, _NEVER, 1, there, work.version)
 
     def _key(self, work: PhaseWork, gate: DraftGate | None) -> Hashable:
-        """All that a phase's course depends on, as long as no event disturbs it."""
+        """Return all that a phase depends on as long as no event disturbs it."""
         now = self._loop.now
         moments = (work.deadline, work.trainers_join, work.trainers_leave)
         turns = (*(None if at is None else at - now for at in moments), work.train_s)
@@ -412,7 +413,7 @@ class Simulation:
         return outcome
 
     def _account(self, iteration: int, phase: LedgerPhase) -> None:
-        """Take in what the devices did and were paid for."""
+        """Add the states and the paid time of the devices since the last account."""
         run, now = self._run, self._loop.now
         intervals = [self._plan.fleet.priced(interval) for interval in self._fleet.timeline.take(now)]
         for interval in intervals:

@@ -1,4 +1,4 @@
-"""How a simulated run is done, and what it came to. Pure."""
+"""The plan of a simulated run, and its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ LedgerPhase = Literal["iteration", "evaluation"]
 
 @dataclass(frozen=True)
 class SimulatedPlan:
-    """How a run is done, whatever it computes.
+    """The way a run is executed, regardless of its workload.
 
     Attributes:
-        fleet: what is rented.
-        strategy: of exploration; it is asked what a live run would ask it.
-        drafts: most drafts an iteration; 0 for as many as a window holds, or for every candidate where
-            there is no window.
-        more_samples: trained on in an iteration beyond the settings' number; whole groups of them.
-        pushes: batches are dealt to the devices when a phase begins, instead of pulled.
-        seeds: trainers roll out for RLBoost's window, then train while the others roll out the rest.
-        runs: 2 where two equal runs share the devices, and one trains while the other rolls out.
-        lends: the spot devices are those of a serving fleet, which lends them as its load allows.
-        static_groups: devices that share samples stay together, and restart cold where their group changes.
+        fleet: the devices to rent.
+        strategy: exploration strategy; it gets the same calls as in a live run.
+        drafts: most drafts per iteration; 0 for as many as a window holds, or for every candidate if there
+            is no window.
+        more_samples: samples per iteration beyond the settings' number, in whole groups.
+        pushes: True to deal batches to the devices when a phase begins, instead of letting them pull.
+        seeds: True if trainers roll out for RLBoost's window, then train while others roll out the rest.
+        runs: 2 if two equal runs share the devices, and one trains while the other rolls out.
+        lends: True if the spot devices are lent by a serving fleet as its load allows.
+        static_groups: True if devices that share samples stay together, and restart cold if their group
+            changes.
     """
 
     fleet: FleetPlan
@@ -46,19 +47,19 @@ class SimulatedPlan:
 
     @property
     def only_simulated(self) -> str | None:
-        """What no live run does, in words; None for none of it."""
+        """The part of it that no live run supports, in words; None where a live run can follow it."""
         return _first({**self._ways_alone, "groups of devices that restart cold": self.static_groups})
 
     @property
     def done_alone(self) -> str | None:
-        """What no live run does whose devices share samples, in words; None for none of it."""
+        """The part of it that needs devices that work alone, in words; None where they may share samples."""
         return _first(
             {**self._ways_alone, "renting what times and prices say": self.fleet.decided is not None}
         )
 
     @property
     def of_one_kind(self) -> str | None:
-        """What takes all devices to be of one kind, in words; None for nothing."""
+        """The part of it that needs devices of one kind, in words; None where there may be more."""
         return _first(
             {
                 "a window in which trainers roll out": self.seeds,
@@ -68,7 +69,7 @@ class SimulatedPlan:
 
     @property
     def _ways_alone(self) -> dict[str, bool]:
-        """What no live run does, and is simulated for devices that work alone."""
+        """Features that no live run supports, and that are simulated for devices that work alone."""
         return {
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
@@ -79,34 +80,34 @@ class SimulatedPlan:
 
 
 def _first(ways: Mapping[str, bool]) -> str | None:
-    """The first way that is taken."""
+    """Return the first way that is taken; None without one."""
     return next((way for way, taken in ways.items() if taken), None)
 
 
 @dataclass
 class SimulatedRun:
-    """What a simulated run came to.
+    """The outcome of a simulated run.
 
     Attributes:
         wall: ticks from its beginning to its end.
-        phases: ticks of all iterations by phase; evaluations are one of them.
-        iterations: ticks of each iteration, evaluations not included.
+        phases: ticks of the run by phase, evaluations included.
+        iterations: ticks of each iteration, without evaluations.
         spent: ticks by market and state, over all devices.
-        paid: ticks by market, metered apart from the states.
+        paid: ticks by market, metered separately from the states.
         usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
-        drafts: made and judged in time.
-        more_per_sample: images made beyond the settings' samples (drafts, or a larger batch), over these.
-        batches: rolled out.
-        redone: denoising steps of batches that losses took with them.
-        redone_time: ticks that devices need to do them again.
-        returned: batches that went back to wait.
-        joined, notices, losses: spot devices.
-        events: of the clock.
-        intervals: what every device did, in ticks; only where they are to be kept, as the next two.
-        device_events: what happened to spot devices, in ticks.
-        ends: of each iteration and each evaluation after one, its number, which of both, and its last tick.
-        wanted: spot devices that were wanted in each iteration, where that was decided.
-        runs: equal runs that shared the devices; all but the bill is of all of them together.
+        drafts: drafts made and judged in time.
+        more_per_sample: images made beyond the settings' samples (drafts, or a larger batch), per sample.
+        batches: batches rolled out.
+        redone: denoising steps of batches that were lost.
+        redone_time: ticks that devices need to redo them.
+        returned: batches that returned to the queue.
+        joined, notices, losses: numbers of spot devices that joined, got a notice, or were lost.
+        events: number of events on the clock.
+        intervals: states of every device, in ticks; empty unless kept, as are the next two.
+        device_events: events of spot devices, in ticks.
+        ends: number, kind and last tick of each iteration and of each evaluation.
+        wanted: spot devices wanted in each iteration; empty without a decision rule.
+        runs: number of equal runs that shared the devices; all but the bill covers all of them.
     """
 
     usd_per_hour: dict[Market, float]
@@ -144,26 +145,26 @@ class SimulatedRun:
 
     @property
     def paid_hours(self) -> dict[Market, float]:
-        """Device-hours that one run pays for, by market."""
+        """Device-hours for which one run pays, by market."""
         return {market: paid / 3600 / TICKS_PER_S / self.runs for market, paid in self.paid.items()}
 
     def share(self, state: DeviceState, market: Market | None = None) -> float:
-        """Share of the paid time that devices of a market, or all, were in a state; 0 without any."""
+        """Return the share of paid time that a market's devices, or all, spent in a state; 0 without any."""
         of = {key: value for key, value in self.spent.items() if market in (None, key[0])}
         whole = sum(of.values())
         return sum(value for key, value in of.items() if key[1] == state) / whole if whole else 0.0
 
     @property
     def redone_share(self) -> float:
-        """Share of the paid time that went into steps which losses took with them; at most.
+        """Upper bound on the share of the paid time that went into lost steps.
 
-        No state of its own: as in the ledger of a live run, it is in that which the device was in.
+        As in the ledger of a live run, it is part of the device's states, not a separate state.
         """
         paid = sum(self.paid.values())
         return self.redone_time / paid if paid else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; whole numbers are ticks."""
+        """Return JSON values; times are in ticks."""
         return {
             "wall": self.wall,
             "phases": {phase: self.phases[phase] for phase in sorted(self.phases)},

@@ -1,4 +1,4 @@
-"""When trainers train on prompt groups that are judged one after another. Pure."""
+"""The times at which trainers train on prompt groups that are judged one after another. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from storage.config.run_config import AlgorithmConfig
 
 
 def judged_groups(outcome: PhaseOutcome, work: PhaseWork, group: int) -> list[int]:
-    """When all samples of each prompt group were judged, in ticks from the beginning of the rollout.
+    """Return when all samples of each prompt group were judged, in ticks from the beginning of the rollout.
 
     Args:
-        outcome: of the rollout.
-        work: of the rollout; its images are whole groups.
+        outcome: outcome of the rollout.
+        work: work of the rollout; its images are whole groups.
         group: samples of a prompt.
     """
     judged, size = outcome.judged_at, work.size
@@ -25,14 +25,14 @@ def judged_groups(outcome: PhaseOutcome, work: PhaseWork, group: int) -> list[in
 
 
 def fed_groups(judged: Sequence[int], algorithm: AlgorithmConfig) -> list[int]:
-    """When the trainers may begin with each prompt group, as `gpu_runtime/fleet/training_feed.py` feeds them.
+    """Return when trainers may begin with each group, as `gpu_runtime/fleet/training_feed.py` feeds them.
 
-    The first update's groups are fed in their order, each once it and those before it are judged. All others
-    come once everything is judged; so do those whose advantages depend on all rewards.
+    The first update's groups are fed in order, each once it and those before it are judged. All others are
+    fed once everything is judged, as are all groups if advantages depend on all rewards.
 
     Args:
-        judged: see `judged_groups`.
-        algorithm: says how groups are divided over updates.
+        judged: result of `judged_groups`.
+        algorithm: settings that divide groups over updates.
     """
     fed, last = list(accumulate(judged, max)), max(judged)
     if algorithm.advantage_std == "batch":
@@ -44,14 +44,14 @@ def fed_groups(judged: Sequence[int], algorithm: AlgorithmConfig) -> list[int]:
 def training_spans(
     outcome: PhaseOutcome, groups: Sequence[int], length: int, rolled: int
 ) -> list[tuple[int, int]]:
-    """From when to when the trainers train, in ticks from the beginning of the rollout.
+    """Return the intervals in which trainers train, in ticks from the beginning of the rollout.
 
-    Trainers that had to roll out again go on when the rollout is over, with the group that they could not end
-    before.
+    Trainers that had to roll out again continue when the rollout is over, with the group that they could not
+    finish before.
 
     Args:
-        outcome: of the rollout.
-        groups: when they may begin with each prompt group, in the order of training.
+        outcome: outcome of the rollout.
+        groups: ticks at which they may begin with each prompt group, in the order of training.
         length: ticks of training on a group, by all trainers together.
         rolled: ticks of the rollout.
     """

@@ -1,4 +1,4 @@
-"""Traces as long as a run: windows of a recorded one from a random moment on, or drawn ones. Pure."""
+"""Traces as long as a run: windows of a recorded trace from a random moment on, or drawn traces. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import TraceError
 
 _MOST_LAPS = 1000
-"""How often a recorded trace may be gone through to fill one run."""
+"""Most repetitions of a recorded trace to fill one run."""
 
 
 @dataclass(frozen=True)
 class SpotMarket:
-    """When spot instances come and go.
+    """A model of when spot instances come and go.
 
     Attributes:
-        recorded: a trace, of which windows are taken; None to draw traces.
-        shape: what drawn ones are like; capacity and length are set for each run.
-        losses: whether any drawn instance is lost.
-        notice_s: seconds before its removal at which an instance is warned.
-        devices: of an instance; they come and go together.
+        recorded: trace from which windows are taken; None to draw traces.
+        shape: shape of drawn traces; capacity and length are set for each run.
+        losses: False if drawn instances are never lost.
+        notice_s: seconds of notice before an instance is removed.
+        devices: devices of an instance, which come and go together.
     """
 
     recorded: Trace | None
@@ -33,21 +33,21 @@ class SpotMarket:
     devices: int = 1
 
     def window(self, spot: int, length_s: float, chance: random.Random) -> Trace:
-        """A trace of at most `spot` devices at once for a run of so many seconds.
+        """Return a trace of at most `spot` devices at once for a run of so many seconds.
 
         Args:
-            spot: places for spot devices, a multiple of those of an instance.
-            length_s: what the run takes at most; where it takes longer, what is there then stays.
-            chance: says which window.
+            spot: slots for spot devices, a multiple of the devices of an instance.
+            length_s: longest expected time of the run; beyond it, the devices present stay.
+            chance: generator that chooses the window.
 
         Raises:
-            TraceError: the recorded trace is too short, or nothing happens in it.
+            TraceError: the recorded trace is too short, or has no events.
         """
         trace = self._instances(spot // self.devices, length_s, chance)
         return trace if self.devices == 1 else of_devices(trace, self.devices)
 
     def _instances(self, spot: int, length_s: float, chance: random.Random) -> Trace:
-        """A trace of at most `spot` instances at once."""
+        """Return a trace of at most `spot` instances at once."""
         if self.recorded is not None:
             part = thinned(self.recorded, spot)
             if not part.events or part.length_s <= 0:
@@ -61,10 +61,10 @@ class SpotMarket:
 
 
 def of_devices(trace: Trace, each: int) -> Trace:
-    """A trace of devices, from one of instances: each has so many, which come and go together.
+    """Return a trace of devices from one of instances, whose devices come and go together.
 
     Args:
-        trace: of instances.
+        trace: trace of instances.
         each: devices of an instance.
     """
     events = (
@@ -76,18 +76,18 @@ def of_devices(trace: Trace, each: int) -> Trace:
 
 
 def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:
-    """A trace from a moment on; at its end it begins anew, as often as a run needs.
+    """Return a trace from a moment on, repeated as often as a run needs.
 
-    Instances that are there at the end go on as those that are there at the beginning; those that are too
-    many go, those that lack come.
+    Instances present at the end continue as those present at the beginning; excess ones leave, missing ones
+    come.
 
     Args:
-        trace: as it was recorded, longer than no time.
-        begins_s: the moment, in seconds from its beginning.
-        length_s: how long the result is.
+        trace: the recorded trace, of a length above 0.
+        begins_s: the moment, in seconds from the trace's beginning.
+        length_s: length of the result.
 
     Raises:
-        TraceError: it would have to be gone through too often.
+        TraceError: the trace would have to be repeated too often.
     """
     if length_s > _MOST_LAPS * trace.length_s:
         raise TraceError(
@@ -95,7 +95,7 @@ def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:
             f"least {length_s / _MOST_LAPS:,.0f} s"
         )
     events: list[TraceEvent] = []
-    lives: dict[str, str] = {}  # name in the trace -> name in the result, of those that are there
+    lives: dict[str, str] = {}  # name in the trace -> name in the result, of present instances
     came = 0
     shift_s, first_s = -begins_s, begins_s
     while True:

@@ -1,7 +1,7 @@
 """A virtual clock and the events on it. Pure and exact: time is counted in whole nanoseconds.
 
-Whole numbers add up without rounding. So a device's states sum to its paid time exactly, and what happens
-does not depend on when it happens: a phase is the same, shifted, at any time of a run.
+Integers add up without rounding. So a device's states sum to its paid time exactly, and a phase is the same,
+only shifted, at any time of a run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ TICKS_PER_S = 1_000_000_000
 
 
 def ticks(seconds: float) -> int:
-    """Seconds as ticks, rounded to the nearest."""
+    """Return seconds as ticks, rounded to the nearest."""
     return round(seconds * TICKS_PER_S)
 
 
 class Event:
-    """Something that will happen.
+    """A scheduled event.
 
     Attributes:
-        at: when, in ticks.
-        act: what is done then; None once it is cancelled.
+        at: its time in ticks.
+        act: function called then; None once it is cancelled.
     """
 
     __slots__ = ("act", "at")
@@ -33,16 +33,16 @@ class Event:
         self.act: Callable[[], None] | None = act
 
     def cancel(self) -> None:
-        """It will not happen; its place on the clock stays empty."""
+        """Cancel the event; its entry stays in the queue without effect."""
         self.act = None
 
 
 class EventLoop:
-    """Events in the order of time; those of one moment in the order in which they were announced.
+    """Events in order of time; those at the same tick in the order in which they were scheduled.
 
     Attributes:
         now: ticks since the beginning.
-        done: events that have happened.
+        done: number of events that have happened.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class EventLoop:
         self._announced = 0
 
     def at(self, at: int, act: Callable[[], None]) -> Event:
-        """Do something at a time.
+        """Schedule a function at a time and return its event.
 
         Raises:
             ValueError: that time is past.
@@ -66,22 +66,22 @@ class EventLoop:
 
     @property
     def next_at(self) -> int | None:
-        """When the next event is; None without any."""
+        """Tick of the next event; None without any."""
         while self._events and self._events[0][2].act is None:
             heapq.heappop(self._events)
         return self._events[0][0] if self._events else None
 
     def run_until(self, over: Callable[[], bool], deadline: int | None = None) -> bool:
-        """Let events happen until something is over, or until a deadline.
+        """Run events until a condition holds, or until a deadline.
 
-        What is due at the deadline itself still happens.
+        Events due at the deadline itself still happen.
 
         Args:
-            over: asked after each event.
+            over: the condition, checked before the first event and after each one.
             deadline: ticks; None for as long as there are events.
 
         Returns:
-            Whether it is over; if not, it is the deadline, or no event is left.
+            True if the condition holds; False at the deadline, or when no event is left.
         """
         while not over():
             next_at = self.next_at
@@ -97,7 +97,7 @@ class EventLoop:
         return True
 
     def skip_to(self, at: int) -> None:
-        """Go on to a time before which nothing happens.
+        """Advance to a time by which no event is due.
 
         Raises:
             ValueError: an event is due by then, or that time is past.

@@ -1,8 +1,8 @@
-"""From which prices and scores on spot devices and exploration pay. Pure.
+"""The prices and scores at which spot devices and exploration start or stop paying. Pure.
 
-A policy's dollars of an iteration are a straight line over the price of a spot device: what it pays for
-reserved devices, and its spot device-hours times that price. What a policy does depends on no price, but for
-those that decide how much they rent, which are left out here.
+A policy's dollars per iteration are linear in the price of a spot device: the cost of its reserved devices,
+plus its spot device-hours times that price. A policy's behavior does not depend on prices, except for
+policies that decide how much they rent, which are left out here.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from gpu_runtime.simulator.simulated_run import SimulatedRun
 
 @dataclass(frozen=True)
 class CostLine:
-    """Dollars over the price of a spot device.
+    """Dollars as a linear function of the price of a spot device.
 
     Attributes:
-        reserved_usd: at the price 0.
-        spot_hours: device-hours.
+        reserved_usd: dollars at the price 0.
+        spot_hours: spot device-hours.
     """
 
     reserved_usd: float
     spot_hours: float
 
     def usd(self, spot_usd_per_hour: float) -> float:
-        """Dollars at a price."""
+        """Return the dollars at a price."""
         return self.reserved_usd + self.spot_hours * spot_usd_per_hour
 
     def times(self, iterations: float) -> CostLine:
-        """Of so many iterations, where this is that of one."""
+        """Return the line of so many iterations, given that this is the line of one."""
         return CostLine(self.reserved_usd * iterations, self.spot_hours * iterations)
 
 
 def cost_line(run: SimulatedRun) -> CostLine:
-    """That of an iteration: the iterations' share of the time, of the whole bill."""
+    """Return the cost line of one iteration: the bill times the iterations' share of the run's time."""
     share = sum(run.iterations) / run.wall / len(run.iterations)
     hours = run.paid_hours
     return CostLine(hours.get("reserved", 0.0) * run.usd_per_hour["reserved"], hours.get("spot", 0.0)).times(
@@ -44,14 +44,14 @@ def cost_line(run: SimulatedRun) -> CostLine:
 
 
 def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_hour: float) -> float | None:
-    """Share that a spot device must be cheaper than a reserved one for both ways to cost the same.
+    """Return the discount on a spot device at which both ways cost the same: a share of the reserved price.
 
-    Below 0 where spot devices pay without a discount, above 1 where they do not even for nothing; None where
-    none is paid for.
+    Below 0 where spot devices pay without a discount, above 1 where they would not pay even for free; None
+    where no spot device is paid for.
 
     Args:
-        spot: of the way with spot devices.
-        on_demand: of the way without.
+        spot: line of the way with spot devices.
+        on_demand: line of the way without.
         reserved_usd_per_hour: price of a reserved device.
     """
     paid = spot.spot_hours * reserved_usd_per_hour
@@ -59,16 +59,16 @@ def break_even_discount(spot: CostLine, on_demand: CostLine, reserved_usd_per_ho
 
 
 def pays_until(ours: CostLine, others: Sequence[CostLine], most: float) -> float | None:
-    """The highest price of a spot device at which we are not dearer than any other; None if there is none.
+    """Return the highest price of a spot device at which our way costs no more than any other; None if none.
 
     Args:
         ours: dollars to some score.
         others: dollars of the other ways to it, at least one.
-        most: the highest price that is asked for.
+        most: the highest price considered.
     """
     least, until = 0.0, most
     for other in others:
-        # Dollars that we are dearer, at the price 0 and for each dollar of it.
+        # How much more we cost at the price 0, and for each dollar of the price.
         at_zero, slope = ours.reserved_usd - other.reserved_usd, ours.spot_hours - other.spot_hours
         if slope > 0:
             until = min(until, -at_zero / slope)
@@ -82,12 +82,12 @@ def pays_until(ours: CostLine, others: Sequence[CostLine], most: float) -> float
 def stops_paying(
     shares: Sequence[float], ours: Mapping[float, float], others: Mapping[float, float]
 ) -> float | None:
-    """The share of the baseline's progress from which on we are dearer; None if we are not at the last one.
+    """Return the share of the baseline's progress from which on we cost more; None if not at the last share.
 
     Args:
-        shares: rising.
-        ours: dollars to each.
-        others: dollars of the cheapest other way to each.
+        shares: shares of the progress, rising.
+        ours: dollars to reach each.
+        others: dollars of the cheapest other way to reach each.
     """
     found = None
     for share in reversed(shares):

@@ -1,7 +1,7 @@
-"""How many iterations a run needs to a score: learning curves, measured with several run seeds. Pure.
+"""The number of iterations that a run needs to reach a score: measured learning curves. Pure.
 
-The simulator says what an iteration takes; a curve says how many there are. Both have an interval of their
-own: over run seeds here, over futures there.
+The simulator gives the cost of an iteration; a curve gives the number of iterations. Each has its own
+interval: over run seeds for curves, over futures for the simulator.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from gpu_runtime.simulator.comparison.policies import Arm
 from storage.text import read_json_model
 
 MILESTONES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the baseline's progress."""
+"""Shares of the baseline's progress that are reported."""
 
 _LAST = 3
-"""Evaluations at a curve's end that its end is the mean of."""
+"""Number of last evaluations whose mean is a curve's end."""
 
 
 def end_of(values: Sequence[float]) -> float:
-    """Where a curve ends: the mean of its last three evaluations."""
+    """Return the end of a curve: the mean of its last three evaluations."""
     return statistics.fmean(values[-_LAST:])
 
 
 def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float]]:
-    """The rising curve nearest the evaluations, by least squares (isotonic regression; Ayer et al., 1955).
+    """Return the least-squares rising fit to the evaluations (isotonic regression; Ayer et al., 1955).
 
     Evaluations that fall are pooled with those before them. A pool is one point, in the middle of its
-    evaluations, so the fit has the noise of their mean, and still no edge: it begins with the first one.
+    evaluations, so the fit has only the noise of their mean; it begins with the first pool.
 
     Args:
-        iterations: of the evaluations, rising.
-        values: of the evaluations.
+        iterations: iterations of the evaluations, rising.
+        values: scores of the evaluations.
 
     Returns:
-        Places and values of the points, both rising.
+        Iterations and values of the points, both rising.
     """
     pools: list[tuple[float, float, int]] = []
     for iteration, value in zip(iterations, values, strict=True):
@@ -55,11 +55,11 @@ def rising_fit(iterations: Sequence[int], values: Sequence[float]) -> tuple[list
 
 
 def reached_at(iterations: Sequence[int], values: Sequence[float], target: float) -> float | None:
-    """The iteration at which a curve's rising fit reaches the target, interpolated; None if it never does.
+    """Return the iteration at which a curve's rising fit reaches the target, interpolated; None if never.
 
     Args:
-        iterations: of the evaluations, rising.
-        values: of the evaluations.
+        iterations: iterations of the evaluations, rising.
+        values: scores of the evaluations.
         target: the value to reach.
     """
     places, means = rising_fit(iterations, values)
@@ -78,10 +78,10 @@ class LearningCurve(_Part):
     """Held-out evaluations of one run seed."""
 
     iterations: tuple[int, ...] = Field(min_length=2)
-    """Rising, from 0."""
+    """Iterations of the evaluations, rising from 0."""
 
     values: tuple[float, ...]
-    """What was evaluated at each."""
+    """Score at each iteration."""
 
     @model_validator(mode="after")
     def _is_even(self) -> Self:
@@ -93,34 +93,34 @@ class LearningCurve(_Part):
 
 
 class LearningCurves(_Part):
-    """Curves of one task by what was learned from; at least of `plain`, which is the baseline."""
+    """Curves of one task by arm; always with `plain`, the baseline."""
 
     name: str = Field(min_length=1, max_length=100)
-    """What it is asked for by."""
+    """Name by which users choose the curves."""
 
     summary: str = ""
-    """Whose curves they are, in a sentence."""
+    """One sentence about the runs behind the curves."""
 
     source: str = ""
-    """The runs or the result that they were measured in."""
+    """The runs or the result in which they were measured."""
 
     rewards: tuple[str, ...] = ()
-    """The scorers whose runs they stand for."""
+    """Scorers of the runs that the curves represent."""
 
     objective: str = ""
-    """The objective whose runs they stand for."""
+    """Objective of the runs that the curves represent."""
 
     model: str = ""
-    """The model that learned, as profiles name models; empty where it is not known."""
+    """Name of the trained model, as in profiles; empty where unknown."""
 
     learner: str = ""
-    """That model in words, with its size."""
+    """Description of the trained model, with its size."""
 
     more_per_sample: float | None = Field(default=None, ge=0)
-    """Images that the explored runs made beyond their samples, over these; None where it is not known."""
+    """Images that the explored runs made beyond their samples, per sample; None where unknown."""
 
     arms: dict[Arm, tuple[LearningCurve, ...]]
-    """Curves of several run seeds each."""
+    """Curves of each arm, one for each run seed."""
 
     @model_validator(mode="after")
     def _has_a_baseline(self) -> Self:
@@ -132,26 +132,26 @@ class LearningCurves(_Part):
 
     @property
     def base(self) -> float:
-        """What the baseline begins with."""
+        """The baseline's first score, the mean over its run seeds."""
         return statistics.fmean(curve.values[0] for curve in self.arms["plain"])
 
     @property
     def target(self) -> float:
-        """What the baseline reaches at its end, the median of its run seeds."""
+        """The baseline's score at its end, the median of its run seeds."""
         return statistics.median(end_of(curve.values) for curve in self.arms["plain"])
 
     def score_at(self, share: float) -> float:
-        """The score at a share of the baseline's progress."""
+        """Return the score at a share of the baseline's progress."""
         return self.base + share * (self.target - self.base)
 
     def iterations_to(self, arm: Arm, share: float) -> list[float]:
-        """Iterations of each run seed to a share of the baseline's progress; empty without curves of the arm.
+        """Return each run seed's iterations to a share of the baseline's progress; empty without such curves.
 
-        A run seed that never gets there counts as if it did at its end (`unreached` says how many).
+        A run seed that never gets there counts as if it did at its end (`unreached` counts these).
 
         Args:
-            arm: what is learned from.
-            share: of the way from the baseline's first score to its last.
+            arm: arm of the curves.
+            share: fraction of the way from the baseline's first score to its last.
         """
         target = self.score_at(share)
         curves = self.arms.get(arm, ())
@@ -162,11 +162,11 @@ class LearningCurves(_Part):
         ]
 
     def unreached(self, arm: Arm, share: float) -> int:
-        """Run seeds that do not get to a share of the baseline's progress.
+        """Return the number of run seeds that never reach a share of the baseline's progress.
 
         Args:
-            arm: what is learned from.
-            share: of the way from the baseline's first score to its last.
+            arm: arm of the curves.
+            share: fraction of the way from the baseline's first score to its last.
         """
         target = self.score_at(share)
         curves = self.arms.get(arm, ())
@@ -174,9 +174,9 @@ class LearningCurves(_Part):
 
 
 def read_curves(path: Path) -> LearningCurves:
-    """Learning curves from a JSON file.
+    """Return the learning curves of a JSON file.
 
     Raises:
-        ConfigurationError: no such file, no JSON, or a curve is missing or does not rise.
+        ConfigurationError: the file is missing or not JSON, or a curve is missing or does not rise.
     """
     return read_json_model(path, "curves", LearningCurves, "docs/explanation/what-if.md")

@@ -14,32 +14,32 @@ from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from storage.errors import ConfigurationError, quoted
 
 SPOTLIGHT = "spotlight"
-"""The policy whose drafts set how many the critical path makes, and how many samples a larger batch has."""
+"""The policy whose drafts set the drafts of `critical-path` and the extra samples of `larger-batch`."""
 
 SPOT, ON_DEMAND = "spot", "on-demand"
-"""The two policies that say from which discount on spot devices pay."""
+"""The two policies whose costs give the discount from which on spot devices pay."""
 
 LENDING = "lending"
-"""The policy whose devices are those of a serving fleet."""
+"""The policy that borrows the devices of a serving fleet."""
 
 Arm = Literal["plain", "stale", "fresh", "larger_batch"]
-"""What is learned from: the settings' samples, with stale or fresh drafts, or more samples."""
+"""What a run trains on: the settings' samples, alone or with stale or fresh drafts, or more samples."""
 
 
 _ANY = FleetPlan(1, 1, 1, 0.0, 0.0)
-"""Devices to ask a policy what it does."""
+"""Placeholder devices, with which a policy's plan can be inspected."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A way to do a run.
+    """A way to spend devices on a run.
 
     Attributes:
-        name: short.
-        summary: what it does, in some words.
-        plan: from what is offered, and the drafts that Spotlight makes an iteration, to how the run is done.
-        needs_drafts: whether its plan depends on Spotlight's drafts.
-        arm: the learning curve that it follows where its drafts are made.
+        name: short name.
+        summary: its behavior in a few words.
+        plan: function from the devices offered, and Spotlight's drafts per iteration, to the run's plan.
+        needs_drafts: True if its plan depends on Spotlight's drafts.
+        arm: the learning curve that it follows if its drafts are made.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Policy:
 
     @property
     def only_simulated(self) -> str | None:
-        """What it does that no live run does, in words; None where a live run can follow it."""
+        """The part of it that no live run supports, in words; None where a live run can follow it."""
         return self.plan(_ANY, 1.0).only_simulated
 
 
@@ -60,7 +60,7 @@ def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     devices = offer.reserved + offer.spot
-    # Where all that stay train, all do here: they all stay.
+    # If all reserved devices train, all devices do here, since all are reserved.
     trainers = devices if offer.trainers == offer.reserved else offer.trainers
     return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0))
 
@@ -74,7 +74,7 @@ def _spotlight(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 
 def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    # As many drafts as hidden ones, so that the two differ in when they are made alone.
+    # As many drafts as Spotlight hides beside training, so that the two differ only in when they are made.
     return SimulatedPlan(offer, FRESH if drafts else PLAIN, drafts)
 
 
@@ -134,18 +134,18 @@ POLICIES = (
     Policy("static-sp", "as spot, but groups of devices stay as they are: where one loses a member, the"
            " others restart cold", _static_groups),
 )  # fmt: skip
-"""In the order in which they are shown. `spotlight` stands before what needs its drafts."""
+"""All policies in display order. `spotlight` comes before those that need its drafts."""
 
 DEFAULT_POLICIES = POLICIES[:7]
-"""Those that are compared unless others are named, where devices work alone."""
+"""Policies that are compared unless others are named, where devices work alone."""
 
 
 def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy, ...]:
-    """Those that are compared unless others are named.
+    """Return the policies that are compared unless others are named.
 
     Args:
-        degrees: by how many devices samples are shared, by kind of request.
-        kinds: of devices.
+        degrees: number of devices that share a sample, by kind of request.
+        kinds: number of kinds of devices.
     """
     return tuple(
         policy
@@ -156,12 +156,12 @@ def default_policies(degrees: Mapping[str, int], kinds: int = 1) -> tuple[Policy
 
 
 def unfit(policy: Policy, degrees: Mapping[str, int], kinds: int = 1) -> str | None:
-    """Why a policy cannot be simulated; None where it can.
+    """Return why a policy cannot be simulated; None where it can.
 
     Args:
-        policy: which.
-        degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
-        kinds: of devices.
+        policy: the policy.
+        degrees: number of devices that share a sample, by kind of request; 0 where measured times choose.
+        kinds: number of kinds of devices.
     """
     plan = policy.plan(_ANY, 1.0)
     if plan.static_groups and degrees["rollout"] <= 1:
@@ -180,10 +180,10 @@ def unfit(policy: Policy, degrees: Mapping[str, int], kinds: int = 1) -> str | N
 
 
 def policies_of(names: Iterable[str]) -> tuple[Policy, ...]:
-    """The policies of some names, in the order in which they are shown.
+    """Return the named policies, in display order.
 
     Raises:
-        ConfigurationError: there is none of that name, or no name.
+        ConfigurationError: a name is unknown, or none is given.
     """
     wanted = set(names)
     known = {policy.name for policy in POLICIES}

@@ -1,7 +1,7 @@
-"""What policies take to a score, and where exploration pays: simulated iterations by learning curves. Pure.
+"""The cost of policies to reach a score, and where exploration pays, by learning curves. Pure.
 
-What is not known of learning and of the system stays apart: every figure has the interval of each while the
-other one is at its median.
+The uncertainty of learning and that of the system are kept apart: every figure has the interval of each,
+with the other at its median.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _LEVELS = tuple(percent / 100 for percent in range(5, 101, 5))
 """Shares of the baseline's progress at which exploration may stop paying."""
 
 _AS_MANY = 0.5
-"""Share of the explored runs' drafts from which on their curve is taken to hold."""
+"""Share of the explored runs' drafts above which their curve is assumed to hold."""
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """What a policy takes to a score.
+    """The cost of a policy to reach a score.
 
     Attributes:
-        share: of the baseline's progress.
-        score: that is.
-        iterations: over run seeds.
-        run_seeds: how many were measured.
-        unreached: how many of them did not get there; they count as if they did at their end.
-        iteration_s, iteration_usd: of an iteration, over futures.
+        share: share of the baseline's progress.
+        score: the score at that share.
+        iterations: iterations to it, over run seeds.
+        run_seeds: number of run seeds measured.
+        unreached: number of them that did not get there; they count as if they did at their end.
+        iteration_s, iteration_usd: seconds and dollars of an iteration, over futures.
     """
 
     share: float
@@ -58,11 +58,11 @@ class Milestone:
 
     @property
     def usd(self) -> float:
-        """Dollars to it, likewise."""
+        """Dollars to it, by medians, without the start and evaluations."""
         return self.iterations.median * self.iteration_usd.median
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; time and dollars without the start and evaluations."""
+        """Return JSON values; time and dollars are without the start and evaluations."""
         return {
             "share": self.share,
             "score": self.score,
@@ -83,15 +83,15 @@ class Milestone:
 
 
 def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves) -> Arm | None:
-    """The curve that runs follow by what they did: of exploration only as far as drafts were made.
+    """Return the arm whose curve the runs follow; `plain` if they made no drafts.
 
-    None where they made far fewer drafts than the explored runs of the curves: what those few are worth was
-    not measured.
+    None where they made far fewer drafts than the explored runs of the curves: the value of so few was not
+    measured.
 
     Args:
-        policy: of the runs.
-        runs: one in each future.
-        curves: of the task.
+        policy: policy of the runs.
+        runs: one run in each future.
+        curves: curves of the task.
     """
     made = statistics.median(run.more_per_sample for run in runs)
     if policy.arm == "plain" or made == 0:
@@ -100,11 +100,11 @@ def arm_of(policy: Policy, runs: Sequence[SimulatedRun], curves: LearningCurves)
 
 
 def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Milestone]:
-    """Return a policy's milestones; none where no curve says how it learns.
+    """Return a policy's milestones; an empty list where no curve applies to it.
 
     Args:
-        answer: of the policy.
-        curves: of the task.
+        answer: the policy's simulated figures.
+        curves: curves of the task.
     """
     arm, figures = arm_of(answer.policy, answer.runs, curves), answer.figures
     if arm is None:
@@ -124,9 +124,9 @@ def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Mileston
 
 
 def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
-    """The discount at which spot devices cost as much as the same devices on demand, over the futures.
+    """Return the discount at which spot devices cost as much as the same devices on demand, over the futures.
 
-    None without `spot` and `on-demand`.
+    None unless both `spot` and `on-demand` were simulated, or if a future pays for no spot device.
     """
     by_name = {answer.policy.name: answer for answer in answers}
     if SPOT not in by_name or ON_DEMAND not in by_name:
@@ -141,27 +141,27 @@ def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
 
 
 def discount_of(answers: Sequence[PolicyAnswer]) -> float:
-    """Share that a spot device was cheaper than a reserved one in the runs of `spot`, which is among them."""
+    """Return the discount of a spot device on a reserved one in the runs of `spot`, which must be present."""
     spot = next(answer for answer in answers if answer.policy.name == SPOT)
     return statistics.median(1 - run.usd_per_hour["spot"] / run.usd_per_hour["reserved"] for run in spot.runs)
 
 
 @dataclass(frozen=True)
 class ExplorationWorth:
-    """Where exploration beside training pays, against the cheapest way without it.
+    """The range in which exploration beside training pays, against the cheapest way without it.
 
     Attributes:
-        cheapest: name of that way, for the same iterations at the prices asked for.
+        cheapest: name of that way, for the same iterations at the given prices.
         saving_needed: share of the iterations that exploration has to save, over futures; 0 or less where it
             costs nothing.
-        known_to: share of the baseline's progress that most of the explored run seeds reached; nothing is
-            said of later ones. None without a curve, or where they reached none.
-        known_to_score: that score.
+        known_to: highest share of the baseline's progress that most explored run seeds reached; nothing is
+            known beyond it. None without a curve, or where they reached none.
+        known_to_score: score at `known_to`.
         pays_until_usd: price of a spot device up to which it pays at that score, over futures; 0 where it
             pays at no price, at most the reserved price; None where no score is known.
-        stops_at: share of the baseline's progress from which on it is dearer; None where it is not at
+        stops_at: share of the baseline's progress from which on it costs more; None if it does not at
             `known_to`.
-        stops_at_score: that score.
+        stops_at_score: score at `stops_at`.
     """
 
     cheapest: str
@@ -173,7 +173,7 @@ class ExplorationWorth:
     stops_at_score: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         return {
             "cheapest": self.cheapest,
             "saving_needed": self.saving_needed.to_json(),
@@ -188,15 +188,15 @@ class ExplorationWorth:
 def exploration_worth(
     answers: Sequence[PolicyAnswer], curves: LearningCurves | None, reserved_usd_per_hour: float
 ) -> ExplorationWorth | None:
-    """Where exploration pays.
+    """Return where exploration pays.
 
-    None without Spotlight, without a live run to compare it with that does not explore, or where Spotlight
-    makes no drafts.
+    None without Spotlight, without a policy to compare it with that does not explore and that a live run can
+    follow, or where Spotlight makes no drafts.
 
     Args:
-        answers: of all policies.
-        curves: of the task; None where they are not known.
-        reserved_usd_per_hour: price of a reserved device, the highest that is asked for.
+        answers: figures of all policies.
+        curves: curves of the task; None where unknown.
+        reserved_usd_per_hour: price of a reserved device, the highest price considered.
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
     others = [a for a in answers if a.policy.arm == "plain" and a.policy.only_simulated is None]
@@ -222,7 +222,7 @@ def exploration_worth(
         {at: iterations * our_usd for at, iterations in stale.items()},
         {at: iterations * least_usd for at, iterations in plain.items()},
     )
-    # How many devices `sized` rents depends on the price: it has no line.
+    # The number of devices that `sized` rents depends on the price, so its cost is not a line.
     lined = [other for other in others if not any(run.wanted for run in other.runs)]
     until = [
         pays_until(
@@ -248,9 +248,9 @@ def _explores(answer: PolicyAnswer) -> bool:
 
 
 def _known_levels(curves: LearningCurves) -> list[float]:
-    """The levels that more than half of the explored run seeds reached, so that their median was measured.
+    """Return the levels that more than half of the explored run seeds reached, so their median was measured.
 
-    The baseline's median reaches all of them: its last score is what the shares are of.
+    The baseline's median reaches all of them, since the shares are relative to its last score.
     """
     explored = len(curves.arms.get("stale", ()))
     return [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]

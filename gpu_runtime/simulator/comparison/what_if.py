@@ -1,6 +1,6 @@
 """Policies compared over several futures: one window of a trace and one draw of the profile each. Pure.
 
-All policies live through the same futures. So they differ by what they do, not by their luck.
+All policies see the same futures, so they differ by what they do, not by chance.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from storage.config.run_config import RunConfig
 from storage.prompts.of_a_run import held_out_prompts
 
 _MARGIN = 1.5
-"""Length of a trace, over what the run would take the reserved devices alone."""
+"""Length of a trace as a multiple of the run's time on the reserved devices alone."""
 
 KINDS = tuple(RequestKind)
-"""Of requests: each may have a degree of its own."""
+"""Kinds of requests; each may have a different degree."""
 
 _ALIKE = 0.01
-"""Shares of dollars within which policies cost the same."""
+"""Relative difference in dollars within which policies count as equally expensive."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over the futures: its median, its least and its largest."""
+    """A figure over the futures: its median, minimum and maximum."""
 
     median: float
     low: float
@@ -47,23 +47,23 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Of at least one value."""
+        """Return the spread of at least one value."""
         return Spread(statistics.median(values), min(values), max(values))
 
     def to_json(self) -> dict[str, float]:
-        """JSON values."""
+        """Return JSON values."""
         return {"low": self.low, "median": self.median, "high": self.high}
 
 
 @dataclass(frozen=True)
 class PolicyAnswer:
-    """What a policy comes to.
+    """The simulated figures of a policy.
 
     Attributes:
-        policy: which.
-        figures: by name; the names are those of `figures_of`.
-        best: whether it is the one to take; a live run can follow it.
-        runs: one in each future.
+        policy: the policy.
+        figures: figures by name, as `figures_of` names them.
+        best: True if it is the recommended policy, which a live run can follow.
+        runs: one run in each future.
     """
 
     policy: Policy
@@ -72,7 +72,7 @@ class PolicyAnswer:
     runs: Sequence[SimulatedRun] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return JSON values."""
         figures = {name: spread.to_json() for name, spread in self.figures.items()}
         said = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
         return {**said, "live": self.policy.only_simulated is None, **figures}
@@ -88,17 +88,17 @@ def compare_policies(
     on_run: Callable[[], None] = lambda: None,
     policies: Sequence[Policy] = DEFAULT_POLICIES,
 ) -> list[PolicyAnswer]:
-    """Simulate policies in every future.
+    """Return the figures of policies, each simulated in every future.
 
     Args:
-        config: the workload, and how many iterations.
+        config: the workload, and the number of iterations.
         offer: devices that can be rented, and their prices.
-        profile: what the workload takes.
-        market: when spot instances come and go.
-        futures: how many, at least 1.
-        seed: of the futures; the same figures for the same seed.
+        profile: times of the workload.
+        market: arrivals and losses of spot instances.
+        futures: number of futures, at least 1.
+        seed: seed of the futures; the same seed gives the same figures.
         on_run: called after every simulated run.
-        policies: those to compare, at least one.
+        policies: policies to compare, at least one.
     """
     runs = policy_runs(config, offer, profile, market, futures, seed, on_run, policies)
     answers = [PolicyAnswer(each, figures_of(runs[each.name]), runs=runs[each.name]) for each in policies]
@@ -107,7 +107,10 @@ def compare_policies(
 
 
 def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """The policies that are simulated to compare some: Spotlight too, where one needs its drafts."""
+    """Return the policies to simulate for a comparison: those given, plus Spotlight if one needs its drafts.
+
+    They are in display order.
+    """
     names = {policy.name for policy in policies}
     if any(policy.needs_drafts for policy in policies):
         names.add(SPOTLIGHT)
@@ -125,18 +128,18 @@ def policy_runs(
     policies: Sequence[Policy] = DEFAULT_POLICIES,
     keeps: str = "",
 ) -> dict[str, list[SimulatedRun]]:
-    """The runs of policies, one in each future.
+    """Return the runs of each policy, one in each future.
 
     Args:
-        config: of the run that is asked about.
-        offer: the devices that there are.
-        profile: of the workload.
-        market: what spot instances do.
-        futures: how many are drawn.
-        seed: of the futures.
+        config: the workload, and the number of iterations.
+        offer: devices that can be rented, and their prices.
+        profile: times of the workload.
+        market: arrivals and losses of spot instances.
+        futures: number of futures.
+        seed: seed of the futures.
         on_run: called after each run.
-        policies: those that are asked about.
-        keeps: the policy whose runs keep what every device did; empty for none.
+        policies: policies to compare.
+        keeps: the policy whose runs keep the intervals of every device; empty for none.
     """
     simulated = simulated_policies(policies)
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
@@ -155,12 +158,12 @@ def policy_runs(
 
 
 def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, future: tuple[int, int]) -> float:
-    """The moment of the prices at which a future begins: a random one from which on they last for a run.
+    """Return where in the price history a future begins, in seconds: random, with enough left for a run.
 
     Args:
-        config: of the run that is asked about.
-        offer: has the prices.
-        profile: of the workload.
+        config: the workload, and the number of iterations.
+        offer: devices that can be rented, and their prices.
+        profile: times of the workload.
         future: its random seed.
     """
     known = [prices.length_s for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
@@ -172,14 +175,14 @@ def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, futur
 
 
 def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:
-    """A plan as a live run can follow it: where devices share samples, no more train than were asked for."""
+    """Return the plan with at most the offered trainers where devices share samples, as in a live run."""
     if config.sequence_parallel.largest == 1:
         return plan
     return replace(plan, fleet=replace(plan.fleet, trainers=min(plan.fleet.trainers, offer.trainers)))
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
-    """The figures of a policy's runs, one in each future."""
+    """Return the figures of a policy's runs, one in each future."""
     shares = {
         "idle_share": [run.share("idle") for run in runs],
         "spot_idle_share": [run.share("idle", "spot") for run in runs],
@@ -198,24 +201,24 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
 
 
 def best_of(answers: Sequence[PolicyAnswer]) -> str | None:
-    """Of the policies that a live run can follow, the one of the least dollars; None if there is none.
+    """Return the name of the cheapest policy that a live run can follow; None without such a policy.
 
-    Of those that cost the same, to a hundredth, the one of the most drafts. What drafts are worth is a matter
-    of learning: none of these figures has it.
+    Of those that cost the same, to a hundredth, the one with the most drafts. None of these figures covers
+    the value of drafts, which depends on learning.
     """
     live = [answer for answer in answers if answer.policy.only_simulated is None]
     return _first(live).policy.name if live else None
 
 
 def better_but_simulated(answers: Sequence[PolicyAnswer]) -> PolicyAnswer | None:
-    """The policy that would be the best one if a live run could follow it; None where one can."""
+    """Return the best policy if no live run can follow it, else None."""
     first = _first(answers)
     return first if first.policy.only_simulated is not None else None
 
 
 def _first(answers: Sequence[PolicyAnswer]) -> PolicyAnswer:
-    """By dollars, then drafts."""
-    # Two runs that share devices are something else to buy than one.
+    """Return the best policy by dollars, then by drafts."""
+    # Two runs that share devices are not comparable to one.
     single = [answer for answer in answers if all(run.runs == 1 for run in answer.runs)] or answers
     least = min(answer.figures["usd"].median for answer in single)
     cheap = [a for a in single if a.figures["usd"].median <= (1 + _ALIKE) * least]
@@ -231,7 +234,7 @@ def _simulate(
     traces: dict[tuple[int, float], Trace],
     keeps_intervals: bool = False,
 ) -> SimulatedRun:
-    """A run in a future, whose traces are drawn once."""
+    """Return a run in a future; traces of the future are drawn once and kept in `traces`."""
     fleet = plan.fleet
     times = profile.times(
         config.sampling.batch_size,
@@ -245,7 +248,7 @@ def _simulate(
         rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s)
         replay = LentDevices(rule, free, fleet.serving.slack_s)
     elif fleet.spot:
-        # Its own chance: the window is the same whatever the profile draws.
+        # A separate generator: the window is the same whatever the profile draws.
         algorithm = config.algorithm
         samples = algorithm.prompts_per_iteration * algorithm.group_size
         work = plan.runs * (1 + plan.more_samples / samples)
@@ -257,17 +260,17 @@ def _simulate(
 
 
 def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:
-    """Seconds that a trace has to last for a run that may have to do without spot devices.
+    """Return the seconds that a trace has to cover for a run that may get no spot devices.
 
     Args:
         config: the workload.
-        times: of its parts.
-        reserved: devices that stay.
+        times: times of its parts.
+        reserved: number of reserved devices.
     """
     shares = config.sequence_parallel
     if shares.largest == 1:
         return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
-    # Whichever degree is slowest: groups change, and measured times may choose any.
+    # By the slowest degree: groups change, and measured times may choose any.
     known = [degree for degree in times.degrees if degree <= min(shares.largest, reserved)]
     slowest = max(undisturbed(config, times, reserved // d * d, dict.fromkeys(KINDS, d)) for d in known)
     return _MARGIN * slowest / TICKS_PER_S
@@ -276,20 +279,20 @@ def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> fl
 def undisturbed(
     config: RunConfig, times: WorkloadTimes, devices: int, degrees: Mapping[str, int] | None = None
 ) -> int:
-    """Ticks of a run on devices that are alike and stay, without drafts: by formula, not by simulation.
+    """Return the ticks of a run on equal devices that stay, without drafts: by formula, not by simulation.
 
     Args:
         config: the workload.
-        times: of its parts.
-        devices: that generate; `times` has how many train. They are a multiple of every degree, and so are
-            those of each instance.
-        degrees: how many of them share a sample, by kind; None for the settings' fixed degrees.
+        times: times of its parts, for a given number of trainers.
+        devices: number of devices that generate, a multiple of every degree, as is the number on each
+            instance.
+        degrees: number of devices that share a sample, by kind; None for the settings' fixed degrees.
     """
     sampling, algorithm = config.sampling, config.algorithm
     degrees = config.sequence_parallel.by_kind if degrees is None else degrees
 
     def generate(images: int, steps: int, kind: RequestKind) -> tuple[int, dict[int, int]]:
-        """When all is rolled out, and when each batch is judged."""
+        """Return when all is rolled out, and when each batch is judged."""
         size, groups = sampling.batch_size, devices // degrees[kind]
         turn = steps * times.step_of(kind, degrees[kind]) + times.decode
         begins = times.weights + (times.regroup if degrees[kind] > 1 else 0)
@@ -297,8 +300,8 @@ def undisturbed(
         judged = {}
         for batch in range(batches):
             turns, last = batch // groups + 1, min(images, (batch + 1) * size)
-            # Scorers take a turn's images as it ends. All turns before bring as much, so the first one whose
-            # images wait is the first or this one.
+            # Scorers take a turn's images as it ends. All earlier turns bring equally many, so the first turn
+            # whose images wait is the first or this one.
             judged[batch] = begins + max(
                 ended * turn + (last - (ended - 1) * groups * size) * times.score for ended in (1, turns)
             )
@@ -311,7 +314,7 @@ def undisturbed(
     if algorithm.advantage_std == "batch":
         trained = all_judged + training
     else:
-        # What the first update's groups begin with once they are judged, and all of them after them.
+        # Training begins with the first update's groups as they are judged; all others follow.
         firsts = range(0, algorithm.prompts_per_iteration, algorithm.updates_per_iteration)
         left = [len(firsts) - place for place in range(len(firsts))]
         complete = [judged[((number + 1) * group - 1) // sampling.batch_size] for number in firsts]
@@ -323,7 +326,7 @@ def undisturbed(
         trained = max(trained, all_judged) + later if later else trained
     iteration = trained + times.driver
     evaluations = [number for number in range(config.iterations + 1) if config.evaluates_after(number)]
-    # An evaluation of the weights that the next rollout has: they are taken once.
+    # An evaluation uses the weights of the next rollout, so they are loaded once.
     shared = 1 if config.optimizer.ema_decay > 0 else len(evaluations) - 1
     whole = times.start + times.opening + config.iterations * iteration - shared * times.weights
 

@@ -1,8 +1,8 @@
-"""A phase of generating whose samples are shared by groups of devices, under the virtual clock. Pure.
+"""A generation phase whose samples are shared by groups of devices, under the virtual clock. Pure.
 
 As in a live run, groups are planned when devices join, are lost or get a notice. A group that a plan
-dissolves does the chunks that it has begun; one that loses a member is broken, and its batch goes on from the
-last commit.
+dissolves finishes the chunks that it has begun; one that loses a member is broken, and its batch continues
+elsewhere from the last commit.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.record.records import DeviceState
 
 _CALLS_AHEAD = 2
-"""Chunks that a group has begun at a time, as the dispatcher of a live run starts them; of drafts one."""
+"""Chunks that a group has begun at a time, as the dispatcher of a live run starts them; one for drafts."""
 
 
 class GroupedPhase(GenerationPhase):
     """Devices take the phase's weights, form groups that pull batches, and form others as devices change.
 
     Args:
-        loop, fleet, scheduler, times, work, first, gate: as of every phase.
-        grouping: the run's sharing.
+        loop, fleet, scheduler, times, work, first, gate: arguments of `GenerationPhase`.
+        grouping: the run's grouping of devices.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class GroupedPhase(GenerationPhase):
         self._ahead = 1 if self._drafts else _CALLS_AHEAD
 
     def on_notice(self, device: SimulatedDevice) -> None:
-        """Members stop at the end of the denoising step that they do; the others form another group."""
+        """Stop the members at the end of their current denoising step; the others form another group."""
         group = self._group_of(device)
         if group is not None and group.flight is not None:
             if group.flight.halted is None:
@@ -68,7 +68,7 @@ class GroupedPhase(GenerationPhase):
             self._plan_soon()
 
     def on_gone(self, device: SimulatedDevice) -> None:
-        """A group halts with its member; nothing of it is free until the run knows that one is lost."""
+        """Halt a device's group; its members stay busy until the run knows of the loss."""
         group = self._group_of(device)
         if group is None:
             self._pool.pop(device.name, None)
@@ -83,15 +83,15 @@ class GroupedPhase(GenerationPhase):
         else:
             self._idle.pop(group.name, None)
             self._pool.pop(device.name)
-            if len(group.members) > 1:  # else no call fails: the next phase learns of it
+            if len(group.members) > 1:  # else no call fails, and the next phase notices
                 self._await_loss(device)
 
     def on_lost(self, device: SimulatedDevice) -> None:
-        """A group without a member is broken: its batch goes on elsewhere, and the others form new groups."""
+        """Break the group of a lost device: its batch goes on elsewhere, and the others form new groups."""
         group = self._group_of(device)
         self._pool.pop(device.name, None)
         self._grouping.gone(device)
-        if group is None:  # it was taking the weights, or is the second one that its group has lost
+        if group is None:  # it was taking the weights, or its group has already lost another member
             self._busy -= 1
         else:
             self._break(group, device)
@@ -103,24 +103,24 @@ class GroupedPhase(GenerationPhase):
 
     @property
     def _all_groups(self) -> list[SimulatedGroup]:
-        """The groups of now, and those that still have chunks."""
+        """The current groups, and former ones that still have chunks."""
         return list(dict.fromkeys((*self._groups.values(), *self._leaving.values())))
 
     def _group_of(self, device: SimulatedDevice) -> SimulatedGroup | None:
-        """The group whose calls a device does, or waits to do."""
+        """Return the group whose calls a device executes, or waits to execute."""
         if device.name in self._leaving:
             return self._leaving[device.name]
         place = self._registry.group_of(device.name)
         return None if place is None else self._groups.get(place)
 
     def _await_loss(self, device: SimulatedDevice) -> None:
-        """Something waits for a device that is gone, as the run does not know of it yet."""
+        """Let the phase wait for a lost device, as the run does not know of the loss yet."""
         assert device.known_gone is not None, "it is gone"
         device.coming = Event(device.known_gone, lambda: None)
         self._busy += 1
 
     def _break(self, group: SimulatedGroup, lost: SimulatedDevice) -> None:
-        self._plan_soon()  # first: what waits then is pulled by the groups of the plan
+        self._plan_soon()  # first, so that the groups of the plan pull the batches that wait then
         flight = group.flight
         if group.place in self._groups:
             del self._groups[group.place]
@@ -145,12 +145,12 @@ class GroupedPhase(GenerationPhase):
                     self._await_loss(device)
 
     def _survive(self, device: SimulatedDevice) -> None:
-        """The group of a device is broken, and it can go on in another one."""
+        """Free a device of a broken group for another one."""
         self._enter(device, "idle" if device.noticed else "regroup")
         self._release(device)
 
     def _call_off(self, group: SimulatedGroup) -> None:
-        """Members need not meet any more."""
+        """Cancel the forming of a group."""
         assert group.forming is not None
         group.forming.cancel()
         group.forming = None
@@ -158,13 +158,13 @@ class GroupedPhase(GenerationPhase):
             device.coming = None
 
     def _plan_soon(self) -> None:
-        """Plan once all that happens at this moment has happened."""
+        """Plan once all events of this tick have happened."""
         if self._plan_due is None:
             self._plan_due = self._loop.at(self._loop.now, self._plan)
             self._busy += 1
 
     def _plan(self) -> None:
-        """Go over to the groups that the devices of now should form; those that are idle pull."""
+        """Switch to the groups that the current devices should form; idle groups pull."""
         self._plan_due = None
         self._busy -= 1
         usable = {name: d for name, d in self._pool.items() if not (d.noticed or self._is_away(d))}
@@ -174,15 +174,15 @@ class GroupedPhase(GenerationPhase):
             self._pull(self._idle.popitem(last=False)[1])
 
     def _is_due(self, usable: Mapping[str, SimulatedDevice]) -> bool:
-        """Whether other groups may be wanted."""
+        """Return True if other groups may be wanted."""
         return frozenset(usable) != self._planned or bool(self._broken)
 
     def _layout(self, devices: Mapping[str, str], standing: Sequence[Group]) -> Layout:
-        """The groups that devices should form.
+        """Return the groups that devices should form.
 
         Args:
-            devices: those that may be used, with their instances.
-            standing: the groups so far.
+            devices: usable devices, with their instances.
+            standing: the current groups.
         """
         return self._grouping.fixed(self._work.kind, devices, standing)
 
@@ -206,7 +206,7 @@ class GroupedPhase(GenerationPhase):
             self._form(group)
 
     def _retire(self, group: SimulatedGroup) -> None:
-        """A group gets no further chunk than those that it has begun."""
+        """End a group after the chunks that it has begun."""
         group.over = True
         self._idle.pop(group.name, None)
         flight = group.flight
@@ -226,7 +226,7 @@ class GroupedPhase(GenerationPhase):
                 self._enter(device, "idle")
 
     def _begun(self, flight: Flight) -> int:
-        """Denoising step at the end of the chunks that are begun."""
+        """Return the denoising step at the end of the chunks begun."""
         if flight.until is not None:
             return flight.until
         chunks = self._loop.now - flight.since
@@ -234,7 +234,7 @@ class GroupedPhase(GenerationPhase):
         return min(flight.lease.steps, flight.lease.step + (chunks + self._ahead) * flight.chunk)
 
     def _form(self, group: SimulatedGroup) -> None:
-        """Members meet once the last one is free; before that, where they have to, they begin anew."""
+        """Form a group once its last member is free, after a restart of the members if one is needed."""
         free = [device for device in group.members if device.name not in self._leaving]
         waits = len(free) < len(group.members)
         forming = self._grouping.forming(group.members)
@@ -252,7 +252,7 @@ class GroupedPhase(GenerationPhase):
         if forming.restart:
             for device in free:
                 self._enter(device, "load")
-        # What waited for their loss is this group now.
+        # From now on, this group waits for their loss.
         self._busy -= sum(device.coming is not None for device in gone)
         if gone:
             group.forming = Event(at + forming.regroup, lambda: None)
@@ -264,7 +264,7 @@ class GroupedPhase(GenerationPhase):
             device.coming = group.forming
 
     def _meet(self, group: SimulatedGroup, regroup: int) -> None:
-        """Members that began anew have loaded."""
+        """Let members that restarted and have loaded meet."""
         group.forming = self._loop.at(self._loop.now + regroup, partial(self._on_formed, group))
         for device in group.members:
             device.coming = group.forming
@@ -284,7 +284,7 @@ class GroupedPhase(GenerationPhase):
             self._pull(group)
 
     def _release(self, device: SimulatedDevice) -> None:
-        """A device is free: the group that waits for it may form."""
+        """Form the group that waits for a device, which is free now."""
         place = self._registry.group_of(device.name)
         group = None if place is None else self._groups.get(place)
         if group is not None and not group.formed and group.forming is None:
@@ -303,7 +303,7 @@ class GroupedPhase(GenerationPhase):
         self._wake()
 
     def _after_lease(self, group: SimulatedGroup) -> None:
-        """A group is free, and goes on, waits for the plan, or is no more."""
+        """Let a free group go on, wait for the plan, or dissolve."""
         if group.over:
             for device in group.members:
                 del self._leaving[device.name]
@@ -317,7 +317,7 @@ class GroupedPhase(GenerationPhase):
             self._take_next(group)
 
     def _take_next(self, group: SimulatedGroup) -> None:
-        """A group is free and stays."""
+        """Give the next lease to a free group that stays."""
         self._pull(group)
 
     def _wake(self) -> None:
@@ -331,7 +331,7 @@ class GroupedPhase(GenerationPhase):
             if group.forming is not None:
                 self._call_off(group)
             if group.flight is not None and len(group.members) > 1:
-                # It is called off: no member waits for another one any more.
+                # Dropped: no member waits for another one any more.
                 group.flight.end.cancel()
                 self._scheduler.drop(group.flight.lease.requests)
                 group.flight = None

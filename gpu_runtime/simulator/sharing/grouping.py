@@ -1,7 +1,7 @@
-"""By how many devices a simulated run's samples are shared, and what forming a group takes. Pure.
+"""The groups of devices that share a simulated run's samples, and the time to form them. Pure.
 
-The groups are chosen by the functions that choose those of a live run: `plan_layout` where a degree is fixed,
-`choose_layout` where measured times choose it.
+The groups are chosen by the functions of a live run: `plan_layout` where a degree is fixed, `choose_layout`
+where measured times choose it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from storage.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Forming:
-    """What devices do until they are a group, in ticks.
+    """The times until devices form a group, in ticks.
 
     Attributes:
-        restart: their processes begin anew, load the model and take the weights.
-        regroup: they meet.
+        restart: time for their processes to restart, load the model and take the weights.
+        regroup: time for them to meet.
     """
 
     restart: int = 0
@@ -35,16 +35,16 @@ class Forming:
 
 
 class Grouping:
-    """The sharing of a whole run: its epochs, its measured times.
+    """The grouping of devices over a whole run, with its registry of groups and its measured times.
 
     Args:
-        by_kind: degree of each kind of request, as the settings have it; `AUTO` lets measured times choose.
-        times: of the workload; a degree without a time is not used.
-        plan: of the run. With static groups all kinds have the rollout's degree.
+        by_kind: degree of each kind of request, as in the settings; `AUTO` lets measured times choose.
+        times: times of the workload; a degree without a time is not used.
+        plan: plan of the run. With static groups all kinds have the rollout's degree.
 
     Raises:
-        ConfigurationError: a degree without a time, of a kind that is done; static groups whose degree is to
-            be measured; or a way to do a run that no live one has whose devices share samples.
+        ConfigurationError: a degree in use has no time; static groups have the degree `AUTO`; or the plan
+            needs devices that work alone, but they share samples.
     """
 
     def __init__(self, by_kind: Mapping[str, int], times: WorkloadTimes, plan: SimulatedPlan) -> None:
@@ -72,47 +72,47 @@ class Grouping:
             )
 
     def shares(self, kind: RequestKind) -> bool:
-        """Whether several devices may share a request of a kind."""
+        """Return True if several devices may share a request of a kind."""
         return self._by_kind[kind] != 1
 
     def measured(self, kind: RequestKind) -> bool:
-        """Whether measured times choose the degree of a kind."""
+        """Return True if measured times choose the degree of a kind."""
         return self._by_kind[kind] == AUTO
 
     def fixed(self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group]) -> Layout:
-        """The groups that devices should form where the degree is fixed.
+        """Return the groups that devices should form where the degree is fixed.
 
         Args:
-            kind: of what they do.
-            devices: those that may be used, with their instances.
-            before: the groups so far.
+            kind: kind of their requests.
+            devices: usable devices, with their instances.
+            before: the current groups.
         """
         return plan_layout(devices, large_first(self._times.degrees, self._by_kind[kind]), before)
 
     def groups_of(self, devices: Mapping[str, str]) -> list[Group]:
-        """The groups that devices' processes began as, where groups are static.
+        """Return the groups in which devices' processes started, where groups are static.
 
         Args:
-            devices: with their instances.
+            devices: devices with their instances.
         """
         begun = dict.fromkeys(names for name, names in self._together.items() if name in devices)
         return [Group(devices[next(n for n in names if n in devices)], names) for names in begun]
 
     def chosen(self, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft) -> Layout:
-        """The groups that end a phase soonest, by the measured times.
+        """Return the groups that finish a phase soonest, by the measured times.
 
         Args:
-            devices: those that may be used, with their instances.
-            before: the groups so far.
-            left: what is left of the phase.
+            devices: usable devices, with their instances.
+            before: the current groups.
+            left: work left in the phase.
         """
         return choose_layout(devices, before, left, self.step_times, self._times.degrees)
 
     def forming(self, members: Sequence[SimulatedDevice]) -> Forming:
-        """What devices have to do to become a group.
+        """Return the times until devices form a group.
 
         Args:
-            members: of it.
+            members: devices of the group.
         """
         names = tuple(device.name for device in members)
         times = [self._times.of(device.market) for device in members]
@@ -126,11 +126,11 @@ class Grouping:
         return Forming(restart, regroup)
 
     def _regroup(self, members: Sequence[SimulatedDevice]) -> int:
-        """Ticks until devices have met: as long as the slowest kind of them takes."""
+        """Return the ticks until devices have met, by the slowest kind of them."""
         return max(self._times.of(device.market).regroup for device in members)
 
     def formed(self, members: Sequence[SimulatedDevice]) -> None:
-        """Devices are a group."""
+        """Record that devices have formed a group."""
         names = tuple(device.name for device in members)
         if self.static:
             self._together |= dict.fromkeys(names, names)
@@ -138,21 +138,21 @@ class Grouping:
             self.step_times.note_regroup(self._times.step_seconds(self._regroup(members)), names)
 
     def gone(self, device: SimulatedDevice) -> None:
-        """A device is lost."""
+        """Forget the group of a device that is lost or restarts."""
         self._together.pop(device.name, None)
 
     def memory(self, kind: RequestKind) -> Hashable:
-        """What of the phases before the course of a phase depends on."""
+        """Return the state left by earlier phases that a phase depends on."""
         if self.static:
             return tuple(sorted(self._together.items()))
         return self.step_times.state() if self.measured(kind) else ()
 
     def key(self, kind: RequestKind, devices: Sequence[SimulatedDevice]) -> Hashable:
-        """All that the course of a phase depends on of its devices' names and places.
+        """Return all that a phase depends on of its devices' names, instances and past groups.
 
         Args:
-            kind: of what they do.
-            devices: of the fleet.
+            kind: kind of their requests.
+            devices: devices of the fleet.
         """
         if not self.shares(kind):
             return ()

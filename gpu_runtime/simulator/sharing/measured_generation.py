@@ -1,7 +1,7 @@
-"""A phase of generating whose groups measured times choose, under the virtual clock. Pure.
+"""A generation phase whose groups are chosen by measured times, under the virtual clock. Pure.
 
-As in a live run, groups are also chosen anew when a lease ends, before the next one begins, and when a
-degree's time becomes known.
+As in a live run, groups are also rechosen when a lease ends, before the next one begins, and when a degree's
+time becomes known.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
 
 
 class MeasuredPhase(GroupedPhase):
-    """Devices form the groups that end the phase soonest, by the times of the chunks that they have done.
+    """Devices form the groups that finish the phase soonest, by the measured times of chunks.
 
     Args:
-        parts: as of every phase whose devices share samples.
+        parts: arguments of `GroupedPhase`.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -29,7 +29,7 @@ class MeasuredPhase(GroupedPhase):
         self._asked: set[int] = set()  # batches that are not delivered
 
     def on_gone(self, device: SimulatedDevice) -> None:
-        """See `GroupedPhase.on_gone`; no chunk of its group ends any more."""
+        """See `GroupedPhase.on_gone`; no chunk of the device's group ends any more."""
         group = self._group_of(device)
         if group is not None:
             self._stop_timing(group)
@@ -57,7 +57,7 @@ class MeasuredPhase(GroupedPhase):
 
     def _take_next(self, group: SimulatedGroup) -> None:
         self._enter(group, "idle")
-        self._idle[group.name] = group  # the plan, of this moment, lets it pull
+        self._idle[group.name] = group  # the plan, due at this tick, lets it pull
 
     def _deliver(self, holder: Holder) -> None:
         assert holder.flight is not None
@@ -69,7 +69,7 @@ class MeasuredPhase(GroupedPhase):
         super()._ask_for(batches)
 
     def _time_chunk(self, group: SimulatedGroup) -> None:
-        """Put the end of the next chunk on the clock, to learn what its steps took."""
+        """Schedule the end of the next chunk, to time its steps."""
         flight = group.flight
         if flight is None or flight.halted is not None:
             return
@@ -99,7 +99,7 @@ class MeasuredPhase(GroupedPhase):
             group.chunk_ends = None
 
     def _work_left(self) -> WorkLeft:
-        """What is left of the phase, in batches."""
+        """Return the work left in the phase: the steps of each batch that waits or is under way."""
         steps, flights = self._work.steps, dict[str, Flight]()
         for group in self._all_groups:
             if group.flight is not None:

@@ -11,10 +11,10 @@ from gpu_runtime.simulator.virtual_time import Event
 
 
 class SimulatedGroup:
-    """A group of one epoch, of one device or of several.
+    """A group of one epoch, with one or several devices.
 
     Args:
-        place: its number and its members.
+        place: its epoch and the names of its members.
         members: the devices, the leader first.
     """
 
@@ -23,19 +23,19 @@ class SimulatedGroup:
         self.members = tuple(members)
         self.name = MEMBERS_JOINED_BY.join(place.members)
         self.forming: Event | None = None
-        """When it will be formed; none while it waits for a member, nor once it is formed."""
+        """Event at which it will be formed; None while it waits for a member, and once it is formed."""
         self.formed = False
         self.over = False
-        """It gets no further lease: other groups are planned, or it is broken."""
+        """True if it gets no further lease: other groups are planned, or it is broken."""
         self.timed = False
-        """A chunk of it has been timed."""
+        """True if one of its chunks has been timed."""
         self.chunk_ends: Event | None = None
-        """When a chunk is timed, where measured times choose degrees."""
+        """Event at which a chunk is timed, where measured times choose degrees."""
         self._flight: Flight | None = None
 
     @property
     def flight(self) -> Flight | None:
-        """What its members work on."""
+        """The lease that its members work on."""
         return self._flight
 
     @flight.setter
@@ -46,15 +46,15 @@ class SimulatedGroup:
 
     @property
     def noticed(self) -> bool:
-        """Whether a member is under a preemption notice."""
+        """True if a member is under a preemption notice."""
         return any(device.noticed for device in self.members)
 
     @property
     def serves(self) -> bool:
-        """Whether it gets further leases."""
+        """True if it gets further leases."""
         return self.formed and not self.over
 
     @property
     def trains(self) -> bool:
-        """Whether a trainer is in it."""
+        """True if a trainer is in it."""
         return any(device.trains for device in self.members)

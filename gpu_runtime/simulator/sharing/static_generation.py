@@ -1,8 +1,8 @@
-"""A phase of generating by groups that stay as they were begun: what elastic groups are compared with. Pure.
+"""A generation phase by groups that stay as they started: the baseline for elastic groups. Pure.
 
-No live run does it. Where a group loses a member, the processes of the others begin anew: they load the model
-and take the weights before they form another group, with the devices that are in none then. Between phases a
-group stays; at the beginning of one, the processes of a group that should be another one begin anew, too.
+No live run supports it. If a group loses a member, the processes of the others restart: they load the model
+and take the weights before they form another group with devices that are in none by then. Groups persist
+between phases; at the beginning of a phase, the processes of a group that should change restart, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StaticPhase(GroupedPhase):
         if self._planned is None:
             return self._grouping.fixed(kind, devices, self._grouping.groups_of(devices))
         stay = [group for group in standing if all(member in devices for member in group.members)]
-        # The others of a group that does not stay begin anew first.
+        # The other members of a group that does not stay restart first.
         taken = {member for group in standing for member in group.members} | self._leaving.keys()
         free = {name: instance for name, instance in devices.items() if name not in taken}
         return Layout((*stay, *self._grouping.fixed(kind, free, ()).groups), ())
@@ -51,7 +51,7 @@ class StaticPhase(GroupedPhase):
                 self._restart(device)
 
     def _restart(self, device: SimulatedDevice) -> None:
-        """A process begins anew, and is in no group then."""
+        """Restart the process of a device, which is in no group then."""
         self._pool.pop(device.name, None)
         self._grouping.gone(device)
         self._enter(device, "load")
@@ -63,7 +63,7 @@ class StaticPhase(GroupedPhase):
     def _end(self) -> None:
         begun = {group: group.forming.at for group in self._groups.values() if group.forming is not None}
         super()._end()
-        for group, at in begun.items():  # processes that begin anew do so to the end
+        for group, at in begun.items():  # a restart that has begun is completed
             self._grouping.formed(group.members)
             for device in group.members:
                 device.free_at = at

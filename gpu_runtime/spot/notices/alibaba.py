@@ -1,4 +1,4 @@
-"""Alibaba Cloud: the time at which a preemptible instance is released, five minutes ahead."""
+"""Alibaba Cloud: the release time of a preemptible instance, known five minutes ahead."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class AlibabaNotices:
     """Watches the termination time of this instance.
 
     Args:
-        base_url: where the metadata service answers.
-        timeout_s: most seconds a request may take.
+        base_url: address of the metadata service.
+        timeout_s: longest time of a request in seconds.
     """
 
     provider = "alibaba"

@@ -1,4 +1,4 @@
-"""Amazon EC2: two minutes before a spot instance is taken, and sometimes advice before that."""
+"""Amazon EC2: a notice two minutes before a spot instance is taken, and sometimes earlier advice."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class AwsNotices:
     """Watches the spot action and the rebalance recommendation of this instance.
 
     Args:
-        base_url: where the metadata service answers.
-        timeout_s: most seconds a request may take; a poll makes up to seven.
+        base_url: address of the metadata service.
+        timeout_s: longest time of a request in seconds; a poll makes up to seven requests.
     """
 
     provider = "aws"
@@ -51,8 +51,8 @@ class AwsNotices:
         action = said.get("action", said.get("instance-action"))
         if not isinstance(action, str) or not action:
             raise unexpected(answer, "AWS's spot action names no action")
-        # `stop` and `hibernate` take the GPU away just as `terminate` does, and a time that cannot
-        # be read is no reason to keep the warning back.
+        # `stop` and `hibernate` take the GPU away just as `terminate` does, and an unreadable time is no
+        # reason to withhold the warning.
         deadline = not_before(unix_seconds(said.get("time")), now)
         return Notice(self.provider, "terminate", deadline, now, f"{action} at {said.get('time')}")
 
@@ -68,7 +68,7 @@ class AwsNotices:
         return Notice(self.provider, "rebalance", None, now, f"rebalance advised at {said['noticeTime']}")
 
     def _ask(self, path: str) -> Answer:
-        """GET with the token, with a new one where the old is refused."""
+        """GET with the token, and with a new token if the old one is refused."""
         answer = self._get(path)
         if answer.status == 401:
             self._token = None

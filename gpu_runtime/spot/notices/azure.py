@@ -1,4 +1,4 @@
-"""Azure: scheduled events of type Preempt, half a minute before a spot machine is taken."""
+"""Azure: scheduled events of type Preempt, half a minute before a spot machine is taken away."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HEADERS = {"Metadata": "true"}
 class AzureNotices:
     """Watches the scheduled events for a Preempt of this machine.
 
-    The service tells every machine of a scale set about all of its machines, so events of others
-    are passed over. Its first answer after a start may take minutes; until then polls time out.
+    The service tells every machine of a scale set about all of its machines, so events of other machines
+    are ignored. Its first answer after a start may take minutes; until then polls time out.
 
     Args:
-        base_url: where the metadata service answers.
-        timeout_s: most seconds a request may take.
-        vm_name: this machine's name in `Resources`; asked of the service where it is None.
+        base_url: address of the metadata service.
+        timeout_s: longest time of a request in seconds.
+        vm_name: this machine's name in `Resources`; None to ask the service.
     """
 
     provider = "azure"
@@ -33,7 +33,7 @@ class AzureNotices:
         self._vm_name = vm_name
 
     def poll(self, now: float) -> Notice | None:
-        """See `NoticeWatcher.poll`; the earliest of several events."""
+        """See `NoticeWatcher.poll`; the earliest of several events counts."""
         name = self._name().casefold()
         answer = self._service.get(EVENTS_PATH, _HEADERS)
         if answer.status != 200:
@@ -49,7 +49,7 @@ class AzureNotices:
         self._service.close()
 
     def _notice(self, event: dict[str, Any], now: float) -> Notice:
-        # An event that has started has no NotBefore any more: the machine may be gone at once.
+        # An event that has started has no NotBefore any more: the machine may vanish at any moment.
         start = event.get("NotBefore")
         deadline = not_before(unix_seconds(start), now) if start else now
         return Notice(self.provider, "terminate", deadline, now, f"Preempt, event {event.get('EventId')}")
@@ -64,7 +64,7 @@ class AzureNotices:
 
 
 def _takes(event: object, name: str) -> bool:
-    """Whether an event preempts the machine of that (case-folded) name."""
+    """Return True if an event preempts the machine of that (case-folded) name."""
     if not isinstance(event, dict) or event.get("EventType") != "Preempt":
         return False
     resources = event.get("Resources")

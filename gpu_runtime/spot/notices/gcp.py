@@ -1,4 +1,4 @@
-"""Google Compute Engine: a flag that turns TRUE at most half a minute before the machine is gone."""
+"""Google Compute Engine: a flag that turns TRUE at most half a minute before the machine is taken."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
 class GcpNotices:
     """Watches the `preempted` flag of this instance.
 
-    The service can hold a request until the flag changes (`wait_for_change`). That is not used: a
-    request that hangs for ever could not be distinguished from a service that is gone.
+    The service can hold a request until the flag changes (`wait_for_change`). That is not used, since a
+    request that hangs forever could not be distinguished from a dead service.
 
     Args:
-        base_url: where the metadata service answers.
-        timeout_s: most seconds a request may take.
-        grace_s: seconds from the flag to the loss; Google promises no more than 30, and not always those.
+        base_url: address of the metadata service.
+        timeout_s: longest time of a request in seconds.
+        grace_s: seconds from the flag to the loss; Google gives at most 30, and sometimes less.
     """
 
     provider = "gcp"

@@ -14,18 +14,18 @@ from storage.errors import ConfigurationError
 
 
 class KubernetesNotices:
-    """Turns SIGTERM into a notice, from its making until it is closed.
+    """Turns SIGTERM into a notice, from its creation until it is closed.
 
-    What handled SIGTERM before is put back by `close`, and is not called meanwhile: it would end
-    the process that is to use its grace period. A second SIGTERM changes nothing.
+    The previous SIGTERM handler is restored by `close`, and is not called until then: it would end the
+    process that is to use its grace period. A second SIGTERM changes nothing.
 
     Args:
         grace_s: the pod's `terminationGracePeriodSeconds`.
-        clock: unix seconds; read in the signal handler.
+        clock: returns unix seconds; called in the signal handler.
 
     Raises:
-        ConfigurationError: not made in the main thread, which alone may handle signals, or a grace
-            period that is none.
+        ConfigurationError: it was not created in the main thread, which alone may handle signals, or the
+            grace period is negative or not finite.
     """
 
     provider = "kubernetes"
@@ -52,10 +52,10 @@ class KubernetesNotices:
         return Notice(self.provider, "terminate", received_at + self._grace_s, received_at, "SIGTERM")
 
     def close(self) -> None:
-        """Put back what handled SIGTERM before, unless other code has taken it over since.
+        """Restore the previous SIGTERM handler, unless other code has replaced ours since.
 
         Raises:
-            ConfigurationError: not called in the main thread.
+            ConfigurationError: it was not called in the main thread.
         """
         if self._closed:
             return
@@ -63,7 +63,7 @@ class KubernetesNotices:
             raise ConfigurationError("the watcher of SIGTERM can be closed from the main thread only")
         self._closed = True
         if signal.getsignal(signal.SIGTERM) is self._handler:
-            # None: the handler before was not Python's, and cannot be put back from here.
+            # None: the previous handler was not set from Python, and cannot be restored from here.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

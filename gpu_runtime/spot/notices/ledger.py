@@ -1,4 +1,4 @@
-"""Which notices have been announced. Pure: from the answers of polls to changes."""
+"""The notices that have been announced. Pure: turns the results of polls into changes."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from gpu_runtime.spot.notices.notice import Notice, NoticeKind
 
 @dataclass(frozen=True)
 class NoticeChange:
-    """A notice that came, or one that no longer stands."""
+    """A notice that came, or one that was withdrawn."""
 
     change: Literal["came", "withdrawn"]
     notice: Notice
 
 
 class NoticeLedger:
-    """Remembers the notices that stand, one of each kind at most."""
+    """Keeps the current notices, at most one of each kind."""
 
     def __init__(self) -> None:
         self._standing: dict[NoticeKind, Notice] = {}
 
     def observe(self, seen: Notice | None) -> list[NoticeChange]:
-        """What is new after a poll that succeeded.
+        """Return the changes after a poll that succeeded.
 
-        A termination hides advice that came before it, so advice is withdrawn only by a poll that
-        sees no notice at all, or by other advice. A notice that goes and comes back is news again.
+        A termination hides earlier advice, so advice is withdrawn only by a poll that sees no notice at
+        all, or by other advice. A notice that disappears and returns counts as new.
 
         Args:
-            seen: what the poll returned.
+            seen: result of the poll.
 
         Returns:
-            Withdrawals first, each naming the notice as it was announced.
+            Withdrawals first, each with the notice as it was announced.
         """
         gone: list[NoticeKind] = []
         for kind, announced in self._standing.items():

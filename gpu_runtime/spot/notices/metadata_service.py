@@ -1,4 +1,4 @@
-"""Requests to a provider's metadata service: small bodies, short time-outs, one kind of error."""
+"""Requests to a provider's metadata service: small bodies, short timeouts, one kind of error."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class MetadataService:
 
     Args:
         base_url: `http://HOST[:PORT]`, without the paths of the provider.
-        timeout_s: most seconds that one request may take, all in all.
+        timeout_s: longest total time of a request in seconds.
 
     Raises:
-        ConfigurationError: the URL or the time-out is none.
+        ConfigurationError: the URL or the timeout is invalid.
     """
 
     def __init__(self, base_url: str, timeout_s: float) -> None:
@@ -43,14 +43,14 @@ class MetadataService:
             raise ConfigurationError(f"the time-out is {timeout_s} s; give a number of seconds above 0")
         self._base_url = checked_url(base_url)
         self._timeout_s = timeout_s
-        # No proxy of the environment: link-local addresses mean this machine, not the proxy's.
+        # Ignores proxies of the environment: link-local addresses mean this machine, not the proxy.
         self._client = httpx.Client(timeout=timeout_s, trust_env=False)
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """GET `path`; any status code is an answer.
+        """GET `path`; any status code is a valid answer.
 
         Raises:
-            NoticeError: no connection, no answer in time, or a body that is too large.
+            NoticeError: the connection failed, the answer took too long, or its body is too large.
         """
         return self._ask("GET", path, headers)
 
@@ -64,7 +64,7 @@ class MetadataService:
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str] | None) -> Answer:
         url = self._base_url + path
-        # httpx limits the wait for each piece; a service that drips would hold us for ever.
+        # httpx limits the wait for each chunk only; a slow stream could block us forever.
         last_moment = time.monotonic() + self._timeout_s
         body = bytearray()
         try:
@@ -85,7 +85,7 @@ class MetadataService:
 
 
 def checked_url(base_url: str) -> str:
-    """A base URL without its last slash.
+    """Return a base URL without its trailing slash.
 
     Raises:
         ConfigurationError: it is not `http(s)://HOST[:PORT][/PATH]`.
@@ -105,20 +105,20 @@ def checked_url(base_url: str) -> str:
 
 
 def unexpected(answer: Answer, what: str) -> NoticeError:
-    """The error for an answer that says nothing about notices."""
+    """Return the error for an answer that cannot be understood."""
     return NoticeError(f"{what}: status {answer.status}, body {shown(answer.text)}; asking again later")
 
 
 def shown(text: str) -> str:
-    """The beginning of a body, for a message."""
+    """Return the beginning of a body, for a message."""
     return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
-    """The JSON object of a body.
+    """Return the JSON object of a body.
 
     Raises:
-        NoticeError: it is no JSON, or no object.
+        NoticeError: the body is not JSON, or not an object.
     """
     try:
         value = json.loads(text)
@@ -130,10 +130,10 @@ def json_object(text: str, what: str) -> dict[str, Any]:
 
 
 def unix_seconds(text: object) -> float | None:
-    """A time of a provider, ISO 8601 or RFC 1123, in unix seconds; UTC where it names no zone.
+    """Return a provider's time, ISO 8601 or RFC 1123, in unix seconds; UTC if it names no time zone.
 
     Returns:
-        None where it is neither.
+        Unix seconds; None if it has neither format.
     """
     if not isinstance(text, str):
         return None

@@ -1,4 +1,4 @@
-"""What a preemption notice is, and the protocol of its watchers."""
+"""A preemption notice, and the protocol of its watchers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ NoticeKind = Literal["terminate", "rebalance"]
 
 
 def not_before(at: float | None, now: float) -> float | None:
-    """A deadline of the provider's; now, where it has passed already."""
+    """Return a provider's deadline, or now if it has already passed."""
     return None if at is None else max(at, now)
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A provider's warning that it takes this machine.
+    """A provider's warning that it will take this machine.
 
     Attributes:
-        provider: its name.
-        kind: `terminate`: the machine will be gone; `rebalance`: it is likelier than usual to be
-            taken, which is advice and not binding.
-        deadline: when the machine may be gone, in unix seconds, never before `received_at`; None
-            where the provider names no time, or none that can be read. Not part of equality: where
-            the time has passed, it moves with the clock.
-        received_at: when it was read, in unix seconds; not part of equality either.
-        detail: what the provider said, the same words at every poll as long as it stands.
+        provider: name of the provider.
+        kind: `terminate`: the machine will be taken; `rebalance`: it is likelier than usual to be taken,
+            which is advice only.
+        deadline: earliest time of the loss in unix seconds, never before `received_at`; None if the provider
+            gives no readable time. Not part of equality, since a deadline in the past moves with the clock.
+        received_at: time at which it was read, in unix seconds; not part of equality either.
+        detail: the provider's message, the same at every poll while the notice stands.
     """
 
     provider: str
@@ -36,28 +35,28 @@ class Notice:
 
     @property
     def in_words(self) -> str:
-        """Its provider, in how many seconds it takes effect, and its own text."""
+        """Its provider, the seconds until it takes effect, and the provider's message."""
         if self.deadline is None:
             return f"{self.provider}, without a time: {self.detail}"
         return f"{self.provider}, in {self.deadline - self.received_at:.0f} s: {self.detail}"
 
 
 class NoticeWatcher(Protocol):
-    """One provider's way to warn."""
+    """A watcher of one provider's notices."""
 
     provider: str
 
     def poll(self, now: float) -> Notice | None:
-        """The most urgent notice that stands, or None.
+        """Return the most urgent current notice, or None.
 
         Args:
             now: unix seconds.
 
         Raises:
-            NoticeError: nothing is known: no answer, or none that can be understood.
+            NoticeError: the service did not answer, or its answer cannot be understood.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the watcher holds; closing twice does nothing."""
+        """Release the watcher's resources; closing twice does nothing."""
         ...

@@ -1,4 +1,4 @@
-"""Polls a watcher in the background and tells what is news."""
+"""A thread that polls a watcher and reports changes."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _log = logging.getLogger(__name__)
 
 
 class NoticeThread:
-    """Calls back once for each notice that comes, and once where one is withdrawn.
+    """Calls back once for each new notice, and once for each notice withdrawn.
 
-    The calls come from the background thread, one at a time. A poll that fails withdraws nothing:
-    it is counted, logged (the first of a row as a warning) and tried again, each time after twice
-    the wait. Nothing raised by a call back reaches the worker either: it is logged and counted.
+    Callbacks run in the background thread, one at a time. A failed poll withdraws nothing: it is counted,
+    logged (the first in a row as a warning) and retried, after twice the wait each time. Exceptions of
+    callbacks do not reach the worker either: they are logged and counted.
 
-    The watcher stays the caller's: it closes it after `stop`.
+    The caller owns the watcher, and closes it after `stop`.
 
     Args:
-        watcher: polled from the background thread only.
-        on_notice: called with a notice that came.
-        on_withdrawn: called with a notice that no longer stands, as it was announced.
+        watcher: watcher to poll, from the background thread only.
+        on_notice: called with a new notice.
+        on_withdrawn: called with a withdrawn notice, as it was announced.
         poll_interval_s: wait between polls.
         max_backoff_s: longest wait after failed polls. Keep it well below the provider's grace
             period: a notice is seen only when the service is asked.
-        clock: unix seconds, given to the watcher.
+        clock: returns unix seconds, for the watcher.
 
     Attributes:
-        polls: polls made.
-        errors: polls that failed, and calls back that raised.
-        last_error: what the newest of them said; None where none did.
+        polls: number of polls.
+        errors: number of failed polls and of callbacks that raised.
+        last_error: message of the latest error; None without one.
 
     Raises:
-        ConfigurationError: an interval that is not a number above 0, or a back-off below the interval.
+        ConfigurationError: the interval is not a number above 0, or the back-off is below the interval.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class NoticeThread:
         self.last_error: str | None = None
 
     def start(self) -> NoticeThread:
-        """Poll from now on; may be called once."""
+        """Start polling; may be called once."""
         self._thread.start()
         return self
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Poll no more and begin no further call back; may be called from a call back too.
+        """Stop polling and start no further callback; may also be called from a callback.
 
         Args:
-            timeout_s: longest wait for a request or a call back that is under way.
+            timeout_s: longest wait for a request or a callback under way.
 
         Returns:
-            Whether the thread has ended; False where it is called from the thread itself.
+            True if the thread has ended; False if called from the thread itself.
         """
         self._stopping.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():

@@ -1,4 +1,4 @@
-"""The providers of preemption notices by name: how each is watched, and how often."""
+"""The providers of preemption notices by name: the watcher of each, and the poll interval."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from storage.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class NoticePlugin:
-    """How a provider warns; one of these is what `runtime.notices` names.
+    """A provider's notices, as named by `runtime.notices`.
 
     Attributes:
-        watcher: makes its watcher.
-        grace_s: seconds from the notice to the loss that it announces at most.
-        poll_interval_s: how often to ask. It is lost grace, so it is short where the grace is.
+        watcher: creates its watcher.
+        grace_s: most seconds from a notice to the loss.
+        poll_interval_s: seconds between polls. They shorten the grace, so they are few if the grace is short.
         max_backoff_s: longest wait after failed polls: about a quarter of the grace period, so that a
-            service that comes back still warns in time.
-        settings: what `watcher` takes.
+            service that recovers still warns in time.
+        settings: names of the arguments of `watcher`.
     """
 
     watcher: Callable[..., NoticeWatcher]
@@ -37,7 +37,7 @@ class NoticePlugin:
 
     @property
     def asks_url(self) -> bool:
-        """Whether its watcher asks a metadata service at an address."""
+        """True if its watcher asks a metadata service at an address."""
         return "base_url" in self.settings
 
 
@@ -57,14 +57,14 @@ NOTICES = Registry(
 
 
 def watcher_for(name: str, **settings: Any) -> NoticeWatcher:
-    """A watcher of a provider's notices.
+    """Return a watcher of a provider's notices.
 
     Args:
-        name: of the provider.
-        settings: what the provider's watcher takes, such as `base_url`; its own defaults otherwise.
+        name: name of the provider.
+        settings: arguments of the provider's watcher, such as `base_url`; its defaults otherwise.
 
     Raises:
-        ConfigurationError: an unknown provider or setting, a base URL or a time-out that is none.
+        ConfigurationError: the provider or a setting is unknown, or a setting is invalid.
     """
     provider = NOTICES.find(name)
     unknown = sorted(set(settings) - provider.settings)

@@ -14,17 +14,17 @@ from gpu_runtime.spot.notices.gcp import PREEMPTED_PATH
 
 @dataclass
 class SimulatedService:
-    """Answers by path (without the query) from `answers`, and keeps what was asked.
+    """Answers by path (without the query) from `answers`, and keeps the requests.
 
     An answer is a body (status 200), a status, both, or a function of the request's headers that
-    gives one of these. `None` hangs until the server closes.
+    returns one of these. `None` hangs until the server closes.
 
     Attributes:
-        answers: by method and path, such as `GET /latest/api/token`.
-        otherwise: the answer elsewhere.
+        answers: answers by method and path, such as `GET /latest/api/token`.
+        otherwise: the answer for any other path.
         asked: method, path and headers of each request.
-        closing: set when the server closes.
-        url: where it answers, while it does.
+        closing: event that is set when the server closes.
+        url: address of the running server.
     """
 
     answers: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class SimulatedService:
         self._thread.join()
 
     def paths(self) -> list[str]:
-        """The paths asked for, in order."""
+        """Return the paths requested, in order."""
         return [path for _, path, _ in self.asked]
 
 
@@ -56,7 +56,7 @@ class SimulatedNotices:
     """Google's preempted flag, simulated for each worker; the workers ask `url`.
 
     Attributes:
-        url: for a run's `runtime.notices`: "gcp@URL".
+        url: URL for a run's `runtime.notices`: "gcp@URL".
     """
 
     def __init__(self, worker_in_url: str) -> None:
@@ -73,16 +73,16 @@ class SimulatedNotices:
         self._service.__exit__()
 
     def warn(self, worker: str) -> None:
-        """From now on a worker's machine is said to be taken."""
+        """Announce from now on that a worker's machine will be taken."""
         self._service.answers[f"GET /{worker}{PREEMPTED_PATH}"] = "TRUE"
 
     def withdraw(self, worker: str) -> None:
-        """It is not, after all."""
+        """Withdraw a worker's notice."""
         self._service.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
 
 
 class _Forgetful(list[tuple[str, str, dict[str, str]]]):
-    """Keeps nothing: hours of polls would fill the memory."""
+    """A list that keeps nothing, since hours of polls would fill the memory."""
 
     def append(self, asked: tuple[str, str, dict[str, str]]) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What the provider says of this process's machine, kept up to date in the background."""
+"""The provider's current notice for this process's machine, updated in the background."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 
 
 class NoticeWatch:
-    """Watches from its making on, and knows at any moment whether this machine will be taken.
+    """Watches from its creation on, and knows at any moment if this machine will be taken.
 
     Only a termination counts: advice that a machine is likelier to be taken than usual is not binding,
     and a device that stopped for it would be paid for idling.
 
     Args:
-        provider: its name; `kubernetes` must be watched from the main thread.
-        base_url: where the metadata service answers; empty for the provider's own address.
+        provider: name of the provider; `kubernetes` must be watched from the main thread.
+        base_url: address of the metadata service; empty for the provider's default.
 
     Raises:
-        ConfigurationError: an unknown provider, or a base URL that is none.
+        ConfigurationError: the provider is unknown, or the base URL is invalid.
     """
 
     def __init__(self, provider: str, base_url: str = "") -> None:
@@ -35,11 +35,11 @@ class NoticeWatch:
 
     @property
     def notice(self) -> Notice | None:
-        """The termination that stands; answers at once, without asking the provider."""
+        """The current termination notice, without asking the provider; None without one."""
         return self._notice
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._thread.stop()
         self._watcher.close()
 

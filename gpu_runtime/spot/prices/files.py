@@ -18,15 +18,15 @@ _FIELDS = (*_REQUIRED, "usd_per_hour", "source")
 
 
 def read_prices(path: str | Path) -> PriceBook:
-    """Read a price book, by its suffix.
+    """Read a price book in the format of its suffix.
 
-    A row has `device`, `market` (`on_demand` or `spot`), `zone`, `usd_per_hour` and, if one likes,
-    `source`. An empty or missing `usd_per_hour` means that the offer is unavailable. `.toml`: tables
-    `[[price]]`; `.json`: a list of objects; `.csv`: a header and rows.
+    A row has `device`, `market` (`on_demand` or `spot`), `zone`, `usd_per_hour` and, optionally, `source`.
+    An empty or missing `usd_per_hour` means that the offer is unavailable. `.toml`: tables `[[price]]`;
+    `.json`: a list of objects; `.csv`: a header and rows.
 
     Raises:
-        ConfigurationError: no such file, another suffix, a malformed row (the message names the file and
-            the row), or prices that `PriceBook` refuses.
+        ConfigurationError: the file is missing, its suffix is unknown, a row is malformed (the message names
+            the file and the row), or `PriceBook` refuses the prices.
     """
     path = Path(path)
     readers = {".toml": _toml_rows, ".json": _json_rows, ".csv": _csv_rows}

@@ -1,9 +1,8 @@
-"""Prices that the project carries, to begin with; a file of the user's own comes before them.
+"""Built-in default prices; a price file of the user takes precedence.
 
-Public price lists and spot-price histories, as they stood in November 2026. Spot prices move by the
-hour: take these for the order of magnitude, not for a bill. Where only the range over a provider's
-zones is known, its ends stand under `lowest` and `highest`; GCP's ends belong to the two zones whose
-discounts they match.
+From public price lists and spot-price histories as of November 2026. Spot prices change hourly, so take these
+for the order of magnitude, not for a bill. Where only the range over a provider's zones is known, its ends
+are listed under `lowest` and `highest`; GCP's ends belong to the two zones whose discounts they match.
 """
 
 from __future__ import annotations
@@ -29,5 +28,5 @@ _ROWS: tuple[tuple[str, PriceMarket, str, float], ...] = (
 
 
 def known_prices() -> PriceBook:
-    """The built-in price book."""
+    """Return the built-in price book."""
     return PriceBook(Price(device, market, zone, usd, _SOURCE) for device, market, zone, usd in _ROWS)

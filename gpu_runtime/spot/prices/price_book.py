@@ -1,4 +1,4 @@
-"""What a device costs: a price book that refuses what cannot be, and never takes "none" for free."""
+"""The prices of devices: a price book that refuses invalid prices, and never treats "none" as free."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Price:
     """An offer of one device.
 
     Attributes:
-        device: its kind, such as `H100`.
+        device: kind of device, such as `H100`.
         market: `on_demand` or `spot`.
-        zone: where, such as `gcp/us-east4`.
-        usd_per_hour: dollars an hour of one device; None where the offer is unavailable.
-        source: where the figure comes from; shown, not used.
+        zone: provider and zone, such as `gcp/us-east4`.
+        usd_per_hour: dollars per hour of one device; None if the offer is unavailable.
+        source: origin of the figure, for display only.
     """
 
     device: str
@@ -38,8 +38,8 @@ class PriceBook:
     """Prices by device, market and zone.
 
     Raises:
-        ConfigurationError: an offer twice, a name that is empty, an unknown market, a price that is
-            not a number above 0, or a spot price above the zone's on-demand price.
+        ConfigurationError: a duplicate offer, an empty name, an unknown market, a price that is not a number
+            above 0, or a spot price above the zone's on-demand price.
     """
 
     def __init__(self, prices: Iterable[Price]) -> None:
@@ -55,20 +55,19 @@ class PriceBook:
 
     @property
     def prices(self) -> tuple[Price, ...]:
-        """All offers, unavailable ones too, in the order in which they came."""
+        """All offers, including unavailable ones, in the order in which they were given."""
         return tuple(self._prices.values())
 
     def usd_per_hour(self, device: str, market: PriceMarket, zone: str) -> float:
-        """Dollars an hour of one device.
+        """Return the dollars per hour of one device.
 
         Args:
             device: kind of GPU.
             market: `on_demand` or `spot`.
-            zone: of the provider.
+            zone: zone of the provider.
 
         Raises:
-            PriceNotFoundError: there is no such offer (the message names those there are), or it is
-                unavailable.
+            PriceNotFoundError: the offer does not exist or is unavailable; the message names others.
         """
         price = self._prices.get((device, market, zone))
         if price is None:
@@ -80,10 +79,10 @@ class PriceBook:
         return price.usd_per_hour
 
     def cheapest(self, device: str, market: PriceMarket) -> Price:
-        """The available offer of the lowest price; of equals, the first zone by name.
+        """Return the cheapest available offer; among equals, the first zone by name.
 
         Raises:
-            PriceNotFoundError: none is available.
+            PriceNotFoundError: no offer is available.
         """
         offers = [(price.usd_per_hour, price.zone, price) for price in self._available(device, market)]
         if not offers:
@@ -91,7 +90,7 @@ class PriceBook:
         return min(offers)[2]
 
     def discount(self, device: str, zone: str) -> float:
-        """Share that the spot market saves in a zone, 0 to 1.
+        """Return the share that the spot market saves in a zone, 0 to 1.
 
         Raises:
             PriceNotFoundError: one of the two prices is missing or unavailable.
@@ -106,7 +105,7 @@ class PriceBook:
         ]
 
     def _there_are(self, device: str, market: str) -> str:
-        """What to ask for instead: the nearest that exists."""
+        """Return a message that names the nearest existing offers."""
         zones = sorted(price.zone for price in self._available(device, market))
         if zones:
             return f"{device} {market} has a price in {', '.join(zones)}"

@@ -1,4 +1,4 @@
-"""What a device costs as time goes on: prices that hold until the next one, and the files that have them."""
+"""Prices of a device over time, each valid until the next one, and their files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _COLUMNS = (*_REQUIRED, "zone")
 
 @dataclass(frozen=True)
 class PriceHistory:
-    """Prices of a device of one market, of which each holds from its moment on until that of the next one.
+    """Prices of a device in one market, each valid from its moment until that of the next one.
 
     Attributes:
-        from_s: the moments in seconds, rising, at least one. The first price holds before them too.
-        usd_per_hour: dollars an hour, one a moment.
-        length_s: until when prices are known; the last one holds after it too.
+        from_s: the moments in seconds, rising, at least one. The first price is also valid before them.
+        usd_per_hour: dollars per hour, one for each moment.
+        length_s: end of the known prices; the last price is also valid after it.
     """
 
     from_s: tuple[float, ...]
@@ -36,15 +36,15 @@ class PriceHistory:
     length_s: float
 
     def price_at(self, at_s: float) -> float:
-        """Dollars an hour at a moment."""
+        """Return the dollars per hour at a moment."""
         return self.usd_per_hour[max(0, bisect_right(self.from_s, at_s) - 1)]
 
     def mean(self, began_s: float, ended_s: float) -> float:
-        """Dollars an hour on average over a time; its length times this is what a device costs in it.
+        """Return the average dollars per hour over an interval; times its length, the cost of a device.
 
         Args:
-            began_s: its beginning.
-            ended_s: its end, not before it.
+            began_s: beginning of the interval.
+            ended_s: end of the interval, not before its beginning.
         """
         if ended_s <= began_s:
             return self.price_at(began_s)
@@ -54,24 +54,24 @@ class PriceHistory:
         return paid / (ended_s - began_s)
 
     def beginning(self, at_s: float) -> PriceHistory:
-        """The same prices, whose time begins at a moment of it."""
+        """Return the same prices with time starting at a moment of this history."""
         moments = tuple(moment - at_s for moment in self.from_s)
         return PriceHistory(moments, self.usd_per_hour, self.length_s - at_s)
 
 
 def read_price_history(path: str | Path, zone: str = "") -> dict[PriceMarket, PriceHistory]:
-    """Prices over time from a CSV file; only the markets that it has.
+    """Read prices over time from a CSV file, for the markets in it.
 
-    A header `time,market,usd_per_hour`, with a `zone` if one likes, and rows in any order. Times are seconds,
-    or ISO times (UTC where they name no other). The file's first moment becomes 0.
+    The file has a header `time,market,usd_per_hour`, optionally with `zone`, and rows in any order. Times are
+    seconds, or ISO times (UTC unless they name another zone). The file's first moment becomes 0.
 
     Args:
-        path: of the file.
-        zone: whose prices are taken; it may be empty where the file has those of one zone.
+        path: path of the file.
+        zone: zone whose prices are read; may be empty if the file has only one.
 
     Raises:
-        ConfigurationError: no such file, a malformed row (the message names the line), two prices of a market
-            at one moment, or prices of several zones or of another one.
+        ConfigurationError: the file is missing, a row is malformed (the message names the line), a market has
+            two prices at one moment, `zone` is not in the file, or is empty although it has several.
     """
     name = f"price file {path}"
     text = read_text_file(path, name, ConfigurationError)
@@ -140,7 +140,7 @@ def _rows(text: str, name: str) -> Iterator[_Row]:
 
 
 def _time(cells: Mapping[str, str | None], where: str) -> tuple[float, bool]:
-    """Seconds, and whether they were given as such."""
+    """Return the time in seconds, and True if it was given in seconds."""
     if "more columns" in cells or None in cells.values():
         raise ConfigurationError(
             f"{where}: another number of columns than the header; write one value a column"

@@ -1,6 +1,6 @@
-"""Traces of spot instances as files: rows of events, SkyPilot's JSON, and the forms of Parcae's repository.
+"""Trace files of spot instances: rows of events, SkyPilot's JSON, and the formats of Parcae's repository.
 
-Parcae's forms are those of `aws/traces` in its published code (NSDI '24): a table of counts, lists of
+Parcae's formats are those of `aws/traces` in its published code (NSDI '24): a table of counts, lists of
 intervals, and lines of events with the names of their nodes.
 """
 
@@ -19,26 +19,26 @@ from storage.text import read_text_file
 
 _LONGEST_GAP_S = 1e9
 MOST_AT_ONCE = 10_000
-"""Instances; a run has 1,024 spot workers at most, and a larger trace is a mistake of its unit."""
+"""Most instances at once; a run has at most 1,024 spot workers, so a larger trace has a wrong unit."""
 
 _WITHOUT_CHANGE = ("no-op", "migration")
 """Parcae's words for an interval in which no instance comes or goes."""
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Read a trace, by its suffix.
+    """Read a trace in the format of its suffix.
 
-    `.csv`: a row `milliseconds,add|remove,instance` an event, in the order of time, without a header; or
+    `.csv`: one row `milliseconds,add|remove,instance` per event, in order of time, without a header; or
     Parcae's `milliseconds,instances available`. The trace ends with its last event.
     `.json`: SkyPilot's `{"metadata": {"gap_seconds": S}, "data": [instances available, ...]}`, or Parcae's
     list of `{"interval": [instances before, came, went], "duration": milliseconds}`.
     `.txt`: Parcae's lines `[milliseconds, "add"|"remove"|"no-op"|"migration", {"nodes": [name, ...],
     "duration": milliseconds}]`; a line that begins with `#` is a comment.
-    Forms that name no instances have them numbered as they come, and the longest there goes first.
+    In formats without names, instances are numbered as they come, and the oldest leaves first.
 
     Raises:
-        TraceError: no such file, another suffix, or a malformed or contradictory row (the message
-            names the file and the line).
+        TraceError: the file is missing, its suffix is unknown, or a row is malformed or contradictory (the
+            message names the file and the line).
     """
     path = Path(path)
     readers = {".csv": _from_csv, ".json": _from_json, ".txt": _from_lines}
@@ -53,7 +53,7 @@ def read_trace(path: str | Path) -> Trace:
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write the events as a `.csv` that `read_trace` reads, in whole milliseconds.
 
-    The form has no length of its own: read again, the trace ends with its last event.
+    The format has no length: when read again, the trace ends with its last event.
     """
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
@@ -63,7 +63,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
 
 
 class _Events:
-    """The events read so far, each checked as it comes."""
+    """The events read so far, each checked when it is added."""
 
     def __init__(self) -> None:
         self._roster = Roster()
@@ -72,14 +72,14 @@ class _Events:
 
     @property
     def count(self) -> int:
-        """Instances that are there."""
+        """Number of current instances."""
         return len(self._roster.alive)
 
     def add(self, event: TraceEvent, where: str) -> None:
-        """Take an event in.
+        """Add an event.
 
         Raises:
-            TraceError: it contradicts those before it.
+            TraceError: it contradicts earlier events, or too many instances are there.
         """
         problem = self._roster.problem(event)
         if problem:
@@ -88,7 +88,7 @@ class _Events:
         self.events.append(event)
 
     def set_count(self, at_s: float, count: int, where: str) -> None:
-        """Have so many instances from a moment on: the longest there go, or new ones come."""
+        """Set the number of instances from a moment on: the oldest leave, or new ones come."""
         _refuse_too_many(count, where)
         for name in list(self._roster.alive)[: self.count - count] if count < self.count else ():
             self.add(TraceEvent(at_s, "remove", name), where)
@@ -190,7 +190,7 @@ def _from_lines(text: str, path: Path) -> Trace:
 
 
 def _lines(text: str, path: Path) -> Iterable[tuple[str, str]]:
-    """The lines that are not empty, each with where it stands."""
+    """Yield the lines that are not empty, each with its file and line number."""
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield f"{path}:{number}", line.strip()

@@ -1,4 +1,4 @@
-"""Traces drawn by a seeded generator: zones that lose several instances at once. Pure."""
+"""Traces from a seeded generator, with zones that lose several instances at once. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from storage.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TraceShape:
-    """What the traces of a generator are like.
+    """The parameters of generated traces.
 
     Attributes:
-        capacity: instances wanted: the trace begins with all of them and never holds more.
+        capacity: number of instances wanted: the trace begins with all of them and never has more.
         length_s: length of the trace.
-        mean_lifetime_s: seconds an instance lives on average.
+        mean_lifetime_s: mean lifetime of an instance in seconds.
         multi_loss_share: share of the losses that take two or more instances of a zone at once, 0 to 1.
-            It is met where zones hold a few instances; an empty one has nothing to lose together.
+            It is reached only if zones hold a few instances; a nearly empty zone cannot lose several.
         largest_burst: most instances lost at once, 2 or more.
-        zones: the instances are spread over so many zones, which lose theirs independently.
-        mean_reacquire_s: seconds until a lost instance is replaced, on average.
-        min_reacquire_s: the least that this takes, such as a machine's start; above it the delay is
-            exponential.
+        zones: number of zones over which the instances are spread; zones lose theirs independently.
+        mean_reacquire_s: mean seconds until a lost instance is replaced.
+        min_reacquire_s: minimum of that time, such as a machine's start; the rest is exponential.
 
     Raises:
-        ConfigurationError: a value out of range.
+        ConfigurationError: a value is out of range.
     """
 
     capacity: int
@@ -58,11 +57,11 @@ class TraceShape:
 
 
 def generate_trace(shape: TraceShape, seed: int) -> Trace:
-    """A trace of that shape; the same one for the same seed.
+    """Return a trace of that shape; the same seed gives the same trace.
 
-    Losses are events in the zones. An event takes one instance, or, as often as `multi_loss_share`
-    asks, a burst of two or more, all sizes up to `largest_burst` alike. Events come the rarer the more
-    they take, so that lives last `mean_lifetime_s` whatever the share.
+    Losses are events in the zones. An event takes one instance or, as often as `multi_loss_share` requires,
+    a burst of two or more, with all sizes up to `largest_burst` equally likely. The more instances events
+    take, the rarer they are, so that the mean lifetime is `mean_lifetime_s` for any share.
 
     Returns:
         Times in whole milliseconds; instances named `zone-Z-N`, never twice.
@@ -86,7 +85,7 @@ class _Generator:
             self._add(0.0, slot % shape.zones)
         at_s = 0.0
         while True:
-            # Waiting times are memoryless, so drawing anew after every event is exact.
+            # Waiting times are memoryless, so redrawing after every event is exact.
             rate = sum(self._event_rate(zone) for zone in range(shape.zones))
             loss_s = at_s + self._random.expovariate(rate) if rate else math.inf
             at_s = min(loss_s, self._returns[0][0] if self._returns else math.inf)
@@ -102,7 +101,7 @@ class _Generator:
         return range(2, min(self._shape.largest_burst, len(self._alive[zone])) + 1)
 
     def _burst_probability(self, zone: int) -> float:
-        """How often an event is a burst, so that bursts make up the share of *losses* asked for."""
+        """Return the probability that an event is a burst, for bursts to have their share of *losses*."""
         sizes, share = self._burst_sizes(zone), self._shape.multi_loss_share
         if not sizes:
             return 0.0
@@ -110,10 +109,10 @@ class _Generator:
         return share / (share + mean_size * (1 - share))
 
     def _event_rate(self, zone: int) -> float:
-        """Events a second: its instances' losses a second over the losses of an event."""
+        """Return the events per second of a zone: its losses per second over the mean losses of an event."""
         alive, share = len(self._alive[zone]), self._shape.multi_loss_share
         sizes = self._burst_sizes(zone)
-        if not sizes:  # alone in its zone, an instance is lost as often as single ones are elsewhere
+        if not sizes:  # alone in its zone, an instance has the rate of single losses elsewhere
             return alive * (1 - share) / self._shape.mean_lifetime_s
         burst = self._burst_probability(zone)
         losses_of_an_event = burst * sum(sizes) / len(sizes) + (1 - burst)
@@ -142,5 +141,5 @@ class _Generator:
 
 
 def _to_ms(at_s: float) -> float:
-    """Down to whole milliseconds, which keeps the order and the length."""
+    """Return seconds rounded down to whole milliseconds, which keeps the order and the length."""
     return math.floor(at_s * 1000) / 1000

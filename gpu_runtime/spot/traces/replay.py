@@ -1,4 +1,4 @@
-"""A trace replayed in accelerated time: which instances are to be added, warned and removed by now. Pure."""
+"""Replay of a trace in accelerated time: the instances to add, warn and remove by now. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ StepKind = Literal["add", "notice", "remove"]
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """What is to be done with an instance.
+    """A step to apply to an instance.
 
     Attributes:
         at_s: seconds from the beginning of the replay.
-        kind: `notice`: tell it that it will be removed.
-        instance: its name in the trace.
+        kind: `add`, `remove`, or `notice` that it will be removed.
+        instance: name of the instance in the trace.
     """
 
     at_s: float
@@ -30,17 +30,17 @@ class ReplayStep:
 
 
 def thinned(trace: Trace, most: int) -> Trace:
-    """A part of a trace that fits a small cluster: every n-th instance, in the order in which they come.
+    """Return a part of a trace that fits a small cluster: every n-th instance, in order of arrival.
 
     n is the smallest number that leaves at most `most` instances at once. Instances keep their times, so
-    those that were lost together still are, but with fewer neighbours.
+    those that were lost together still are, but in smaller groups.
 
     Args:
-        trace: of which instances; one that comes again counts again.
-        most: instances at once, at least 1.
+        trace: the whole trace; an instance that returns counts again.
+        most: most instances at once, at least 1.
 
     Raises:
-        TraceError: if `most` is below 1.
+        TraceError: `most` is below 1.
     """
     if most < 1:
         raise TraceError(f"at most {most} instances at once; give at least 1")
@@ -52,18 +52,17 @@ def thinned(trace: Trace, most: int) -> Trace:
 
 
 class Replay:
-    """What is to be done next, as time passes. Pure: time is an argument.
+    """The next steps of a trace as time passes. Pure: time is an argument.
 
-    An instance whose end is due before it was begun is never begun: it is `skipped`. So a machine that is
+    An instance whose end is due before it was started is never started: it is `skipped`. So a machine that is
     too slow for the trace falls behind in instances, not in time.
 
     Args:
-        trace: as it is to be replayed; scale it before.
-        notice_s: seconds before its removal at which an instance is warned, but not before it comes; 0 for
-            removal without a word.
+        trace: the trace to replay, already scaled.
+        notice_s: seconds of notice before a removal, but not before the instance comes; 0 for no notice.
 
     Raises:
-        TraceError: if `notice_s` is negative or not a number.
+        TraceError: `notice_s` is negative or not finite.
     """
 
     def __init__(self, trace: Trace, notice_s: float = 0.0) -> None:
@@ -72,15 +71,15 @@ class Replay:
         self._steps = _steps(trace, notice_s)
         self._next = 0
         self.skipped = 0
-        """Instances that were never begun."""
+        """Number of instances that were never started."""
 
     @property
     def next_s(self) -> float | None:
-        """When there is something to do; None when all is done."""
+        """Time of the next step in seconds; None when all is done."""
         return self._steps[self._next].at_s if self._next < len(self._steps) else None
 
     def due(self, now_s: float) -> list[ReplayStep]:
-        """What is to be done by now and was not handed out before, in order."""
+        """Return the steps due by now that were not returned before, in order."""
         first = self._next
         while self._next < len(self._steps) and self._steps[self._next].at_s <= now_s:
             self._next += 1
@@ -101,7 +100,7 @@ class Replay:
 
 
 def _every(trace: Trace, every: int) -> Trace:
-    """Every n-th life of an instance."""
+    """Return a trace of every n-th life of an instance."""
     kept: list[TraceEvent] = []
     alive: set[str] = set()
     came = 0
@@ -118,7 +117,7 @@ def _every(trace: Trace, every: int) -> Trace:
 
 
 def _steps(trace: Trace, notice_s: float) -> list[ReplayStep]:
-    """The trace's events with the notices before removals, in the order of time."""
+    """Return the trace's events with the notices before removals, in order of time."""
     steps: list[ReplayStep] = []
     came: dict[str, float] = {}
     for event in trace.events:
@@ -128,6 +127,6 @@ def _steps(trace: Trace, notice_s: float) -> list[ReplayStep]:
             warned_s = max(came[event.instance], event.at_s - notice_s)
             steps.append(ReplayStep(warned_s, "notice", event.instance))
         steps.append(ReplayStep(event.at_s, event.kind, event.instance))
-    # Stable, so that what happens at one moment keeps the trace's order; a notice never comes before its
-    # instance, because that one's coming stands further ahead.
+    # The sort is stable, so events of one moment keep the trace's order, and a notice never comes before its
+    # instance is added, since that step is earlier in the list.
     return sorted(steps, key=lambda step: step.at_s)

@@ -1,4 +1,4 @@
-"""What a trace of spot instances is like, in a few figures. Pure."""
+"""Summary figures of a trace of spot instances. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class TraceSummary:
     """Figures of a trace.
 
     Attributes:
-        length_s: its length.
-        instances: how many instances came.
+        length_s: length of the trace.
+        instances: number of instances that came.
         peak: most instances at once.
-        mean_alive: instances there, averaged over time.
+        mean_alive: number of instances, averaged over time.
         availability: `mean_alive` over the capacity wanted.
-        losses: how many were removed.
-        multi_loss_share: share of the losses that were not alone; None without losses.
+        losses: number of instances removed.
+        multi_loss_share: share of the losses that happened together with others; None without losses.
         largest_loss: most instances lost together.
-        mean_lifetime_s: from coming to going, over those that went: the long-lived that are left at
-            the end are not in it. None without losses.
-        losses_per_instance_hour: losses over the hours that all instances were there; those that are
-            left count too. None where no instance was there at all.
+        mean_lifetime_s: mean lifetime of removed instances; long-lived ones that are left at the end are not
+            included. None without losses.
+        losses_per_instance_hour: losses over the lifetime of all instances in hours, including those left at
+            the end. None without instances.
     """
 
     length_s: float
@@ -40,15 +40,15 @@ class TraceSummary:
 
 
 def summarise(trace: Trace, capacity: int | None = None, together_s: float = 0.0) -> TraceSummary:
-    """Figures of `trace`.
+    """Return the figures of `trace`.
 
     Args:
-        capacity: how many instances were wanted; the trace's peak where it is None.
-        together_s: losses that follow one another within so many seconds count as one event. 0 fits
-            traces with coarse times, where what happens together has the same time.
+        capacity: number of instances wanted; None for the trace's peak.
+        together_s: seconds within which losses that follow one another count as one event. 0 fits traces with
+            coarse times, where simultaneous events have equal times.
 
     Raises:
-        TraceError: a capacity below the peak.
+        TraceError: the capacity is below the peak.
     """
     came: dict[str, float] = {}
     lifetimes: list[float] = []

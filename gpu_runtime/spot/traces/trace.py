@@ -1,4 +1,4 @@
-"""Traces of spot instances: which came and went when. Pure: reading files is elsewhere."""
+"""Traces of spot instances: their arrivals and removals. Pure: `files.py` reads them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EventKind = Literal["add", "remove"]
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An instance comes or goes.
+    """The arrival or the removal of an instance.
 
     Attributes:
         at_s: seconds from the beginning of the trace.
         kind: `add` or `remove`.
-        instance: its name; a name may come again once it is gone.
+        instance: name of the instance; a name may return once it was removed.
     """
 
     at_s: float
@@ -28,14 +28,14 @@ class TraceEvent:
 
 
 class Roster:
-    """The instances that exist while events are read one by one; checks each next event."""
+    """The current instances while events are read one by one; checks each new event."""
 
     def __init__(self) -> None:
         self.alive: dict[str, float] = {}
         self._at_s = 0.0
 
     def problem(self, event: TraceEvent) -> str | None:
-        """Take the event in, or return what is wrong with it."""
+        """Apply the event, or return what is wrong with it."""
         if event.kind not in get_args(EventKind):
             return f"unknown event {event.kind!r}; write add or remove"
         if not math.isfinite(event.at_s) or event.at_s < 0:
@@ -56,15 +56,15 @@ class Roster:
 
 @dataclass(frozen=True)
 class Trace:
-    """Events in the order of time, over a length of time that may go on after the last.
+    """Events in order of time, with a length that may extend beyond the last event.
 
     Attributes:
-        events: at one moment, in the order in which they are to be taken.
-        length_s: seconds; the instances that are left stay to its end.
+        events: events; those of one moment are applied in this order.
+        length_s: length in seconds; the remaining instances stay to its end.
 
     Raises:
-        TraceError: times going back, an instance removed that is not there or added twice, or a
-            length below the last event's time.
+        TraceError: times go back, an instance is removed that does not exist or added twice, or the length is
+            below the last event's time.
     """
 
     events: tuple[TraceEvent, ...]
@@ -82,14 +82,14 @@ class Trace:
 
     @staticmethod
     def of(events: Iterable[TraceEvent], length_s: float | None = None) -> Trace:
-        """A trace of these events, which ends with the last of them unless `length_s` is given."""
+        """Return a trace of these events, which ends with the last one unless `length_s` is given."""
         events = tuple(events)
         if length_s is None:
             length_s = events[-1].at_s if events else 0.0
         return Trace(events, length_s)
 
     def alive_at(self, at_s: float) -> frozenset[str]:
-        """The instances there are once all events up to and at `at_s` have happened."""
+        """Return the instances that exist after all events up to and at `at_s`."""
         alive: set[str] = set()
         for event in self.events:
             if event.at_s > at_s:
@@ -101,10 +101,10 @@ class Trace:
         return frozenset(alive)
 
     def scaled(self, speed: float) -> Trace:
-        """The same events `speed` times as fast: at 60, an hour takes a minute.
+        """Return the same events `speed` times as fast: at 60, an hour takes a minute.
 
         Raises:
-            TraceError: a speed that is not a number above 0.
+            TraceError: the speed is not a number above 0.
         """
         if not (math.isfinite(speed) and speed > 0):
             raise TraceError(f"speed {speed}; give a number above 0, such as 60 for an hour in a minute")
@@ -112,12 +112,12 @@ class Trace:
         return Trace(events, self.length_s / speed)
 
     def clipped(self, first_s: float, last_s: float) -> Trace:
-        """The part from `first_s` to `last_s`, with its beginning at 0.
+        """Return the part from `first_s` to `last_s`, with its beginning at 0.
 
-        Instances that are there at `first_s` are added at 0, in the order in which they had come.
+        Instances that exist at `first_s` are added at 0, in order of arrival.
 
         Raises:
-            TraceError: not `0 <= first_s < last_s <= length_s`.
+            TraceError: `0 <= first_s < last_s <= length_s` does not hold.
         """
         if not 0 <= first_s < last_s <= self.length_s:
             raise TraceError(

@@ -1,7 +1,7 @@
-"""Does the faults of a schedule to the processes of a live run.
+"""Injection of a schedule's faults into the processes of a live run.
 
-The processes are those that the run's history names; what is done to them is real: SIGKILL, SIGSTOP and
-SIGCONT, and notices of a simulated metadata service. A fault that finds no victim waits until there is one.
+The processes are those that the run's history names. The faults are real: SIGKILL, SIGSTOP and SIGCONT, and
+notices of a simulated metadata service. A fault without a victim waits until there is one.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from gpu_runtime.worker.history_tail import HistoryTail
 from storage import clock
 
 _POLL_S = 0.05
-"""Between two looks into the whole history."""
+"""Interval between reads of the whole history."""
 
 _COMMIT_POLL_S = 0.002
-"""Between two looks at what spot workers write, while a fault waits for a commit."""
+"""Interval between reads of the spot workers' lines while a fault waits for a commit."""
 
 _SLOW_PERIOD_S = 0.4
-"""A slow worker is stopped for a part of each such period."""
+"""Period of a slow worker, which is stopped for a part of each."""
 
 _JOINER_WAIT_S = 10.0
-"""If no worker joins for so long, one is killed, so that its replacement will."""
+"""Wait for a joining worker, after which a worker is killed so that its replacement joins."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A fault that was done.
+    """An injected fault.
 
     Attributes:
-        at: unix seconds.
-        victims: names of the processes that it met.
+        fault: the fault.
+        at: time of the injection in unix seconds.
+        victims: names of the processes that it affected.
     """
 
     fault: Fault
@@ -51,16 +52,16 @@ class Done:
 
 
 class FaultInjector:
-    """A thread that does a schedule's faults, each once.
+    """A thread that injects a schedule's faults, each once.
 
-    The schedule's clock begins with `start`. Leaving the context stops the thread and resumes every
-    stopped process.
+    The schedule's clock starts when the context is entered. Leaving the context stops the thread and resumes
+    every stopped process.
 
     Args:
         history: folder of the run's history; need not exist yet.
-        faults: what is to be done.
-        notices: the simulated metadata service of the run's workers; without it no fault may be a notice.
-        server_pid: the process of the run's Prefect server; None where there is none now.
+        faults: the schedule.
+        notices: the simulated metadata service of the run's workers; needed if a fault is a notice.
+        server_pid: returns the process id of the run's Prefect server; None if it has none now.
     """
 
     def __init__(
@@ -84,11 +85,11 @@ class FaultInjector:
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
         self._began = 0.0
         self.done: list[Done] = []
-        """What was done so far."""
+        """Faults injected so far."""
         self.last_line_s = time.monotonic()
-        """When the run was last seen to have written into its history (monotonic seconds)."""
+        """Monotonic seconds at which new lines were last found in the run's history."""
         self.trouble: BaseException | None = None
-        """What ended the thread early."""
+        """Error that ended the thread early; None without one."""
 
     def __enter__(self) -> FaultInjector:
         self._began = time.monotonic()
@@ -103,25 +104,25 @@ class FaultInjector:
 
     @property
     def under_way(self) -> bool:
-        """Whether the run's newest life has entered a phase."""
+        """True once the run's newest life has entered a phase."""
         return self._processes.under_way
 
     @property
     def left(self) -> int:
-        """Faults that have not been done, or are not over yet."""
+        """Number of faults that are not injected, or not over yet."""
         return len(self._pending.pending) + len(self._waiting) + len(self._planned)
 
     @property
     def undone(self) -> tuple[Fault, ...]:
-        """Faults that have not been done yet."""
+        """Faults that are not injected yet."""
         return (*self._pending.pending, *(fault for _, fault in self._waiting))
 
     def done_of(self, kind: FaultKind) -> int:
-        """How many faults of a kind were done."""
+        """Return the number of injected faults of a kind."""
         return sum(done.fault.kind == kind for done in self.done)
 
     def end_run(self) -> None:
-        """Kill the trainer, which ends a run that hangs."""
+        """Kill the trainer, to end a run that hangs."""
         trainer = self._processes.trainer()
         if trainer is not None:
             trainer.send(signal.SIGKILL)
@@ -131,11 +132,11 @@ class FaultInjector:
             while not self._stopping.is_set():
                 self._poll()
                 self._stopping.wait(_POLL_S)
-        except BaseException as error:  # noqa: BLE001 - kept for the thread's owner
+        except BaseException as error:  # noqa: BLE001 - kept for the owner of the thread
             self.trouble = error
 
     def _poll(self) -> None:
-        """Take in what happened, and do what is due."""
+        """Read new history lines, and inject the faults that are due."""
         self._read_lines(self._tail.new())
         now = time.monotonic() - self._began
         due = self._pending.due(now)
@@ -144,7 +145,7 @@ class FaultInjector:
             due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
         self._waiting += [(now, fault) for fault in due]
         while self._planned and self._planned[0][0] <= now:
-            self._planned[0][2]()  # what it plans comes later, so it is still the first
+            self._planned[0][2]()  # actions that it plans come later, so it is still the first
             heapq.heappop(self._planned)  # `left` counts it until it is done
         for entry in list(self._waiting):
             if self._stopping.is_set():
@@ -159,7 +160,7 @@ class FaultInjector:
             self._tail.leave(self._processes.life, name)
 
     def _try(self, since: float, fault: Fault, now: float) -> None:
-        """Do a fault if it finds its victims."""
+        """Inject a fault if it has victims now."""
         victims = self._victims(fault, now - since)
         if victims:
             self._do(fault, victims, now)
@@ -167,10 +168,10 @@ class FaultInjector:
             self.done.append(Done(fault, clock.now(), tuple(process.name for process in victims)))
 
     def _victims(self, fault: Fault, waited_s: float) -> list[RunProcess]:
-        """The processes to do a fault to now; empty while there are none."""
+        """Return the current victims of a fault; empty while it has to wait."""
         processes = self._processes
         if fault.kind == "kill_while_committing":
-            return []  # `_await_commit` sees to it
+            return []  # `_await_commit` injects it
         if fault.kind == "coordinator_restart":
             one = processes.trainer() if fault.victim % 2 else processes.driver()
             return [one] if one is not None else []
@@ -210,7 +211,7 @@ class FaultInjector:
                 process.send(signal.SIGKILL)
 
     def _slow_down(self, process: RunProcess, slowdown: float, now: float, until: float) -> None:
-        """Stop a process for most of a period, again and again until the end."""
+        """Stop a process for a part of each period until the end."""
         if now >= until:
             self._release(process)
             return
@@ -221,7 +222,7 @@ class FaultInjector:
         self._plan(again_at, lambda: self._slow_down(process, slowdown, again_at, until))
 
     def _await_commit(self) -> None:
-        """While a fault waits for a commit, kill the first spot worker that writes one into its history."""
+        """Kill the first spot worker that writes a commit into its history, if a fault waits for one."""
         waiting = next((entry for entry in self._waiting if entry[1].kind == "kill_while_committing"), None)
         spots = {process.name: process for process in self._processes.spots()} if waiting else {}
         until = time.monotonic() + _POLL_S
@@ -237,7 +238,7 @@ class FaultInjector:
             time.sleep(_COMMIT_POLL_S)
 
     def _preempt(self, process: RunProcess) -> None:
-        """What the notice said comes true; a later worker of that name is not under it."""
+        """Kill the process as announced, and withdraw the notice so that a later worker is not under it."""
         assert self._notices is not None
         process.send(signal.SIGKILL)
         self._notices.withdraw(process.name)
@@ -256,7 +257,7 @@ class FaultInjector:
         heapq.heappush(self._planned, (at, next(self._order), action))
 
     def _provoke_join(self, fault: Fault) -> None:
-        """Kill a worker so that another will join, once for each fault that waits for that."""
+        """Kill a worker so that another joins, once for each fault that waits for a join."""
         spots = _rotated(self._processes.spots(), fault.victim)
         if spots and fault not in self._joins_made:
             self._joins_made.append(fault)
@@ -265,6 +266,6 @@ class FaultInjector:
 
 
 def _rotated(processes: Sequence[RunProcess], first: int) -> list[RunProcess]:
-    """The processes, from one of them on."""
+    """Return the processes in cyclic order, starting with number `first`."""
     start = first % len(processes) if processes else 0
     return [*processes[start:], *processes[:start]]

@@ -1,4 +1,4 @@
-"""Seeded schedules of faults for chaos runs: which fault is done to which process, and when. Pure."""
+"""Seeded schedules of faults for chaos runs: kind, victim and time of each fault. Pure."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ _LASTING: tuple[FaultKind, ...] = ("hung_worker", "slow_worker", "stopped_driver
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong, at a time or at the beginning of a phase.
+    """A fault, injected at a time or at the beginning of a phase.
 
     Attributes:
-        kind: what goes wrong. `kill_while_joining` and `kill_while_committing` take hold of the first
-            worker that joins, or commits, from then on.
-        at_s: seconds from the beginning of the run; None where a phase triggers it.
-        iteration: from 0; the fault comes when this iteration enters `phase`. None with a time.
-        phase: None with a time.
-        victim: the process it is done to: its index, modulo their number, among the candidates by name.
+        kind: kind of fault. `kill_while_joining` and `kill_while_committing` hit the first worker that joins,
+            or commits, from then on.
+        at_s: seconds from the beginning of the run; None if a phase triggers it.
+        iteration: iteration, from 0, that triggers the fault when it enters `phase`; None with a time.
+        phase: phase that triggers the fault; None with a time.
+        victim: index of the victim among the candidates by name, modulo their number.
         grace_s: seconds from the notice to the kill; `notice_then_kill` only, None elsewhere.
         duration_s: seconds until the process goes on; `hung_worker`, `slow_worker` and `stopped_driver` only.
-        slowdown: how many times as long a slow worker takes; `slow_worker` only.
+        slowdown: factor by which a slow worker is slower; `slow_worker` only.
 
     Raises:
-        ConfigurationError: both a time and a trigger, neither, or a value that does not fit the kind.
+        ConfigurationError: it has both a time and a trigger, or neither, or a value that does not fit the
+            kind.
     """
 
     kind: FaultKind
@@ -112,25 +113,26 @@ def draw_faults(
     graces_s: Sequence[float] = (0.0, 5.0, 30.0, 120.0),
     durations_s: tuple[float, float] = (1.0, 60.0),
 ) -> tuple[Fault, ...]:
-    """A schedule drawn with a seed; the same one for the same arguments.
+    """Return a schedule drawn with a seed; the same arguments give the same schedule.
 
-    The kinds are dealt like shuffled packs of cards, so all appear once there are as many faults as
-    kinds, and none appears twice more often than another that stands in `kinds` as often.
+    The kinds are dealt like shuffled packs of cards, so all appear once there are as many faults as kinds,
+    and no kind appears two more times than another that is in `kinds` equally often.
 
     Args:
-        count: how many faults.
-        length_s: times lie in [0, length_s].
-        iterations: triggers lie in [0, iterations).
-        kinds: the kinds to draw from; one that stands there twice comes twice as often.
+        seed: seed of the schedule.
+        count: number of faults.
+        length_s: upper bound of the times, which lie in [0, length_s].
+        iterations: upper bound of the triggering iterations, which lie in [0, iterations).
+        kinds: kinds to draw from; one that is listed twice comes twice as often.
         timed_share: probability that a fault has a time rather than a trigger, 0 to 1.
-        graces_s: seconds from a notice to the kill, to choose from.
+        graces_s: choices of the seconds from a notice to the kill.
         durations_s: least and most seconds that a worker hangs or is slow, or the driver is stopped.
 
     Returns:
-        Timed faults in the order of time, then triggered ones in the order of iteration and phase.
+        Timed faults in order of time, then triggered ones in order of iteration and phase.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument is out of range.
     """
     if count < 0 or iterations < 1 or not kinds or not (math.isfinite(length_s) and length_s >= 0):
         raise ConfigurationError(
@@ -181,22 +183,22 @@ def _moment(fault: Fault) -> tuple[int, float, int]:
 
 
 class PendingFaults:
-    """The faults of a schedule that have not come yet; each comes due once."""
+    """The faults of a schedule that are not due yet; each becomes due once."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._pending = list(faults)
 
     @property
     def pending(self) -> tuple[Fault, ...]:
-        """Those that have not come due; what is left at a run's end never happened."""
+        """Faults that are not due yet; those left at a run's end never happened."""
         return tuple(self._pending)
 
     def due(self, now_s: float, entered: tuple[int, FaultPhase] | None = None) -> list[Fault]:
-        """The faults to be done now, in the schedule's order.
+        """Return the faults that become due now, in the schedule's order.
 
         Args:
             now_s: seconds from the beginning of the run.
-            entered: the iteration and phase that begin now, if one does.
+            entered: iteration and phase that begin now; None if none begins.
         """
         due = [
             fault
@@ -209,11 +211,11 @@ class PendingFaults:
 
 
 def faults_from_json(text: str) -> tuple[Fault, ...]:
-    """The schedule that a JSON list of objects describes, one a fault.
+    """Return the schedule of a JSON list of objects, one for each fault.
 
     Raises:
-        ConfigurationError: no JSON list of objects, an unknown field, or a fault that is none (the
-            message counts from 1).
+        ConfigurationError: the text is not a JSON list of objects, or a fault is invalid or has an unknown
+            field (the message counts from 1).
     """
     try:
         rows = json.loads(text)

@@ -22,8 +22,8 @@ _AGENTS = {
     "/autoscaler/_private/monitor.py": "ray-autoscaler-monitor",
     "/_private/log_monitor.py": "ray-log-monitor",
 }
-"""Ray's processes beside the workers, by what their command line contains. The death of one of the first two
-ends Ray's node, and with it the driver."""
+"""Names of Ray's processes other than workers, by a part of their command line. The death of one of the first
+two ends Ray's node, and with it the driver."""
 
 
 @dataclass(eq=False)
@@ -31,10 +31,10 @@ class RunProcess:
     """A process of the run.
 
     Attributes:
-        name: that of its worker or scorer, `driver`, `prefect-server`, or that of an agent of Ray.
-        pid: its number.
-        started_s: when it began (seconds since the boot): tells it from a later process of that number.
-        targeted: a fault has chosen it already.
+        name: name of its worker or scorer, `driver`, `prefect-server`, or the name of an agent of Ray.
+        pid: its process id.
+        started_s: its start in seconds since boot, which distinguishes it from a later process of that id.
+        targeted: True if a fault has chosen it already.
     """
 
     name: str
@@ -44,15 +44,15 @@ class RunProcess:
 
     @property
     def is_spot(self) -> bool:
-        """A worker on a spot device."""
+        """True for a worker on a spot device."""
         return self.name.startswith("spot-")
 
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """Return True if the process still exists."""
         return process_is_alive(self.pid, self.started_s)
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; whether the process was there to get it."""
+        """Send a signal; return True if the process existed to get it."""
         if not self.alive():
             return False
         with suppress(ProcessLookupError):
@@ -62,7 +62,7 @@ class RunProcess:
 
 
 def process_of(name: str, pid: int | None) -> RunProcess | None:
-    """The process of a number, under a name; None where there is none."""
+    """Return the process with a process id, under a name; None if it does not exist."""
     with suppress(psutil.NoSuchProcess):
         return None if pid is None else RunProcess(name, pid, process_start_s(pid))
     return None
@@ -72,9 +72,8 @@ class RunProcesses:
     """The processes of a run's newest life.
 
     Attributes:
-        life: its number; 0 before the first.
-        under_way: the run has begun its first phase, so that its workers may be lost.
-        entered: iterations, from 1, and phases in the order in which they were entered, since `take_entered`.
+        life: number of that life; 0 before the first.
+        under_way: True once the run has begun its first phase, so that its workers may be lost.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class RunProcesses:
         self._entered: list[tuple[int, str]] = []
 
     def read(self, lines: Iterable[HistoryLine]) -> list[str]:
-        """Take in lines of the history; names of the processes that are gone by them."""
+        """Read lines of the history and return the names of the workers that they report as lost."""
         gone: list[str] = []
         for line in lines:
             if line.life > self.life:
@@ -99,37 +98,37 @@ class RunProcesses:
         return gone
 
     def take_entered(self) -> list[tuple[int, str]]:
-        """Iterations and phases that were entered since the last call."""
+        """Return the iterations, from 1, and phases entered since the last call, in order."""
         taken, self._entered = self._entered, []
         return taken
 
     def driver(self) -> RunProcess | None:
-        """The process that drives the run."""
+        """Return the process that drives the run; None unless the run is under way and it is alive."""
         return self._one(DRIVER)
 
     def trainer(self) -> RunProcess | None:
-        """The process that trains."""
+        """Return the process that trains; None unless the run is under way and it is alive."""
         return self._one(TRAINER)
 
     def spots(self) -> list[RunProcess]:
-        """Spot workers that have joined and that no fault has chosen, by name."""
+        """Return the spot workers that have joined and that no fault has chosen, by name."""
         return self._chosen(lambda process: process.is_spot and process.name in self._joined)
 
     def joining(self) -> list[RunProcess]:
-        """Spot workers that have begun to load since the run is under way, by name."""
+        """Return the spot workers that are still loading in a run under way, by name."""
         return self._chosen(lambda process: process.is_spot and process.name not in self._joined)
 
     def scorers(self) -> list[RunProcess]:
-        """The processes that judge, by name."""
+        """Return the processes that judge, by name."""
         return self._chosen(lambda process: process.name.startswith("scorer-"))
 
     def agents(self) -> list[RunProcess]:
-        """Ray's processes beside the workers, by name; none where Ray was not started by the run."""
+        """Return Ray's processes other than workers, by name; empty if the run did not start Ray."""
         driver = self.driver()
         found: list[RunProcess] = []
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
-                with suppress(psutil.NoSuchProcess):  # a zombie is no such process either
+                with suppress(psutil.NoSuchProcess):  # also raised for a zombie
                     name = _agent_name(process.cmdline())
                     if name is not None:
                         found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
@@ -152,7 +151,7 @@ class RunProcesses:
         elif line.event == "phase":
             self.under_way = True
             self._entered.append((facts["iteration"], facts["phase"]))
-        # The driver's lines may come before the first one of the worker that they are about.
+        # The driver's lines may come before the first line of the worker that they are about.
         elif line.event == "joined":
             self._joined.add(facts["worker"])
         elif line.event == "lost":
@@ -160,5 +159,5 @@ class RunProcesses:
 
 
 def _agent_name(line: Sequence[str]) -> str | None:
-    """Which of Ray's agents has this command line."""
+    """Return the name of Ray's agent with this command line; None for another process."""
     return next((name for mark, name in _AGENTS.items() if any(mark in part for part in line)), None)

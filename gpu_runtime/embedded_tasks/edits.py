@@ -1,7 +1,7 @@
-"""The task `edits`: change one shape of a picture of shapes as an instruction says, and leave the rest.
+"""The task `edits`: change one shape of a picture of shapes as instructed, and leave the rest unchanged.
 
 The source is a picture of the task `shapes` with two or three shapes. A row of a prompt file holds it as a
-data URI (`image`) and says what an edit changes (`edit`), so the true picture follows from the row:
+data URI (`image`) and describes the change (`edit`), so the true picture follows from the row:
 
     {"tag": "recolour", "prompt": "make the red circle blue", "image": "data:image/png;base64,...",
      "edit": {"class": "circle", "from": {"color": "red", "box": [3, 4, 13, 14]},
@@ -30,7 +30,7 @@ _CELL = 16
 _MARGIN = (_CELL - SIZE) // 2
 _JITTER = 1
 _FEWEST, _MOST = 2, 3
-"""Shapes of a source; a fourth cell stays free to move to."""
+"""Fewest and most shapes of a source; at least one of the four cells stays free to move to."""
 
 _HELD_OUT_ONE_IN = 5
 
@@ -45,12 +45,12 @@ class Look:
 
 @dataclass(frozen=True)
 class Edit:
-    """What an instruction changes.
+    """The change that an instruction asks for.
 
     Attributes:
-        class_name: of the shape.
-        before: how it looks in the source.
-        after: how it has to look.
+        class_name: class of the shape.
+        before: its look in the source.
+        after: its look after the edit.
     """
 
     class_name: str
@@ -59,7 +59,7 @@ class Edit:
 
     @property
     def moves(self) -> bool:
-        """Whether the shape gets another place."""
+        """True if the shape changes its place."""
         return self.before.box != self.after.box
 
 
@@ -73,10 +73,10 @@ class EditsTask:
     text_length = 12
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a source and an instruction, each kind as often; a fifth of all sources is held out.
+        """Draw a source and an instruction, each kind equally often; a fifth of all sources is held out.
 
-        Held out are all displacements of a source, with every instruction: (source, instruction) pairs of
-        training and of evaluation differ in the shapes, their colours or their places.
+        All displacements of a held-out source are held out, with every instruction: (source, instruction)
+        pairs of training and of evaluation differ in the shapes, their colours or their places.
         """
         return self.draw_prompt_of(TAGS[rng.integers(len(TAGS))], rng, held_out)
 
@@ -85,8 +85,8 @@ class EditsTask:
 
         Args:
             tag: one of `TAGS`.
-            rng: draws both.
-            held_out: a source of the held-out ones.
+            rng: generator for both.
+            held_out: True for one of the held-out sources.
         """
         while True:
             cells = _draw_cells(rng)
@@ -94,18 +94,18 @@ class EditsTask:
                 return _prompt(tag, cells, rng)
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """The source with the edit done, in which nothing is random: uint8 RGB, shape (32, 32, 3).
+        """Return the source with the edit applied; nothing is random. uint8 RGB, shape (32, 32, 3).
 
         Raises:
-            ConfigurationError: the prompt is none of this task's.
+            ConfigurationError: the prompt is not one of this task.
         """
         return self.nearest_picture(prompt, np.empty(0)).image_HWC
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """The only right picture of a prompt, whatever the image; see `EmbeddedTask`.
+        """Return the only correct picture of a prompt, whatever the image; see `EmbeddedTask`.
 
         Raises:
-            ConfigurationError: the prompt is none of this task's.
+            ConfigurationError: the prompt is not one of this task.
         """
         try:
             edit, source_HWC = edit_of(prompt), read_source(prompt.source)
@@ -119,10 +119,10 @@ class EditsTask:
 
 
 def edit_of(prompt: PromptRecord) -> Edit:
-    """What a prompt asks to change.
+    """Return the edit that a prompt asks for.
 
     Raises:
-        PromptFileError: it has no image or no `edit`, or one that the task's renderer does not draw.
+        PromptFileError: it has no image or no `edit`, or an edit that the task's renderer cannot draw.
     """
     asked = prompt.metadata.get("edit")
     if not isinstance(asked, dict) or not prompt.source:
@@ -160,7 +160,7 @@ def _look(value: Any, where: str) -> Look:
 
 
 def _draw_cells(rng: np.random.Generator) -> dict[int, tuple[str, str]]:
-    """Two or three cells with a shape: class and colour of each; no two are the same."""
+    """Return two or three distinct shapes as (class, colour) by cell."""
     count = int(rng.integers(_FEWEST, _MOST + 1))
     kinds = rng.choice(len(CLASSES) * len(COLOURS), count, replace=False)
     cells = rng.permutation(len(PLACES))[:count]
@@ -185,7 +185,7 @@ def _prompt(tag: str, cells: dict[int, tuple[str, str]], rng: np.random.Generato
         place = free[rng.integers(len(free))]
         text = f"move the {colour} {name} to the {PLACES[place]}"
     else:
-        # Not one that another shape of the class has: the picture would hold two of the same.
+        # Not the colour of another shape of the class, or the picture would have two equal shapes.
         taken = {its_colour for its_name, its_colour in cells.values() if its_name == name}
         others = [known for known in COLOURS if known not in taken]
         other = others[rng.integers(len(others))]

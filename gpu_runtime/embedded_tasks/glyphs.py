@@ -1,4 +1,4 @@
-"""The task `glyphs`: a coloured sign that says three characters, to be read by a real OCR engine."""
+"""The task `glyphs`: a coloured sign with three characters, read by a real OCR engine."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _JITTER = (1, 1)
 """Largest displacement in pixels, across and down."""
 
 _TEXT_OFFSET = 100
-"""What text adds to every channel of the background. As it is the same for all colours, a patch is
-a colour plus a grey pattern, and few components hold them all."""
+"""Offset that text adds to every channel of the background. Since it is the same for all colours, a patch is
+a colour plus a grey pattern, and few components represent all patches."""
 
 
 class GlyphsTask:
@@ -57,17 +57,17 @@ class GlyphsTask:
         """Draw the sign, displaced by up to a pixel; uint8 RGB, shape (32, 48, 3).
 
         Raises:
-            ConfigurationError: the prompt is none of this task's.
+            ConfigurationError: the prompt is not one of this task.
         """
         colour, text = _colour_and_text(prompt)
         right, down = (int(rng.integers(-limit, limit + 1)) for limit in _JITTER)
         return _drawn(colour, text, down, right).image_HWC
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """The sign in the displacement that is nearest to an image; see `EmbeddedTask`.
+        """Return the sign with the displacement nearest to an image; see `EmbeddedTask`.
 
         Raises:
-            ConfigurationError: the prompt is none of this task's.
+            ConfigurationError: the prompt is not one of this task.
         """
         colour, text = _colour_and_text(prompt)
         pictures = _every_displacement(colour, text)
@@ -92,7 +92,7 @@ def _every_displacement(colour: str, text: str) -> list[RenderedPicture]:
 
 
 def _drawn(colour: str, text: str, down: int, right: int) -> RenderedPicture:
-    """The sign, displaced by so many pixels."""
+    """Return the sign displaced by so many pixels."""
     coverage_HW = np.roll(coverage(text), (down, right), axis=(0, 1))
     image_HWC = np.array(COLOURS[colour], dtype=np.float32) + _TEXT_OFFSET * coverage_HW[..., None]
     return RenderedPicture(image_HWC.round().clip(0, 255).astype(np.uint8), coverage_HW > 0)
@@ -102,8 +102,8 @@ def _drawn(colour: str, text: str, down: int, right: int) -> RenderedPicture:
 def coverage(text: str) -> np.ndarray:
     """Return how much of each pixel the text covers: float32 in [0, 1], shape (H, W).
 
-    Every character is centred in a cell of its own: where it stands then depends on its place
-    alone, not on how wide its neighbours are, which takes a small model long to learn.
+    Every character is centred in a separate cell, so its position depends only on its index, not on the
+    width of its neighbours, which a small model takes long to learn.
     """
     canvas = Image.new("L", (GlyphsTask.width, GlyphsTask.height), 0)
     draw = ImageDraw.Draw(canvas)

@@ -1,4 +1,4 @@
-"""What an embedded task is: prompts without end, and for each of them a picture that is right."""
+"""The protocol of an embedded task: unlimited prompts, each with a correct picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RenderedPicture:
 
     Attributes:
         image_HWC: uint8 RGB, shape (H, W, 3).
-        drawn_HW: bool, shape (H, W): where something is drawn; the rest is background.
+        drawn_HW: bool, shape (H, W): True where something is drawn, False on the background.
     """
 
     image_HWC: np.ndarray
@@ -25,9 +25,9 @@ class RenderedPicture:
 
 
 class EmbeddedTask(Protocol):
-    """A little world that the project can draw itself: training data for the embedded model.
+    """A small world that the project can draw itself: training data for the embedded model.
 
-    The methods that draw take all their randomness from the generator passed in.
+    The methods that draw take all randomness from the generator passed in.
     """
 
     name: str
@@ -41,33 +41,33 @@ class EmbeddedTask(Protocol):
     """Canvas width in pixels, a multiple of 8."""
 
     text_length: int
-    """Tokens that the longest prompt may have, a multiple of 4."""
+    """Most tokens of a prompt, a multiple of 4."""
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a prompt (its prompt_id is 0) from those to train on, or from those held out."""
+        """Draw a prompt (its prompt_id is 0) from those for training, or from those held out."""
         ...
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Draw a picture that fulfils a prompt of this task: uint8 RGB, shape (H, W, 3)."""
+        """Draw a picture that matches a prompt of this task: uint8 RGB, shape (H, W, 3)."""
         ...
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """Of all pictures that `render` may draw for a prompt, the one nearest to an image by squared error.
+        """Return the picture nearest to an image, by squared error, that `render` may draw for a prompt.
 
         Args:
-            prompt: of this task.
+            prompt: prompt of this task.
             image_HWC: uint8 RGB, shape (H, W, 3).
 
         Raises:
-            ConfigurationError: the prompt is none of this task's.
+            ConfigurationError: the prompt is not one of this task.
         """
         ...
 
 
 def is_held_out(content: str, one_in: int) -> bool:
-    """Whether `content` is kept for evaluation: one in `one_in` is, by a hash of its spelling.
+    """Return True if `content` is held out for evaluation: one in `one_in` is, by a hash of its spelling.
 
-    A rule needs no list to be kept in step: training and evaluation cannot overlap.
+    A rule needs no list to maintain, and training and evaluation cannot overlap.
     """
     digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % one_in == 0

@@ -26,7 +26,7 @@ def find_task(name: str) -> EmbeddedTask:
 
 
 def rendered_picture(prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture | None:
-    """What an image should look like, where an embedded task draws such prompts in this size.
+    """Return the correct picture for an image; None unless an embedded task draws such prompts in this size.
 
     Args:
         prompt: the image's prompt.
@@ -36,6 +36,6 @@ def rendered_picture(prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPic
         if image_HWC.shape[:2] == (task.height, task.width):
             try:
                 return task.nearest_picture(prompt, image_HWC)
-            except ConfigurationError:  # another's prompt
+            except ConfigurationError:  # a prompt of another task
                 continue
     return None

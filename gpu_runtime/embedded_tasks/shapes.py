@@ -1,6 +1,6 @@
 """The task `shapes`: GenEval's six kinds of prompt in miniature, on a 32x32 canvas.
 
-Rows have GenEval's own format (Ghosh et al., 2023): tag, include, exclude, prompt.
+Rows have GenEval's format (Ghosh et al., 2023): tag, include, exclude, prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
 CLASSES = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
-"""Singular to plural."""
+"""Classes, from singular to plural."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (225, 45, 40),
@@ -32,7 +32,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 BACKGROUND = (24, 24, 28)
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 _TAG_WEIGHTS = (0.1, 0.1, 0.1, 0.2, 0.2, 0.3)
-"""How often a drawn prompt has each tag; what binds colours and places to objects takes longest."""
+"""Probability of each tag in draws; tags that bind colours and places to objects take longest to learn."""
 
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
@@ -48,7 +48,7 @@ _JITTER = 1
 _SUPERSAMPLING = 8
 _HELD_OUT_ONE_IN = 5
 _TAGS_HELD_OUT = ("colors", "position", "color_attr")
-"""The other tags have too few prompts (4 to 12) to keep any from training."""
+"""Tags with held-out prompts; the others have too few prompts (4 to 12) to withhold any from training."""
 
 
 class ShapesTask:
@@ -69,8 +69,8 @@ class ShapesTask:
 
         Args:
             tag: one of `TAGS`.
-            rng: draws it.
-            held_out: a prompt of the held-out ones.
+            rng: generator for the prompt.
+            held_out: True for one of the held-out prompts.
         """
         while True:
             row = _draw_row(tag, rng)
@@ -78,12 +78,12 @@ class ShapesTask:
                 return PromptRecord(0, row["prompt"], row)
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Draw what `include` asks for, in cells of a 2x2 grid, displaced by up to a pixel.
+        """Draw the objects of `include` in cells of a 2x2 grid, displaced by up to a pixel.
 
-        Colours that the prompt leaves open are random, one for each entry of `include`.
+        Colours that the prompt leaves open are random for each object.
 
         Raises:
-            ConfigurationError: the row asks for what this task cannot draw.
+            ConfigurationError: the row asks for something that this task cannot draw.
         """
         objects = _objects(prompt)
         cells = _choose_cells(objects, rng)
@@ -98,13 +98,13 @@ class ShapesTask:
         return image_HWC.round().astype(np.uint8)
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
-        """The objects in the cells, displacements and colours nearest to an image; see `EmbeddedTask`.
+        """Return the picture with cells, displacements and colours nearest to an image; see `EmbeddedTask`.
 
-        Cells do not overlap: each object's best place in each cell is found by itself, then the best choice
-        of cells.
+        Cells do not overlap, so each object's best place in each cell is found independently, then the best
+        choice of cells.
 
         Raises:
-            ConfigurationError: the row asks for what this task cannot draw.
+            ConfigurationError: the row asks for something that this task cannot draw.
         """
         objects = _objects(prompt)
         kinds = {(name, colour) for name, colour, _ in objects}
@@ -126,7 +126,7 @@ class ShapesTask:
 
 
 class _Placed(NamedTuple):
-    """Where in a cell an object is nearest to an image; `cost` is the squared error less the background's."""
+    """An object's place in a cell nearest to an image; `cost` is its squared error minus the background's."""
 
     cost: float
     top: int
@@ -135,14 +135,14 @@ class _Placed(NamedTuple):
 
 
 def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tuple[int, int]) -> _Placed:
-    """The best displacement and colour of an object in a cell; the first of equal ones."""
+    """Return the best displacement and colour of an object in a cell; the first of equal ones."""
     colours = list(COLOURS) if colour is None else [colour]
     top, left = (place * _CELL + _MARGIN for place in cell)
     places = [(top + down, left + right) for down, right in product(range(-_JITTER, _JITTER + 1), repeat=2)]
     boxes_ND = np.stack([image_HWC[y : y + SIZE, x : x + SIZE].ravel() for y, x in places]).astype(np.float64)
     patches_KD = np.stack([patch(name, choice).round().ravel() for choice in colours]).astype(np.float64)
     empty_D = np.tile(np.array(BACKGROUND, dtype=np.float64), SIZE * SIZE)
-    # |box - patch|^2 - |box - empty|^2; whole numbers, so without rounding.
+    # |box - patch|^2 - |box - empty|^2, exact because all values are whole numbers.
     cost_NK = (patches_KD**2).sum(axis=1) - empty_D @ empty_D - 2 * boxes_ND @ (patches_KD - empty_D).T
     place, choice = divmod(int(cost_NK.argmin()), len(colours))
     return _Placed(float(cost_NK[place, choice]), *places[place], colours[choice])
@@ -150,7 +150,7 @@ def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tu
 
 @lru_cache(maxsize=len(CLASSES) * len(COLOURS))
 def patch(name: str, colour: str) -> np.ndarray:
-    """A shape's bounding box on the background: float32, shape (SIZE, SIZE, 3)."""
+    """Return a shape's bounding box on the background: float32, shape (SIZE, SIZE, 3)."""
     background_3, colour_3 = (np.array(values, dtype=np.float32) for values in (BACKGROUND, COLOURS[colour]))
     return background_3 + coverage(name)[..., None] * (colour_3 - background_3)
 
@@ -229,7 +229,7 @@ def _objects(prompt: PromptRecord) -> list[tuple[str, str | None, tuple[str, int
 def _choose_cells(
     objects: list[tuple[str, str | None, tuple[str, int] | None]], rng: np.random.Generator
 ) -> list[int]:
-    """Give each object a cell of its own, such that every relation holds."""
+    """Draw distinct cells for the objects, such that every relation holds."""
     while True:
         cells = [int(cell) for cell in rng.permutation(len(_CELLS))[: len(objects)]]
         if _relations_hold(objects, cells):
@@ -239,7 +239,7 @@ def _choose_cells(
 def _allowed_cells(
     objects: list[tuple[str, str | None, tuple[str, int] | None]],
 ) -> list[tuple[int, ...]]:
-    """Every choice of cells in which all relations hold."""
+    """Return every choice of cells in which all relations hold."""
     every = permutations(range(len(_CELLS)), len(objects))
     return [cells for cells in every if _relations_hold(objects, cells)]
 

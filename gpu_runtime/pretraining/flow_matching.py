@@ -1,8 +1,8 @@
-"""Pre-train an embedded model, from nothing or from another: flow matching on pictures that the task draws.
+"""Pre-training of an embedded model, new or from another one: flow matching on pictures that the task draws.
 
 Training stops on purpose while the model still fails often: reinforcement learning needs room to
-improve, and successes to learn from. The `-sparse` weights stop earlier in the same run, where a
-success is rare.
+improve, and successes to learn from. The `-sparse` weights are saved earlier in the same run, when
+successes are rare.
 
     python -m gpu_runtime.pretraining.flow_matching glyphs
 
@@ -30,7 +30,7 @@ from storage.errors import ConfigurationError, TrainingError
 from storage.prompts.sources import read_source
 
 ProgressCallback = Callable[[int, int, float], None]
-"""Called with (training steps done, training steps in all, loss)."""
+"""Function called with (training steps done, total training steps, loss)."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class Recipe:
     """Training steps of the main weights."""
 
     sparse_training_steps: int = 0
-    """Training steps after which the `-sparse` weights are saved, fewer than `training_steps`; 0 for none."""
+    """Training steps after which the `-sparse` weights are saved, below `training_steps`; 0 for never."""
 
     start: str = ""
-    """An embedded model with whose codec and weights the training begins; empty for a new model."""
+    """Embedded model whose codec and weights the training starts from; empty for a new model."""
 
     components: int = 32
     """Latent channels: principal components kept of an 8x8 patch."""
 
     whitening: float = 0.5
-    """See `PatchCodec.fit`."""
+    """Whitening of `PatchCodec.fit`."""
 
     layers: int = 3
     heads: int = 4
@@ -59,21 +59,21 @@ class Recipe:
     text_width: int = 128
     batch_size: int = 64
     muon_learning_rate: float = 0.02
-    """For the matrices of the blocks (torch.optim.Muon)."""
+    """Learning rate for the matrices of the blocks (torch.optim.Muon)."""
 
     adamw_learning_rate: float = 1.5e-3
-    """For everything else."""
+    """Learning rate for all other parameters (AdamW)."""
 
     sigma_shift: float = 0.0
-    """Mean of the logit-normal noise level; above 0 more of the training is at high noise, where
-    what stands where is decided."""
+    """Mean of the logit-normal noise level; above 0 more of the training is at high noise, which
+    determines the layout."""
 
     warmup_training_steps: int = 20
     average_decay: float = 0.99
-    """Decay of the moving average of the weights, which is what is saved."""
+    """Decay of the moving average of the weights, which is saved."""
 
     codec_images: int = 2048
-    """Pictures that the codec is fitted to."""
+    """Number of pictures that the codec is fitted to."""
 
 
 RECIPES = {
@@ -99,15 +99,15 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class PretrainReport:
-    """What `pretrain` did.
+    """The result of `pretrain`.
 
     Attributes:
         task: name of the task.
-        seed: of the run.
-        parameters: of the transformer.
+        seed: seed of the run.
+        parameters: number of parameters of the transformer.
         loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the training steps.
-        cpu_s: CPU seconds of the process in all.
-        main_folder, sparse_folder: where the two sets of weights are; None where there are no sparse ones.
+        cpu_s: CPU seconds that the process spent in `pretrain`.
+        main_folder, sparse_folder: folders of the two sets of weights; None without sparse weights.
     """
 
     task: str
@@ -124,9 +124,9 @@ class Pretraining:
     """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread.
 
     Args:
-        task: that the model is for.
+        task: task of the model.
         recipe: sizes and hyperparameters.
-        seed: of weights, data and noise.
+        seed: seed of weights, data and noise.
     """
 
     def __init__(self, task: EmbeddedTask, recipe: Recipe, seed: int) -> None:
@@ -207,7 +207,7 @@ class Pretraining:
 
     @torch.no_grad()
     def _update_average(self) -> None:
-        # The ramp lets the average forget the untrained weights soon.
+        # The ramp lets the average quickly forget the untrained weights.
         done = self.training_steps_done
         decay = min(self.recipe.average_decay, (1 + done) / (10 + done))
         for name, value in self._model.transformer.state_dict().items():
@@ -222,19 +222,19 @@ def pretrain(
     recipe: Recipe | None = None,
     callback: ProgressCallback | None = None,
 ) -> PretrainReport:
-    """Make `out_dir`/TASK and, where the recipe has them, the weights of `out_dir`/TASK-sparse, in one run.
+    """Write `out_dir`/TASK and, if the recipe has sparse weights, `out_dir`/TASK-sparse, in one run.
 
-    The same seed gives the same weights to the bit on the same machine with one torch thread.
+    The same seed gives bit-identical weights on the same machine with one torch thread.
 
     Args:
         task_name: a name of `embedded_tasks.registry.TASKS`.
         out_dir: folder for the two folders of weights.
-        seed: of initial weights, pictures and noise.
-        recipe: settings; the task's own by default.
+        seed: seed of initial weights, pictures and noise.
+        recipe: settings; those of `RECIPES` by default.
         callback: called after each training step.
 
     Raises:
-        ConfigurationError: no such task, or a recipe whose sparse weights come not before the main.
+        ConfigurationError: the task is unknown, or the sparse weights do not come before the main ones.
         TrainingError: the loss is not finite.
     """
     task = find_task(task_name)
@@ -291,9 +291,9 @@ def _build_transformer(recipe: Recipe, channels: int) -> QwenImageTransformer2DM
 
 @torch.no_grad()
 def _zero_modulations(transformer: QwenImageTransformer2DModel) -> None:
-    """adaLN-zero (Peebles and Xie, 2023): every block starts as the identity, the output as zero.
+    """Apply adaLN-zero (Peebles and Xie, 2023): every block starts as the identity, the output as zero.
 
-    diffusers leaves it to the checkpoint; without it a minute of training is not enough.
+    diffusers leaves this to the checkpoint; without it a minute of training is not enough.
     """
     for name, parameter in transformer.named_parameters():
         if any(part in name for part in ("img_mod", "txt_mod", "norm_out", "proj_out")):
@@ -312,7 +312,7 @@ def _optimizers(transformer: torch.nn.Module, recipe: Recipe) -> list[tuple[torc
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line: the task's name, the folder (the project's own by default) and the seed."""
+    """Run the command line: the task's name, the folder (the project's weights by default) and the seed."""
     import argparse
 
     parser = argparse.ArgumentParser(description="Pre-train an embedded model from nothing.")

@@ -1,7 +1,7 @@
-"""GenEval's prompts: the 553 official ones, drawn again as they were drawn, and others to train on.
+"""GenEval's prompts: the 553 official ones, redrawn exactly, and others to train on.
 
-The official file is one draw from a seeded generator. The same draws give the same file to the byte, so
-that the project needs no copy of it and can draw more of the same kind.
+The official file is one draw from a seeded generator. The same draws give the same file to the byte, and
+further draws give more prompts of the same kind.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ Row = dict[str, Any]
 
 OFFICIAL_SEED = 43
 _OFFICIAL_DRAWS = 100
-"""Of each tag but `single_object`, which names each class once; repeated rows are dropped then."""
+"""Draws of each tag except `single_object`, which names each class once; repeated rows are then dropped."""
 
 OFFICIAL_SHA256 = "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13"
-"""Of the official file's bytes."""
+"""SHA-256 of the official file's bytes."""
 
 TRAINING_WEIGHTS: Mapping[str, int] = {
     "position": 7, "counting": 5, "color_attr": 3, "colors": 1, "two_object": 1, "single_object": 0,
 }  # fmt: skip
-"""How often each tag comes in training (Flow-GRPO, arXiv 2505.05470, section 5.1): what a base model fails
-comes most, and single objects, which it knows, never."""
+"""Relative frequency of each tag in training (Flow-GRPO, arXiv 2505.05470, section 5.1): tags at which a base
+model fails come most, and single objects, which it knows, never."""
 
 _PEOPLE = 1
-"""Classes that no colour is asked of: `person`, the first."""
+"""Number of first classes that get no colour: only `person`."""
 
 
 def official_rows() -> list[Row]:
-    """The 553 official rows, in the official order.
+    """Return the 553 official rows, in the official order.
 
     Raises:
-        PromptFileError: this numpy draws other numbers from a seed than the official file came from.
+        PromptFileError: this version of numpy draws other numbers from the seed than the official file's.
     """
     rng = np.random.default_rng(OFFICIAL_SEED)
     rows = [_single_object(int(index)) for index in rng.choice(len(CLASSES), len(CLASSES), replace=False)]
@@ -71,15 +71,15 @@ def draw_row(tag: str, rng: np.random.Generator) -> Row:
 
 
 def training_rows(count: int, seed: int) -> list[Row]:
-    """Draw rows to train on: the tags by `TRAINING_WEIGHTS`, mixed, and no row of the test.
+    """Draw rows to train on: the tags by `TRAINING_WEIGHTS`, shuffled, without rows of the test.
 
-    A row that means what a test row means in other words (two objects the other way round) is left out
-    too. Counting has so few rows that they come again and again; each time has a prompt id, and so noise,
-    of its own.
+    A row that means the same as a test row in other words (two objects in the other order) is left out too.
+    Counting has so few rows that they repeat often; each repetition has a different prompt id, and so
+    different noise.
 
     Args:
-        count: of rows, at least one.
-        seed: what the rows are a function of.
+        count: number of rows, at least one.
+        seed: seed that determines the rows.
 
     Raises:
         PromptFileError: `count` is below 1.
@@ -99,7 +99,7 @@ def training_rows(count: int, seed: int) -> list[Row]:
 
 
 def meaning(row: Row) -> tuple[object, ...]:
-    """What a row asks for, the same for two rows that the same pictures fulfil."""
+    """Return the meaning of a row, which is equal for two rows that the same pictures satisfy."""
     include = row["include"]
     objects = sorted((item["class"], item["count"], item.get("color", "")) for item in include)
     relations = set()
@@ -112,7 +112,7 @@ def meaning(row: Row) -> tuple[object, ...]:
 
 
 def as_lines(rows: list[Row]) -> str:
-    """The rows as the content of a .jsonl file."""
+    """Return the rows as the content of a .jsonl file."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

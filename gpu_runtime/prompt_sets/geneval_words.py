@@ -13,27 +13,27 @@ CLASSES = (
     "computer keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book",
     "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
 )  # fmt: skip
-"""COCO's 80 classes in COCO's order, three of them with a word more, so that a prompt is plain."""
+"""COCO's 80 classes in COCO's order, three of them with an additional word to be unambiguous."""
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 
 RELATIONS = ("left of", "right of", "above", "below")
-"""What `position` may say."""
+"""Relations of the tag `position`."""
 
 OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 
 NUMBERS = {2: "two", 3: "three", 4: "four"}
-"""How many a counting prompt asks for."""
+"""Numbers of objects in counting prompts."""
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 """The kinds of prompt, in the order of the official file."""
 
 
 def with_article(words: str) -> str:
-    """`a` or `an` before the words, by their first letter."""
+    """Return the words with `a` or `an` before them, by their first letter."""
     return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
 
 
 def plural(name: str) -> str:
-    """GenEval's plural, which knows one rule: "benchs" and "knifes" stand in the official file."""
+    """Return GenEval's plural, which has one rule: the official file has "benchs" and "knifes"."""
     return f"{name}es" if name.endswith("s") else f"{name}s"

@@ -1,4 +1,4 @@
-"""Prompts with a text to be written: a scene, and in double quotes what stands there."""
+"""Prompts with a text to render: a scene, with the text in double quotes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _HELD_OUT_ONE_IN = 8
 
 
 def draw_text(rng: np.random.Generator) -> str:
-    """Draw what is to be written: a word, two or three, a word and a number, or a code."""
+    """Draw the text: one, two or three words, words and a number, or a code."""
     first, second = FIRST[rng.integers(len(FIRST))], SECOND[rng.integers(len(SECOND))]
     number = int(rng.integers(2, 100))
     letters = "".join(_LETTERS[index] for index in rng.integers(len(_LETTERS), size=3))
@@ -48,12 +48,12 @@ def draw_text(rng: np.random.Generator) -> str:
 
 
 def sign_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
-    """Draw distinct prompts; a text that is held out is in no prompt to train on, whatever the scene.
+    """Draw distinct prompts; a held-out text is in no training prompt, whatever the scene.
 
     Args:
-        count: of prompts, at least one.
-        held_out: those to evaluate by, or those to train on.
-        seed: what the prompts are a function of.
+        count: number of prompts, at least one.
+        held_out: True for prompts to evaluate with, False for prompts to train on.
+        seed: seed that determines the prompts.
 
     Raises:
         PromptFileError: `count` is below 1.

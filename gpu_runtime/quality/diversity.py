@@ -1,6 +1,6 @@
-"""How different the images of an evaluation are from each other: within a prompt and across prompts.
+"""Diversity of the images of an evaluation, within a prompt and across prompts.
 
-A policy that has found one image that pays gives it for every seed, or for every prompt.
+A policy that has found one rewarding image returns it for every seed, or for every prompt.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 
 def diversity_figures(latents: Sequence[np.ndarray], prompt_ids: Sequence[int]) -> list[dict[str, float]]:
-    """Root mean squared distance, for each value, of an image's latents to those of the others.
+    """Return the root mean squared distance per value of each image's latents to those of other images.
 
     Args:
-        latents: of each image, all of one shape.
-        prompt_ids: its prompt, each.
+        latents: latents of each image, all of one shape.
+        prompt_ids: prompt of each image.
 
     Returns:
-        Of each image `diversity_within` (the other images of its prompt) and `diversity_across` (those of
-        the other prompts), without the one that there are no others for.
+        For each image `diversity_within` (to other images of its prompt) and `diversity_across` (to those of
+        other prompts); a figure without other images is left out.
     """
     sums: dict[int, np.ndarray] = {}
     squares: dict[int, float] = {}
@@ -48,14 +48,14 @@ def diversity_figures(latents: Sequence[np.ndarray], prompt_ids: Sequence[int]) 
 
 
 def _distance(flat: np.ndarray, summed: np.ndarray, squares: float, terms: int, count: int) -> float:
-    """Root mean squared distance to vectors of which the sum and the sum of squares are known.
+    """Return the root mean squared distance per value to vectors with a known sum and sum of squares.
 
     Args:
-        flat: from where.
+        flat: vector from which distances are measured.
         summed: sum of the vectors.
         squares: sum of their squared lengths.
-        terms: how many are in the sums.
-        count: how many the mean is over.
+        terms: number of vectors in the sums.
+        count: number of vectors in the mean.
     """
     square = terms * float(flat @ flat) + squares - 2 * float(flat @ summed)
     return math.sqrt(max(square, 0.0) / (count * flat.size))

@@ -1,4 +1,4 @@
-"""Measures the images of an evaluation while the next ones are generated."""
+"""Measurement of the images of an evaluation while the next ones are generated."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from storage.prompts.files import PromptRecord
 
 
 class QualityMeter:
-    """The figures of one evaluation's images; a context that ends its thread.
+    """Measures the images of one evaluation; a context manager that ends its thread.
 
-    One thread measures beside the devices, so that they wait for the last image only.
+    One thread measures while the devices generate, so that they wait for the last image only.
 
     Args:
         prompts: the held-out prompts by identifier.
@@ -36,21 +36,21 @@ class QualityMeter:
         self._thread.shutdown(cancel_futures=True)
 
     def add(self, prompt_id: int, seed_index: int, image_HWC: np.ndarray) -> None:
-        """Let an image be measured.
+        """Queue an image for measurement.
 
         Args:
-            prompt_id: its prompt.
-            seed_index: its seed.
+            prompt_id: identifier of its prompt.
+            seed_index: index of its seed.
             image_HWC: uint8 RGB, shape (H, W, 3).
         """
         call = self._thread.submit(measured, image_HWC, self._prompts[prompt_id])
         self._measured[prompt_id, seed_index] = call
 
     def figures(self, latents: Sequence[tuple[int, int, np.ndarray]]) -> list[dict[str, float]]:
-        """Every image's figures, once the last one is measured.
+        """Wait until all images are measured and return their figures.
 
         Args:
-            latents: prompt, seed and latents of each image that was added, in the order of the result.
+            latents: prompt, seed and latents of each added image, in the order of the result.
         """
         diversity = diversity_figures([values for *_, values in latents], [prompt for prompt, *_ in latents])
         return [
@@ -60,6 +60,6 @@ class QualityMeter:
 
 
 def measured(image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, float]:
-    """An image's own figures, and its distance to the renderer's where an embedded task draws its prompt."""
+    """Return an image's figures, and its distance to the renderer's if an embedded task draws its prompt."""
     truth = rendered_picture(prompt, image_HWC)
     return image_figures(image_HWC) | ({} if truth is None else truth_figures(image_HWC, truth))

@@ -1,4 +1,4 @@
-"""The distance of an embedded task's image to what its renderer would have drawn.
+"""The distance of an embedded task's image to the picture that its renderer would have drawn.
 
 Shape suffixes: H, W pixels, C the three channels.
 """
@@ -14,23 +14,23 @@ _WINDOW = 7
 """Side of the windows that SSIM compares, in pixels."""
 
 _SSIM_C1, _SSIM_C2 = 0.01**2, 0.03**2
-"""Of Wang et al. (2004), for values in [0, 1]."""
+"""Constants of Wang et al. (2004), for values in [0, 1]."""
 
 _SCALES = 3
-"""Full size, half, and a quarter."""
+"""Number of scales: full size, half, and a quarter."""
 
 
 def truth_figures(image_HWC: np.ndarray, truth: RenderedPicture) -> dict[str, float]:
-    """Distances of a uint8 RGB image to the picture that it should be, 0 for that very picture.
+    """Return the distances of a uint8 RGB image to its correct picture, 0 for an equal image.
 
     Args:
-        image_HWC: shape (H, W, 3), each side at least 8 pixels.
-        truth: the picture of the same shape.
+        image_HWC: image of shape (H, W, 3), each side at least 8 pixels.
+        truth: the correct picture, of the same shape.
 
     Returns:
         `truth_distance` (1 - SSIM of the brightness), `truth_gradients` (of the edges, at three scales),
-        `truth_background` and `truth_drawn` (root of the mean squared difference, of 1, where nothing and
-        where something is drawn).
+        `truth_background` and `truth_drawn` (root mean squared difference of values in [0, 1], on the
+        background and where something is drawn).
     """
     image_HW, truth_HW = brightness(image_HWC), brightness(truth.image_HWC)
     squared_HW = ((image_HWC.astype(np.float32) - truth.image_HWC) ** 2).mean(axis=-1) / 255**2
@@ -43,12 +43,12 @@ def truth_figures(image_HWC: np.ndarray, truth: RenderedPicture) -> dict[str, fl
 
 
 def ssim(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
-    """Structural similarity (Wang et al., 2004) of two images in [0, 1]: 1 for equal ones.
+    """Return the structural similarity (Wang et al., 2004) of two images in [0, 1]: 1 for equal images.
 
-    Windows of 7 x 7 pixels count alike, and those that reach over the border are left out.
+    All windows of 7 x 7 pixels have equal weight, and those that cross the border are left out.
 
     Args:
-        first_HW, second_HW: brightness, of one shape, each side at least 7.
+        first_HW, second_HW: brightness of the images, of one shape, each side at least 7.
     """
     first, second = first_HW.astype(np.float64), second_HW.astype(np.float64)
     mean, other_mean, squares, products = _window_means(
@@ -60,10 +60,10 @@ def ssim(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
 
 
 def gradient_distance(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
-    """Mean difference of the gradients of two images, over three scales and both directions.
+    """Return the mean absolute difference of two images' gradients, over three scales and both directions.
 
     Args:
-        first_HW, second_HW: brightness, of one shape, each side at least 8.
+        first_HW, second_HW: brightness of the images, of one shape, each side at least 8.
     """
     difference = first_HW.astype(np.float64) - second_HW  # the gradient is linear
     total = 0.0
@@ -76,7 +76,7 @@ def gradient_distance(first_HW: np.ndarray, second_HW: np.ndarray) -> float:
 
 
 def _window_means(values_KHW: np.ndarray) -> np.ndarray:
-    """The mean of every window of K images, by running sums: (K, H - 6, W - 6)."""
+    """Return the mean of every window of K images, by running sums: (K, H - 6, W - 6)."""
     count, height, width = values_KHW.shape
     sums = np.zeros((count, height + 1, width + 1))
     np.cumsum(values_KHW.cumsum(axis=1), axis=2, out=sums[:, 1:, 1:])

@@ -23,7 +23,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "brown": (110, 70, 20),
     "teal": (15, 100, 110),
 }
-"""Backgrounds, dark enough that the text's offset is not clipped."""
+"""Background colours, dark enough that the text's offset is not clipped."""
 
 _PATTERN = re.compile(rf'a (\w+) sign that says "([A-Z0-9]{{{LENGTH}}})"')
 _HELD_OUT_ONE_IN = 16

@@ -61,7 +61,7 @@ class ShapesTask:
     text_length = 12
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw one of the six tags, the harder ones more often, then a prompt of it."""
+        """Draw one of the six tags, the harder ones more often, then a prompt with it."""
         return self.draw_prompt_of(TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)], rng, held_out)
 
     def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:

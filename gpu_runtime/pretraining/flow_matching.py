@@ -320,7 +320,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=WEIGHTS_FOLDER)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    # More threads change the sums' rounding, and so the weights.
+    # More threads change the rounding of sums, and so the weights.
     torch.set_num_threads(1)
 
     def show(done: int, total: int, loss: float) -> None:

@@ -66,7 +66,7 @@ def official_rows() -> list[Row]:
 
 
 def draw_row(tag: str, rng: np.random.Generator) -> Row:
-    """Draw a row of one tag, with the official draws in the official order."""
+    """Draw a row of one tag, with the same random draws in the same order as the official file."""
     return _DRAWS[tag](rng)
 
 

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from PIL import Image
 
-_LUMA_C = np.array([0.299, 0.587, 0.114], dtype=np.float32) / 255  # of ITU-R BT.601
+_LUMA_C = np.array([0.299, 0.587, 0.114], dtype=np.float32) / 255  # weights of ITU-R BT.601
 
 _DARK = 0.1
 """Brightness below which a pixel is dark."""
@@ -59,7 +59,7 @@ def slopes(luma_HW: np.ndarray) -> np.ndarray:
 
 
 def colour_entropy(image_HWC: np.ndarray) -> float:
-    """Return the entropy of an image's colours in bits, at 8 levels per channel: 0 for one colour, at most 9."""
+    """Return the entropy of an image's colours in bits, at 8 levels per channel: 0 (one colour) to 9."""
     levels_HWC = (image_HWC >> 5).astype(np.intp)
     colours = (levels_HWC[..., 0] << 6) | (levels_HWC[..., 1] << 3) | levels_HWC[..., 2]
     counts = np.bincount(colours.ravel(), minlength=512)

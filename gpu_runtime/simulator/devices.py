@@ -113,7 +113,7 @@ class Holder(Protocol):
 
     @property
     def members(self) -> tuple[SimulatedDevice, ...]:
-        """The devices that pull as one."""
+        """The devices in it."""
         ...
 
 

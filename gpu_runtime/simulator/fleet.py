@@ -162,7 +162,7 @@ class SimulatedFleet:
         self._places = plan.spot
         self._free_places = list(range(plan.spot))  # a heap: the lowest are filled first
         self._wanted = plan.spot
-        # Counted as devices change: a fleet of ten thousand is not searched at each event.
+        # Counted as devices change, so that a fleet of ten thousand is not searched at each event.
         self._staying = 0  # spot devices without a notice
         self._loading = 0
         self._reserved_loading = 0

@@ -75,8 +75,8 @@ class GenerationPhase:
         self._pushed = scheduler if isinstance(scheduler, PushDispatch) else None
         self._first = self._next = first
         self._last = first + work.batches
-        self._away = work.beside_training  # the trainers
-        self._turns: list[Event] = []  # of the trainers, between training and rolling out
+        self._away = work.beside_training  # True while the trainers are away
+        self._turns: list[Event] = []  # switches of the trainers between training and rolling out
         self._gate = gate
         self._began = loop.now
         self._drafts = work.kind is RequestKind.EXPLORE
@@ -275,7 +275,7 @@ class GenerationPhase:
         if not self._scheduler.waiting(kind):
             if self._next == self._last:
                 return False
-            self._ask_for(1)  # as devices can take them
+            self._ask_for(1)  # batches are added as devices can take them
         if self._gate is None:
             return True
         elapsed = self._loop.now - self._began

@@ -290,7 +290,7 @@ class Profile(_Part):
 
     @property
     def quantities(self) -> dict[str, Quantity]:
-        """Its quantities by name; the optional ones only where they were given."""
+        """Its quantities by name; optional ones only if they were given."""
         given = {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
         return {name: found for name, found in given.items() if name in self.model_fields_set}
 

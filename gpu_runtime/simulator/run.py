@@ -91,7 +91,7 @@ class Simulation:
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
-        self._window_closes = 0  # the training under way
+        self._window_closes = 0  # tick at which the training under way ends
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
@@ -100,14 +100,14 @@ class Simulation:
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, runs=plan.runs)
-        self._usd: defaultdict[Market, float] = defaultdict(float)  # times ticks of a second
+        self._usd: defaultdict[Market, float] = defaultdict(float)  # dollars multiplied by ticks per second
         # A plan that deals batches beforehand, or has a fixed window, decides nothing during a rollout.
         asks = config.runtime.trainers_leave and not (plan.pushes or plan.seeds)
         self._window = LiveWindow() if asks else None
         self._train_s: float | None = None  # seconds of an update
         updates = config.algorithm.updates_per_iteration
         self._renting = Renting(self._loop, plan.fleet, self._fleet, updates, asks)
-        self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
+        self._untrained = 0  # ticks of training due beside the next rollout, if runs share devices
 
     def run(self) -> SimulatedRun:
         """Simulate the run and return its outcome."""
@@ -267,7 +267,7 @@ class Simulation:
             self._evaluate(iteration, self._plan.runs * iteration + number)
 
     def _evaluate(self, iteration: int, weights: int) -> None:
-        """Evaluate the weights of this number, after this iteration of each run."""
+        """Evaluate the weights with a number, after an iteration of each run."""
         settings = self._config.evaluation
         images = held_out_prompts(self._config, iteration) * settings.images_per_prompt
         averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
@@ -311,7 +311,7 @@ class Simulation:
         return SeedPlan(iteration, {})
 
     def _draft_in_window(self, iteration: int) -> SeedPlan:
-        """Draft beside the training under way, with the weights before it."""
+        """Draft beside the training under way, with the weights from before it."""
         version, closes = WeightsVersion(iteration - 2), self._window_closes
         began = self._loop.now
         self._fleet.take_in()

@@ -203,8 +203,8 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
 def best_of(answers: Sequence[PolicyAnswer]) -> str | None:
     """Return the name of the cheapest policy that a live run can follow; None without such a policy.
 
-    Of those that cost the same, to a hundredth, the one with the most drafts. None of these figures covers
-    the value of drafts, which depends on learning.
+    Of those that cost the same, to a hundredth, the one with the most drafts. These figures do not cover the
+    value of drafts, which depends on learning.
     """
     live = [answer for answer in answers if answer.policy.only_simulated is None]
     return _first(live).policy.name if live else None

@@ -40,7 +40,7 @@ class KubernetesNotices:
         self._grace_s = grace_s
         self._clock = clock
         self._received_at: float | None = None
-        self._handler = self._on_signal  # one object, so that `close` can tell it from another's
+        self._handler = self._on_signal  # one object, so that `close` can recognise it
         self._before = signal.signal(signal.SIGTERM, self._handler)
         self._closed = False
 

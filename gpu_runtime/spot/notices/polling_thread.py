@@ -111,7 +111,7 @@ class NoticeThread:
         except NoticeError as error:
             self._failed(error)
             return
-        except Exception as error:  # noqa: BLE001 - the thread's end would be the end of all warning
+        except Exception as error:  # noqa: BLE001 - an ended thread would warn of nothing
             _log.exception("the watcher of %s's notices failed", self._watcher.provider)
             self._failed(error)
             return
@@ -133,7 +133,7 @@ class NoticeThread:
             return
         try:
             listener(notice)
-        except Exception as error:  # noqa: BLE001 - what a listener raises is not ours to know
+        except Exception as error:  # noqa: BLE001 - a listener may raise anything
             self.errors += 1
             self.last_error = str(error)
             _log.exception("the listener to %s's notices failed", self._watcher.provider)

@@ -167,7 +167,7 @@ def _market(cells: Mapping[str, str | None], where: str) -> PriceMarket:
 
 def _usd(cells: Mapping[str, str | None], where: str) -> float:
     usd = _number(str(cells["usd_per_hour"]))
-    # 0 is what price feeds write for "no offer", as in a price book.
+    # Price feeds write 0 for "no offer", so it is refused, as in a price book.
     if usd is None or not 0 < usd <= 1e6:
         raise ConfigurationError(
             f"{where}: usd_per_hour {quoted(cells['usd_per_hour'])}; give a number above 0, up to 1e6"

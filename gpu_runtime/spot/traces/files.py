@@ -22,7 +22,7 @@ MOST_AT_ONCE = 10_000
 """Most instances at once; a run has at most 1,024 spot workers, so a larger trace has a wrong unit."""
 
 _WITHOUT_CHANGE = ("no-op", "migration")
-"""Parcae's words for an interval in which no instance comes or goes."""
+"""Parcae's names for intervals in which no instance comes or goes."""
 
 
 def read_trace(path: str | Path) -> Trace:

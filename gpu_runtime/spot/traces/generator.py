@@ -93,7 +93,7 @@ class _Generator:
                 return Trace(tuple(self._events), shape.length_s)
             if loss_s > at_s:
                 self._add(*heapq.heappop(self._returns))
-            elif _to_ms(at_s) > self._last_loss_s:  # in one millisecond, two events would look like one
+            elif _to_ms(at_s) > self._last_loss_s:  # two events in one millisecond would look like one
                 self._last_loss_s = _to_ms(at_s)
                 self._remove_some(at_s)
 

@@ -41,7 +41,6 @@ class Done:
     """An injected fault.
 
     Attributes:
-        fault: the fault.
         at: time of the injection in unix seconds.
         victims: names of the processes that it affected.
     """

@@ -49,8 +49,7 @@ class Fault:
         slowdown: factor by which a slow worker is slower; `slow_worker` only.
 
     Raises:
-        ConfigurationError: it has both a time and a trigger, or neither, or a value that does not fit the
-            kind.
+        ConfigurationError: it has a time and a trigger, or neither, or a value that does not fit the kind.
     """
 
     kind: FaultKind

@@ -447,7 +447,7 @@ class GenerationPhase:
             self._pull(self._idle.popitem(last=False)[1])
 
     def _is_over(self) -> bool:
-        """Return True once all is delivered, or no device is busy with drafts or loading."""
+        """Return True once all is delivered; for drafts also if no device is busy or loading."""
         if self.outcome.delivered == self._work.batches:
             return True
         return self._drafts and not self._busy and not self._fleet.any_loading

@@ -50,7 +50,6 @@ class _Calm:
         length: its length in ticks.
         entered: number of a device in the fleet, the state it entered, and when.
         after: when each device is free, and whether it holds the phase's weights.
-        outcome: outcome of the phase.
     """
 
     length: int

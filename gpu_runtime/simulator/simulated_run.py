@@ -31,8 +31,7 @@ class SimulatedPlan:
         seeds: True if trainers roll out for RLBoost's window, then train while others roll out the rest.
         runs: 2 if two equal runs share the devices, and one trains while the other rolls out.
         lends: True if the spot devices are lent by a serving fleet as its load allows.
-        static_groups: True if devices that share samples stay together, and restart cold if their group
-            changes.
+        static_groups: True if groups of devices stay together, and restart cold if they change.
     """
 
     fleet: FleetPlan

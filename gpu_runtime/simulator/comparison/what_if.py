@@ -107,10 +107,7 @@ def compare_policies(
 
 
 def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
-    """Return the policies to simulate for a comparison: those given, plus Spotlight if one needs its drafts.
-
-    They are in display order.
-    """
+    """Return the policies to simulate, in display order: those given, and Spotlight if one needs it."""
     names = {policy.name for policy in policies}
     if any(policy.needs_drafts for policy in policies):
         names.add(SPOTLIGHT)

@@ -13,11 +13,11 @@ _CONNECT_LIMIT_S = 5.0
 _LARGEST_PORT = 65_535
 _LEFT_TO_RAY = ("auto", "local")
 _LONGEST_SOCKET = 107
-"""Bytes in the path of a Unix socket."""
+"""Largest number of bytes in the path of a Unix socket."""
 
 
 def refuse_silent_address(address: str) -> None:
-    """Refuse what is no address, and a `HOST:PORT` where nothing listens; Ray would wait a minute to say so.
+    """Refuse invalid addresses, and a `HOST:PORT` where nothing listens; Ray would report it after a minute.
 
     Raises:
         ConfigurationError: if nothing listens there. `auto`, `local` and `ray://HOST:PORT` are left to Ray.
@@ -34,7 +34,7 @@ def refuse_silent_address(address: str) -> None:
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
         raise ConfigurationError(
             f"no Ray cluster answers at runtime.cluster = {quoted(address)}: {error}; start one with "
             f"`ray start --head --port {port}`, or set runtime.cluster=ray for one of this machine"
@@ -42,16 +42,16 @@ def refuse_silent_address(address: str) -> None:
 
 
 def ray_folder() -> Path:
-    """The folder in which Ray keeps the logs and sockets of the clusters that it starts on this machine."""
+    """Return the folder in which Ray keeps the logs and sockets of clusters started on this machine."""
     variables = ("RAY_TMPDIR", "TMPDIR") if sys.platform.startswith("linux") else ("RAY_TMPDIR",)
     return Path(next((os.environ[name] for name in variables if name in os.environ), "/tmp")) / "ray"
 
 
 def refuse_unusable_folder() -> None:
-    """Refuse a folder of Ray's that is too long for its sockets, as Slurm may name one, or is not writable.
+    """Refuse a Ray folder whose path is too long for its sockets, as Slurm's may be, or that is not writable.
 
     Raises:
-        ConfigurationError: saying what to set.
+        ConfigurationError: if the folder is unusable; the message names the setting to change.
     """
     folder = ray_folder()
     advice = "set RAY_TMPDIR to a short folder that this user can write, or runtime.cluster=local"

@@ -1,7 +1,7 @@
 """The cluster that a run's settings name.
 
-The code that builds a cluster ends it. A `Runtime` is given one and ends only the workers that it has started
-there, so that one cluster can serve several runtimes, one after another.
+The code that builds a cluster also ends it. A `Runtime` is given one and ends only the workers that it has
+started there, so that one cluster can serve several runtimes, one after another.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def build_cluster(config: RunConfig) -> Cluster:
     """Start or join the cluster of a run; end it with `shutdown`.
 
     Raises:
-        RuntimeFailure: if it does not start, or none answers at the address.
-        ConfigurationError: if it has not what the settings ask for.
+        RuntimeFailure: if it does not start, or no cluster answers at the address.
+        ConfigurationError: if it lacks what the settings ask for.
     """
     return cluster_class(config)(config)
 
 
 def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
-    """The kind of cluster of a run, and with it its libraries, which take a second to import."""
+    """Return the cluster class of a run, importing its libraries, which takes a second."""
     if config.runtime.cluster == "local":
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
@@ -36,9 +36,9 @@ def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
 
 
 def start_early(config: RunConfig) -> None:
-    """Let the process begin from which the checks before a run, and workers on this machine, are forked.
+    """Start the process from which the checks before a run, and workers on this machine, are forked.
 
-    Imports nothing heavy. What it starts ends with this process.
+    It imports nothing heavy. The process ends with this one.
     """
     if sys.platform == "linux":
         from gpu_runtime.cluster.fork_client import start_fork_server
@@ -51,7 +51,7 @@ def start_early(config: RunConfig) -> None:
 
 @contextmanager
 def open_cluster(config: RunConfig) -> Iterator[Cluster]:
-    """The cluster of a run within a context; see `build_cluster`."""
+    """Provide the cluster of a run within a context; see `build_cluster`."""
     cluster = build_cluster(config)
     try:
         yield cluster

@@ -1,4 +1,4 @@
-"""The driver's side of the fork server: started once, asked for one process after another."""
+"""The driver's side of the fork server, which it starts once and then asks for one process after another."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ForkedProcess:
     """A process that the fork server has forked.
 
     Args:
-        pid: its number.
-        handle: a descriptor of the process; None if it has ended already.
-        link: the connection to it.
-        output: what it prints is written there.
+        pid: process number.
+        handle: descriptor of the process; None if it has already ended.
+        link: connection to it.
+        output: descriptor of the file that it prints to.
 
-    Attributes:
-        pid: its number.
-        link: the connection to it.
+        Attributes:
+            pid: process number.
+            link: connection to it.
     """
 
     def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
@@ -53,18 +53,18 @@ class ForkedProcess:
         self._output = output
 
     def kill(self) -> None:
-        """End it, whatever it is doing."""
+        """Kill the process, whatever it is doing."""
         if self._handle is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     def last_words(self) -> str:
-        """How it ended, as far as it said."""
+        """Return how it ended, with the last line that it printed."""
         printed = _last_line(self._output)
         return f"its process ended; it last printed: {printed}" if printed else "its process ended"
 
     def close(self) -> None:
-        """Let go of a process that is ending; waits until it has."""
+        """Release a process that is ending, after waiting for its end."""
         self.link.close()
         os.close(self._output)
         if self._handle is not None:
@@ -74,7 +74,7 @@ class ForkedProcess:
 
 
 class _ForkServer:
-    """The process, from its start; it ends with this one."""
+    """The fork server's process, from its start; it ends with this one."""
 
     def __init__(self, modules: Sequence[str]) -> None:
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class _ForkServer:
         requests = socket.socket(socket.AF_UNIX)
         requests.bind(f"\0{self.name}")
         requests.listen(_REQUESTS)
-        # One thread in all libraries, as Ray gives its workers: a fork has only the thread that forks.
+        # One thread in all libraries, as in Ray's workers: a fork has only the thread that forks.
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs, requests:
             sockets = theirs.fileno(), requests.fileno()
@@ -96,11 +96,11 @@ class _ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it is there, and this process is the one that has started it."""
+        """True if it is running."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it; returns when it has ended."""
+        """Kill the process, and wait for its end."""
         self._socket.close()
         self._process.kill()
         self._process.wait()
@@ -135,16 +135,16 @@ _server: _ForkServer | None = None
 
 
 def start_fork_server(modules: Sequence[str] = ()) -> None:
-    """Let the fork server of this process begin with its imports, if it has not.
+    """Start the fork server of this process and its imports, unless it runs.
 
     Args:
-        modules: what it imports beside what all workers need.
+        modules: modules to import beside those that all workers need.
     """
     _running(modules)
 
 
 def end_fork_server() -> None:
-    """End the fork server of this process, and all workers that it has forked; another one can be started."""
+    """End the fork server of this process, with all workers forked from it; a new one can be started."""
     global _server
     with _lock:
         if _server is not None:
@@ -153,18 +153,18 @@ def end_fork_server() -> None:
 
 
 def fork(limit_s: float) -> ForkedProcess:
-    """Fork a process; waits until the fork server has its imports done.
+    """Fork a process, after waiting for the fork server's imports.
 
     Raises:
-        RuntimeFailure: if it does not answer in so many seconds.
+        RuntimeFailure: if it does not answer within `limit_s` seconds.
     """
     return _running().fork(limit_s)
 
 
 def requesting_command() -> str:
-    """What runs a Python script in a process that the fork server of this process forks, for a shell.
+    """Return a shell command that runs a Python script in a process forked by this process's fork server.
 
-    The script and its arguments follow. It is run as by `python` where the fork server does not answer.
+    Append the script and its arguments. It runs as by `python` if the fork server does not answer.
     """
     script = Path(__file__).with_name("fork_request.py")
     return shlex.join([sys.executable, "-I", "-S", str(script), _running().name])
@@ -179,7 +179,7 @@ def _running(modules: Sequence[str] = ()) -> _ForkServer:
 
 
 def _last_line(output: int) -> str:
-    """The last line that a process has printed."""
+    """Return the last line that a process has printed."""
     size = os.fstat(output).st_size
     text = os.pread(output, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

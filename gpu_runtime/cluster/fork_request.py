@@ -1,7 +1,7 @@
-"""What Ray starts for a worker: has the fork server fork the worker, with the surroundings of this process.
+"""The script that Ray starts as a worker: it has the fork server fork the worker, in its own environment.
 
-A worker of its own would import for ten seconds what the fork server has imported. Where no fork server
-answers, this process becomes the worker. Only the standard library is at hand, for a start in milliseconds.
+A plain worker would spend ten seconds on imports that the fork server has done. If no fork server answers,
+this process becomes the worker. It uses only the standard library, to start within milliseconds.
 
     python -I -S fork_request.py NAME SCRIPT ARGUMENT...
 """
@@ -16,7 +16,7 @@ _LIMIT_S = 30.0
 
 
 def main() -> None:
-    """Ask; the fork server's name, the worker's script and its arguments are on the command line."""
+    """Ask the fork server; its name, the worker's script and arguments are on the command line."""
     name, arguments = sys.argv[1], sys.argv[2:]
     request = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
     try:

@@ -1,11 +1,11 @@
-"""A process that has the imports of workers done, and forks one worker after another from itself.
+"""A process that has done the imports of workers, and forks one worker after another from itself.
 
-It has one thread and holds no device, so that a fork of it is sound. It ends when the driver does, however
-that ends, as its socket then closes; the kernel kills its workers with it, stopped ones too. Linux only.
+It has one thread and holds no device, so that a fork of it is sound. It ends when the driver ends, however
+that happens, as its socket then closes; the kernel kills its workers with it, stopped ones too. Linux only.
 
-The driver asks through its socket for workers of a local cluster. Workers of Ray are asked for by
-`fork_request.py`, through a socket that the driver listens at: it is of this system's abstract names, which
-leave no file behind, and is answered for processes of the same user only.
+The driver asks for workers of a local cluster through its socket. `fork_request.py` asks for workers of Ray
+through a listening socket made by the driver: it has an abstract name, which leaves no file behind, and is
+answered only for processes of the same user.
 
     python -c 'from gpu_runtime.cluster.fork_server import main; main()' FD LISTENING_FD MODULE...
 """
@@ -38,12 +38,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve: the driver's socket, the one to listen at and the modules to import are on the command line."""
+    """Serve; the driver's socket, the listening one and the modules to import are on the command line."""
     _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
 
 
 def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a worker for each message of the driver, and for each request; until the driver ends."""
+    """Fork a worker for each message of the driver, and for each request, until the driver ends."""
     import_before_forks(modules)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # else each worker prints it again
@@ -59,12 +59,12 @@ def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str
 
 
 def import_before_forks(modules: Sequence[str]) -> None:
-    """Import what forks of this process will use, without a look at a GPU.
+    """Import what forks of this process will use, without querying GPUs.
 
-    CUDA cannot be used in a fork of a process that has asked for its devices, and diffusers asks while it is
-    imported, to note a default that nothing here takes. Meanwhile it is told that there are none.
+    CUDA cannot be used in a fork of a process that has queried its devices, and importing diffusers does so,
+    for a default that is not used here. During the import it is told that no GPU exists.
     """
-    # By its name, as all that it imports: drivers, which import this file, have no use for torch.
+    # By its name, like all imports here: drivers import this file and have no use for torch.
     cuda: Any = importlib.import_module("torch.cuda")
     is_available = cuda.is_available
     cuda.is_available = lambda: False
@@ -77,12 +77,12 @@ def import_before_forks(modules: Sequence[str]) -> None:
 
 
 def _serve_driver(driver: socket.socket, requests: socket.socket) -> bool:
-    """Fork a worker for a message, which brings the worker's socket and a file for what it prints.
+    """Fork a worker for a message, which carries the worker's socket and a file for its output.
 
-    The answer is the worker's number, and a descriptor of its process that no later process can be taken for.
+    The answer is the worker's number and a descriptor of its process, which no later process can reuse.
 
     Returns:
-        Whether the driver is there.
+        False if the driver is gone.
     """
     message, descriptors, _, _ = socket.recv_fds(driver, 1, 2, socket.MSG_CMSG_CLOEXEC)
     if not message:
@@ -95,7 +95,7 @@ def _serve_driver(driver: socket.socket, requests: socket.socket) -> bool:
 
 
 def _serve_request(driver: socket.socket, requests: socket.socket) -> None:
-    """Fork a worker of Ray; what asked is left without an answer where that fails, and does without."""
+    """Fork a worker of Ray; on failure the requester gets no answer, and becomes the worker itself."""
     asking, _ = requests.accept()
     descriptors: list[int] = []
     with asking:
@@ -122,7 +122,7 @@ def _serve_request(driver: socket.socket, requests: socket.socket) -> None:
 
 
 def _fork(sockets: Sequence[socket.socket], worker: Callable[[], None]) -> int:
-    """The number of a process that becomes a worker, without these sockets."""
+    """Fork a process that becomes a worker, without these sockets, and return its number."""
     own = os.getpid()
     pid = os.fork()
     if not pid:
@@ -136,7 +136,7 @@ def _fork(sockets: Sequence[socket.socket], worker: Callable[[], None]) -> int:
 def _answer(driver: socket.socket, pid: int) -> None:
     try:
         process = os.pidfd_open(pid)
-    except ProcessLookupError:  # it has ended already, which its socket tells
+    except ProcessLookupError:  # it has already ended, which its socket shows
         driver.sendall(pid.to_bytes(PID_BYTES, "little"))
         return
     socket.send_fds(driver, [pid.to_bytes(PID_BYTES, "little")], [process])
@@ -146,12 +146,12 @@ def _answer(driver: socket.socket, pid: int) -> None:
 def _end_with(server: int) -> None:
     """Let the kernel end this process when the fork server ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it has ended before the kernel was set to signal that
+    if os.getppid() != server:  # it ended before the kernel was set to signal that
         os._exit(1)
 
 
 def _run(worker: Callable[[], None]) -> None:
-    """Never returns."""
+    """Run a worker and exit; never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     code = 1
     try:
@@ -164,11 +164,11 @@ def _run(worker: Callable[[], None]) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # what the fork server has registered for its own end is not the worker's
+        os._exit(code)  # without the exit handlers of the fork server
 
 
 def _become_worker(link: int, output: int) -> None:
-    """A worker of a local cluster."""
+    """Become a worker of a local cluster."""
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
     os.close(output)
@@ -180,21 +180,21 @@ def _become_worker(link: int, output: int) -> None:
 def _become_script(
     descriptors: Sequence[int], arguments: list[str], environment: dict[str, str], folder: str
 ) -> None:
-    """A process that runs a script.
+    """Become a process that runs a script.
 
     Args:
-        descriptors: of its standard input, output and errors.
-        arguments: the script and what it is called with.
-        environment: of the process.
-        folder: that it works in.
+        descriptors: descriptors of its standard input, output and error.
+        arguments: script and its arguments.
+        environment: environment variables of the process.
+        folder: its working folder.
     """
-    os.setsid()  # Ray ends the process group of a worker that is lost
+    os.setsid()  # Ray kills the process group of a lost worker
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    random.seed()  # else all workers draw what the fork server would
+    random.seed()  # else all workers would draw the same numbers
     sys.argv[:] = arguments
     runpy.run_path(arguments[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""Workers as processes of this machine, forked from one that has their imports done; without Ray."""
+"""Workers as processes of this machine, forked from one that has done their imports; without Ray."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 
 class LocalCluster:
-    """Processes of this machine; ends with `shutdown`, or with the driver.
+    """A cluster of processes on this machine; it ends with `shutdown`, or with the driver.
 
-    Clusters of one driver have their fork server in common, which stays for the next one.
+    The clusters of one driver share a fork server, which stays for the next one.
 
     Args:
-        config: the run's configuration.
+        config: configuration of the run.
 
     Raises:
-        ConfigurationError: on another system than Linux.
+        ConfigurationError: on systems other than Linux.
     """
 
     tells_markets_apart = False
@@ -66,7 +66,7 @@ class LocalCluster:
         gpu_share: float = 0.0,
         reads: Sequence[str] = (),
     ) -> LocalActor[WorkerT]:
-        """As of every cluster, from any thread; market, GPU and folders mean nothing here."""
+        """See `Cluster`; callable from any thread. Market, GPU and folders have no effect here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)
         actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (build, args))
@@ -75,29 +75,29 @@ class LocalCluster:
         return actor
 
     def devices(self) -> dict[Market, int]:
-        """One: this machine."""
+        """Return one reserved device: this machine."""
         return {"reserved": 1, "spot": 0}
 
     def request_spot_devices(self, devices: int) -> None:
-        """As of every cluster; this machine has no autoscaler."""
+        """See `Cluster`; always refused, as this machine has no autoscaler."""
         raise CapacityError("runtime.cluster=local has no autoscaler; name a Ray cluster that has one")
 
     def share(self, value: T) -> T:
-        """Pickle a value once; the stand-in maps it in each worker."""
+        """Pickle a value once; its stand-in maps it into each worker."""
         shared = SharedValue(value)
         self._shared.add(shared)
         return cast(T, shared)
 
     def needed_processes(self) -> dict[str, int]:
-        """None: the loss of the fork server is the loss of its workers."""
+        """Return none: losing the fork server means losing its workers."""
         return {}
 
     def describe(self) -> str:
-        """Resources of this machine, for messages."""
+        """Return the resources of this machine, for messages."""
         return f"{os.cpu_count()} CPUs, all on this machine"
 
     def shutdown(self) -> None:
-        """End all workers of this cluster; returns when they are gone."""
+        """End all workers of this cluster, and wait until they are gone."""
         for actor in self._actors:
             actor.kill()
         for actor in self._actors:
@@ -110,14 +110,14 @@ class LocalCluster:
 class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
     """A worker in a local process.
 
-    One thread sends its calls, so that no caller waits for a process that is stopped; another one receives
-    the answers, which come in the order of the calls.
+    One thread sends its calls, so that no caller waits for a stopped process; another one receives the
+    answers, which come in the order of the calls.
 
     Args:
-        name: of the worker.
+        name: name of the worker.
         process: its process.
-        surroundings: what the process takes over from this one.
-        worker: what builds it, and the arguments.
+        surroundings: environment that the process takes over from this one.
+        worker: function that builds it, and its arguments.
     """
 
     def __init__(
@@ -144,19 +144,19 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     @property
     def gone(self) -> bool:
-        """Whether its process has ended."""
+        """True if its process has ended."""
         return self._gone.is_set()
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """As of every actor."""
+        """See `RemoteActor`."""
         message = pickle.dumps((method.__name__, args, kwargs), protocol=5)
         call: Future[R] = Future()
-        call.set_running_or_notify_cancel()  # nothing takes a call back
+        call.set_running_or_notify_cancel()  # a call is never cancelled
         with self._lock:
             if not self.gone:
-                # A shared value is there as long as its stand-in is.
+                # A shared value lives as long as its stand-in.
                 self._open.append((call, (args, kwargs)))
                 self._to_send.put(message)
                 return call
@@ -164,7 +164,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         return call
 
     def kill(self) -> None:
-        """As of every actor."""
+        """See `RemoteActor`."""
         with self._lock:
             if not self.gone:
                 self._process.kill()
@@ -190,7 +190,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
             call.set_exception(self._lost())
 
     def _receive_until_the_end(self) -> str:
-        """Settle calls until the process ends; why it could not build its worker, where it could not."""
+        """Settle calls until the process ends; return why it could not build its worker, if so, else ""."""
         built = self._next_answer()
         if built is None:
             return ""
@@ -203,7 +203,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         return ""
 
     def _settle_next(self) -> bool:
-        """Settle the oldest call; whether the process was there to answer it."""
+        """Settle the oldest call; return False if the process has ended instead."""
         answer = self._next_answer()
         if answer is None:
             return False
@@ -218,14 +218,14 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         return True
 
     def _next_answer(self) -> Answer | None:
-        """None when the process has ended."""
+        """Return the next answer; None when the process has ended."""
         try:
             message = self._process.link.recv_bytes()
         except (EOFError, OSError):
             return None
         try:
             return pickle.loads(message)
-        except Exception as error:  # noqa: BLE001 - a value that does not come back from its bytes
+        except Exception as error:  # noqa: BLE001 - a value that cannot be unpickled
             return Answer(error=error)
 
     def _lost(self) -> WorkerLostError:

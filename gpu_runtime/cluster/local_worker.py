@@ -18,13 +18,13 @@ _PR_SET_NAME = 15
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the driver has and its workers are to have too.
+    """The environment of the driver, which its workers take over.
 
     Attributes:
-        name: of the worker; `ps` shows its first 15 characters.
-        path: where modules are looked for.
-        environment: all variables.
-        folder: the current one.
+        name: name of the worker; `ps` shows its first 15 characters.
+        path: search path of modules.
+        environment: environment variables.
+        folder: working folder.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Surroundings:
     folder: str
 
     def enter(self) -> None:
-        """Take them over."""
+        """Apply them to this process."""
         ctypes.CDLL(None).prctl(_PR_SET_NAME, self.name.encode(), 0, 0, 0)
         sys.path[:] = self.path
         os.environ.clear()
@@ -43,12 +43,12 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call has come to.
+    """The outcome of a call.
 
     Attributes:
-        value: what it has returned.
-        error: what it has raised instead.
-        trace: the traceback of that, as text.
+        value: returned value.
+        error: exception raised instead.
+        trace: traceback of the exception, as text.
     """
 
     value: Any = None
@@ -59,16 +59,16 @@ class Answer:
 def serve(descriptor: int) -> None:
     """Serve the driver until it is gone.
 
-    The first message is the `Surroundings`. The second one is what builds the worker, and from what; it is
-    answered when the worker is built; each further one is a call, and is answered too. Without a worker the
-    process ends.
+    The first message is the `Surroundings`. The second one is the function that builds the worker, with its
+    arguments; it is answered when the worker is built. Each further one is a call, and is answered, too. The
+    process ends if the worker cannot be built.
     """
     link = Connection(descriptor)
     pickle.loads(link.recv_bytes()).enter()
     try:
         built, arguments = pickle.loads(link.recv_bytes())
         worker = built(*arguments)
-    except Exception as error:  # noqa: BLE001 - said to the driver, whatever it is
+    except Exception as error:  # noqa: BLE001 - reported to the driver, whatever it is
         link.send_bytes(_packed(_failed(error)))
         return
     link.send_bytes(_packed(Answer()))
@@ -84,7 +84,7 @@ def _answer(worker: Any, message: bytes) -> Answer:
     try:
         method, arguments, named = pickle.loads(message)
         return Answer(getattr(worker, method)(*arguments, **named))
-    except Exception as error:  # noqa: BLE001 - the caller's to handle
+    except Exception as error:  # noqa: BLE001 - handled by the caller
         return _failed(error)
 
 
@@ -95,7 +95,7 @@ def _failed(error: Exception) -> Answer:
 def _packed(answer: Answer) -> bytes:
     try:
         return pickle.dumps(answer, protocol=5)
-    except Exception as error:  # noqa: BLE001 - a value or an error that does not go into bytes
+    except Exception as error:  # noqa: BLE001 - a value or an error that cannot be pickled
         what = "what it returned" if answer.error is None else f"{answer.error!r}, which it raised,"
         failure = RuntimeFailure(f"{what} cannot be sent to the driver: {error!r}")
         return pickle.dumps(Answer(error=failure, trace=answer.trace or traceback.format_exc()), protocol=5)

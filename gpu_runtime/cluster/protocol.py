@@ -1,4 +1,4 @@
-"""What the driver needs of a cluster: processes for workers, and calls of them; neither Ray nor torch."""
+"""The protocol of clusters: processes for workers, and calls to them; without Ray and torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 
 class RemoteActor(ABC, Generic[WorkerT_co]):
-    """A worker in a process of its own; it serves its calls one at a time, in the order of their making.
+    """A worker in a separate process; it serves its calls one at a time, in the order of their making.
 
-    `WorkerT_co` is what it can be asked: a protocol of `gpu_runtime/worker/protocol.py`.
+    `WorkerT_co` is the protocol of its calls, one of `gpu_runtime/worker/protocol.py`.
 
     Args:
-        name: of the worker, in messages and records.
+        name: name of the worker in messages and records.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,13 +35,13 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         """Start a method of the worker.
 
         Args:
-            method: named through the worker's protocol, as in `actor.call(Worker.train, samples)`. Only its
-                name travels.
-            args: values, or what `Cluster.share` returned for them.
-            kwargs: likewise.
+            method: method of the worker's protocol, as in `actor.call(Worker.train, samples)`. Only its name
+                is sent.
+            args: positional arguments, or what `Cluster.share` returned for them.
+            kwargs: keyword arguments, in the same forms.
 
         Returns:
-            What the method returns or raises, or `WorkerLostError` if the process ends before.
+            A future of the method's result or exception, or of `WorkerLostError` if the process ends before.
         """
 
     @abstractmethod
@@ -49,54 +49,54 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         """End the process, whatever it is doing; calls under way end with `WorkerLostError`."""
 
     def instance(self) -> Future[str]:
-        """A name of the instance that the process is on; the empty one where there is only one."""
+        """Return the name of the process's instance; empty if the cluster has only one."""
         here: Future[str] = Future()
         here.set_result("")
         return here
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """Its instance will be taken: let the cluster start nothing more there, whatever comes of the notice.
+        """Let the cluster start nothing more on its instance, which will be taken, even if a notice is withdrawn.
 
-        It does nothing where the cluster has one instance, or does not say how instances are rented.
+        It does nothing if the cluster has one instance, or does not state how instances are rented.
 
         Args:
-            reason: in words.
-            deadline: when the instance may be gone, in unix seconds; None where that is not known.
+            reason: reason in words.
+            deadline: time at which the instance may be gone, in unix seconds; None if that is not known.
 
         Returns:
-            Why the cluster does not do so; empty where it does, or need not.
+            Why the cluster does not drain it; empty if it does, or need not.
         """
         return ""
 
 
 class Cluster(Protocol):
-    """Where a run's processes are; `build_cluster` makes the one that the settings name."""
+    """The processes of a run; `build_cluster` makes the cluster that the settings name."""
 
     @property
     def tells_markets_apart(self) -> bool:
-        """Whether its instances say how they are rented.
+        """True if its instances state how they are rented.
 
-        Workers are then placed by that, and spot instances may come and go.
+        Workers are then placed accordingly, and spot instances may come and go.
         """
         ...
 
     @property
     def host(self) -> str:
-        """The address by which workers reach this process."""
+        """Address at which workers reach this process."""
         ...
 
     def devices(self) -> dict[Market, int]:
-        """Devices that its instances have now, beside what the scorers take.
+        """Return the number of devices that its instances have now, without those that the scorers take.
 
-        All are reserved where instances do not say how they are rented.
+        All are reserved if instances do not state how they are rented.
         """
         ...
 
     def request_spot_devices(self, devices: int) -> None:
-        """Ask the cluster's autoscaler to have instances for so many spot devices, whatever runs on them.
+        """Ask the cluster's autoscaler to have instances for this many spot devices, whatever runs on them.
 
         Raises:
-            CapacityError: there is none, or it cannot be asked.
+            CapacityError: the cluster has no autoscaler, or it cannot be reached.
         """
         ...
 
@@ -113,14 +113,14 @@ class Cluster(Protocol):
         """Start a process for a worker; it loads in the background.
 
         Args:
-            name: shown in messages and records.
-            build: a class or a function of a module, which is called there with `args`. If that raises, all
-                calls end with `WorkerLostError`.
-            gpu: whether it is a device, and needs a GPU's share where there are any.
-            market: of the instance that it is to be placed on, where instances say theirs; its start is
-                pending until one has room.
-            gpu_share: the share of a GPU that it needs otherwise.
-            reads: folders of this host that it reads; another host without one gets a copy first.
+            name: name in messages and records.
+            build: class or function of a module, which is called there with `args`. If that raises, all calls
+                end with `WorkerLostError`.
+            gpu: True if it is a device, which needs a share of a GPU if the cluster has any.
+            market: market of the instance to place it on, if instances state theirs; its start is pending
+                until one has room.
+            gpu_share: share of a GPU that it needs otherwise.
+            reads: folders of this host that it reads; a host without one gets a copy first.
         """
         ...
 
@@ -128,19 +128,19 @@ class Cluster(Protocol):
         """Store a value once, to be passed to many calls.
 
         Returns:
-            A stand-in of the value: good for nothing but to be an argument of calls, where the value itself
-            arrives. It is typed as the value, so that such calls are checked.
+            A stand-in for the value, usable only as an argument of calls, where the value itself arrives. It
+            is typed as the value, so that such calls are checked.
         """
         ...
 
     def needed_processes(self) -> dict[str, int]:
-        """Processes that this one cannot outlive, name -> pid."""
+        """Return the processes that this one cannot outlive, name -> pid."""
         ...
 
     def describe(self) -> str:
-        """Its resources, for messages."""
+        """Return its resources, for messages."""
         ...
 
     def shutdown(self) -> None:
-        """End all processes that it has started; leave what it has joined."""
+        """End all processes that it has started, but none of a cluster that it has joined."""
         ...

@@ -1,6 +1,6 @@
-"""Values that are pickled once and mapped by every process that is given them; their arrays are not copied.
+"""Values that are pickled once and mapped by every process that receives them, without copying their arrays.
 
-They lie in memory that has no name in any folder: the kernel frees it when the last process has closed it,
+They lie in memory without a name in any folder: the kernel frees it when the last process has closed it,
 however that process ended.
 """
 
@@ -18,7 +18,7 @@ _ALIGNED_BYTES = 64
 
 
 class SharedValue:
-    """Stands for a value in the arguments of calls, where the value itself arrives; its arrays are read-only.
+    """A stand-in for a value in the arguments of calls; the value itself arrives, with read-only arrays.
 
     Args:
         value: anything that can be pickled.
@@ -38,7 +38,7 @@ class SharedValue:
                 file.write(part)
 
     def close(self) -> None:
-        """Let go of the memory; processes that have mapped it keep it."""
+        """Release the memory; processes that have mapped it keep it."""
         self._close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class SharedValue:
 
 
 def _mapped(path: str) -> Any:
-    """The value of another process."""
+    """Return the value shared by another process."""
     with open(path, "rb") as file:
         memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     (count,) = _COUNT.unpack_from(memory)

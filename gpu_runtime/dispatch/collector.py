@@ -1,4 +1,4 @@
-"""Where the parts of a run write what its record is made of, as it happens."""
+"""The collector to which the parts of a run write the data of its record, as it happens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from storage.record.records import Collected
 
 
 class Collector:
-    """Collects what a run's devices and judges have done since the record before. Threads may share it.
+    """The data on a run's devices and judges since the previous record. Thread-safe.
 
-    A component that knows of something under way (a state, paid time, a waiting standby) registers a function
-    that books it when the record is closed. `close` calls these without its own lock, as they take others.
+    A component with something under way (a state, paid time, a waiting standby) registers a function that
+    adds it when the record is closed. `close` calls these without holding its lock, as they take others.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Collector:
         self._books: list[Callable[[], None]] = []
 
     def book_at_close(self, book: Callable[[], None]) -> None:
-        """Register what writes how far something has come, called once for each record."""
+        """Register a function that adds the progress of something, called once for each record."""
         self._books.append(book)
 
     @contextmanager
     def writing(self) -> Iterator[Collected]:
-        """Give what is collected now, to add to it."""
+        """Yield the current data, to add to them."""
         with self._lock:
             yield self._since
 

@@ -1,4 +1,4 @@
-"""A device of the fleet as the driver sees it, and the weights that it is given."""
+"""A device of the fleet as seen by the driver, and the weights that it is given."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Device:
 
     Attributes:
         actor: its process.
-        market: how it is rented.
+        market: market in which it is rented.
         holds: version of the weights it holds; None before it has loaded any.
-        coming: weights that it is loading, and the call that does.
-        notice: the preemption notice that it is under.
-        step_s: seconds that a denoising step of a batch last took it; None before it has done any.
-        asked_at_s: when its process was asked for (monotonic seconds, as below).
-        loaded_at_s: when it was seen to have loaded, or to be gone while it did.
-        degree: how many workers it stands for; more than one share each sequence.
-        retiring: it gets no further chunk: its lease ends with those under way.
-        standby: name of the standby that has taken its place; empty where a process was started for it.
+        coming: weights that it is loading, and the call that loads them.
+        notice: preemption notice that it is under; None without one.
+        step_s: seconds that its last denoising step of a batch took; None before the first.
+        asked_at_s: time at which its process was asked for (monotonic seconds, as below).
+        loaded_at_s: time at which it had loaded, or was found dead while loading.
+        degree: number of workers that it stands for; if more than one, they share each sequence.
+        retiring: True if it gets no further chunk: its lease ends with those under way.
+        standby: name of the standby that has taken its slot; empty if a process was started for it.
     """
 
     actor: RemoteActor[Worker]
@@ -51,23 +51,23 @@ class Device:
 
     @property
     def slot(self) -> str:
-        """The place it fills; its replacement fills the same."""
+        """Slot that it fills; its replacement fills the same."""
         return self.name.split(".")[0]
 
     @property
     def stays(self) -> bool:
-        """Whether it gets further work, as far as is known."""
+        """True if it gets further work, as far as is known."""
         return self.notice is None and not self.retiring
 
     def take(self, weights: Weights, digest: str) -> None:
-        """It has loaded weights, and read them back.
+        """Record that it has loaded weights, after checking what it holds.
 
         Args:
-            weights: what it was to load.
-            digest: of what it holds.
+            weights: weights that it had to load.
+            digest: digest of the weights that it holds.
 
         Raises:
-            RuntimeFailure: if that is something else.
+            RuntimeFailure: if these are other weights.
         """
         self.coming = None
         if digest != weights.digest:

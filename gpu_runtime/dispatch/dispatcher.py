@@ -1,15 +1,16 @@
 """The loop that hands leases to devices: free ones pull, commit every few denoising steps, deliver.
 
-Rollouts, evaluations and drafts take the same way. What holds:
+Rollouts, evaluations and drafts all go through it. Invariants:
 
-- A device has at most one lease, of weights that it holds; it pulls only while no notice is known of it.
-- What a device loses or gives back goes on elsewhere from its last commit, to the same bits. What it still
-  sends of such a lease is committed or delivered as any other, once.
-- A device that finds nothing of the first phase to do works on the phase beside it, and stops there after a
-  chunk of denoising steps once requests of the first one wait.
-- Nothing of a phase that is over is started, and what still arrives of it is dropped.
-- The loop waits in one place: for the next call to end, for a wake-up, or for the moment when something
-  counts as hung. One thread runs it at a time.
+- A device has at most one lease, for weights that it holds; it pulls only while it is not known to be under
+ notice.
+- Work that a device loses or gives back continues elsewhere from its last commit, to the same bits. Results
+ that it still sends for such a lease are committed or delivered like any other, once.
+- A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk
+ of denoising steps once requests of the first one wait.
+- Nothing is started for a phase that is over, and its late results are dropped.
+- The loop waits in one place: for the next call to end, for a wake-up, or for the time when something counts
+ as hung. One thread runs it at a time.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 
 _CALLS_AHEAD = 2
-"""Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
+"""Calls that a device has at once: while the commit of one is sent and booked, it works on the next."""
 
 
 @dataclass(frozen=True)
 class _Elsewhere:
-    """What a device does beside generating.
+    """Work of a device other than generating.
 
     Attributes:
-        device: that does it.
-        call: which ends with it.
-        until_s: when the device counts as hung.
+        device: device that does it.
+        call: call that ends with it.
+        until_s: time after which the device counts as hung.
     """
 
     device: Device
@@ -52,16 +53,16 @@ class _Elsewhere:
 
 
 class Dispatcher:
-    """Does the phases of a run, one after another, on one scheduler.
+    """The loop over the phases of a run, one after another, on one scheduler.
 
-    Leases are numbered through the run. `run` may be called in any thread, but not in two at a time.
+    Leases are numbered throughout the run. `run` may be called in any thread, but not in two at a time.
 
     Args:
-        config: the run's configuration.
-        clock: seconds, of a clock that never goes back.
-        history: where leases, commits and deliveries are noted; None notes nothing.
-        scheduler: which device gets what; a pull scheduler by default.
-        ended: where calls go when they have ended, in that order; None wakes the loop.
+        config: configuration of the run.
+        clock: function that returns the seconds of a monotonic clock.
+        history: log of leases, commits and deliveries; None to keep none.
+        scheduler: scheduler that assigns requests to devices; a pull scheduler by default.
+        ended: queue of calls, in the order in which they end; None in it wakes the loop.
     """
 
     def __init__(
@@ -83,18 +84,18 @@ class Dispatcher:
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
-        self._coming: set[Future[Any]] = set()  # calls of devices on their way into the phase
+        self._coming: set[Future[Any]] = set()  # calls of devices that are joining the phase
         self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
         self._other: OtherWork | None = None
         self._elsewhere: dict[str, _Elsewhere] = {}
-        # Of the `run` under way, in the order of their importance; and those that have begun and not ended.
+        # Phases of the current `run`, most important first; and those that have begun and not ended.
         self._phases: tuple[Phase, ...] = ()
         self._begun: list[Phase] = []
 
     @property
     def counters(self) -> Counters:
-        """What went otherwise than planned, in all phases."""
+        """Counts of what did not go as planned, over all phases."""
         return self._scheduler.counters
 
     def run(
@@ -104,14 +105,14 @@ class Dispatcher:
         beside: Phase | None = None,
         other: OtherWork | None = None,
     ) -> None:
-        """Do a phase: each of its requests at most once, all with the same weights.
+        """Run a phase: each of its requests at most once, all with the same weights.
 
         Args:
-            fleet: the devices.
-            phase: what is asked for, and what becomes of it.
-            beside: of another kind and the same weights, for devices that find nothing of `phase` to do. What
-                they have of it when `phase` ends stays theirs: the next `run` goes on with it, or drops it.
-            other: for devices that find nothing of either to do. It is not waited for when `phase` ends.
+            fleet: devices.
+            phase: phase with its requests and its handling of results.
+            beside: phase of another kind and the same weights, for devices without work in `phase`. Their
+                leases of it survive the end of `phase`: the next `run` continues or drops them.
+            other: work for devices that find none in either phase. It is not waited for when `phase` ends.
 
         Raises:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
@@ -141,11 +142,11 @@ class Dispatcher:
             raise
 
     def busy(self, worker: str) -> bool:
-        """Whether a device has a lease, or something else to do."""
+        """Return True if a device has a lease or other work."""
         return worker in self._flights or worker in self._elsewhere
 
     def work_left(self) -> WorkLeft:
-        """What is left of the phase, in batches; without the one beside it."""
+        """Return the work left in the phase, in batches, without the phase beside it."""
         kind = self._phases[0].kind
         flights = {name: flight for name, flight in self._flights.items() if flight.lease.kind is kind}
         leased = {request for flight in flights.values() for request in flight.lease.requests}
@@ -163,10 +164,10 @@ class Dispatcher:
         return WorkLeft(tuple(waiting[:: self._batch_size]), under_way)
 
     def _has_work(self) -> bool:
-        """Whether there is anything to wait for.
+        """Return True if there is anything to wait for.
 
         Raises:
-            RuntimeFailure: if there is not, although requests are left that must be done.
+            RuntimeFailure: if there is nothing, although requests are left that must be done.
         """
         if self._flights or self._elsewhere or any(phase.calls for phase in self._phases):
             return True
@@ -180,13 +181,13 @@ class Dispatcher:
         return False
 
     def _begin_phase(self, phase: Phase) -> None:
-        """Begin a phase, unless a `run` before has."""
+        """Begin a phase, unless an earlier `run` has."""
         if phase in self._begun:
             return
         self._begun.append(phase)
         items = phase.begin(lambda: self._ended.put(None))
         self._add(items)
-        # Drafts are not known from the start.
+        # Drafts are not all known at the start.
         wanted = [] if phase.kind is RequestKind.EXPLORE else [item.request for item in items]
         steps = self._items[wanted[0]].steps if wanted else 0
         self._history.note("generate", kind=phase.kind, requests=names_of(wanted), steps=steps)
@@ -196,21 +197,21 @@ class Dispatcher:
         self._items |= {item.request: item for item in items}
 
     def _add_ready_workers(self) -> None:
-        """Places are free, or devices have loaded: the loop hears of it when there is more of it."""
+        """Let the fleet fill free slots and add loaded devices; the calls that it waits for wake the loop."""
         for call in self._fleet.add_ready_workers():
             if call not in self._coming:
                 self._coming.add(call)
                 call.add_done_callback(self._ended.put)
 
     def _dispatch(self) -> None:
-        """Let every free device pull that is not under notice; before that, groups may change."""
+        """Let every free device that is not under notice pull; before that, groups may change."""
         freed, self._freed = self._freed, False
         if self._fleet.regroups(self.work_left, freed):
             self._add_ready_workers()
         devices = self._fleet.workers(self._phases[0].version)
         free = [device for device in devices if not self.busy(device.name)]
         usable = [device for device in free if device.notice is None]
-        awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
+        awaited = not usable and bool(self._coming)  # one batch waits for the first device to join
         for phase in self._phases:
             takers = [device for device in usable if phase.accepts(device)]
             self._refill(phase, (len(takers) + awaited) * self._batch_size)
@@ -226,14 +227,14 @@ class Dispatcher:
         self._refill_ahead([device for device in devices if device.notice is None])
 
     def _employ(self, idle: Sequence[Device], other: OtherWork) -> None:
-        """Let devices that find nothing to generate do something else."""
+        """Give other work to devices that find nothing to generate."""
         by_name = {device.name: device for device in idle}
         for name, call in other.take(idle).items():
             self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
             call.add_done_callback(self._ended.put)
 
     def _refill(self, phase: Phase, room: int) -> None:
-        """Ask for requests as long as devices could take them; a batch that is not full wastes a device."""
+        """Ask for requests while devices could take them; a partial batch wastes a device's time."""
         while self._scheduler.waiting(phase.kind) < room:
             items = phase.more()
             if not items:
@@ -241,14 +242,14 @@ class Dispatcher:
             self._add(items)
 
     def _refill_ahead(self, devices: Sequence[Device]) -> None:
-        """Ask for what each device does after its lease while it is busy: planning takes time, too."""
+        """Ask for each device's next requests while it is busy: planning takes time, too."""
         for phase in self._phases:
             takers = sum(phase.accepts(device) for device in devices)
             if not phase.over:
                 self._refill(phase, takers * self._batch_size)
 
     def _pull(self, phase: Phase, device: Device) -> None:
-        """Let a free device begin with the next requests of a phase, if it may."""
+        """Let a free device start on the next requests of a phase, if it may."""
         version, kinds = phase.version, (phase.kind,)
         following = self._scheduler.following(version, kinds)
         if following is None or not phase.may_pull(device, following):
@@ -273,7 +274,7 @@ class Dispatcher:
         self._go_on(flight)
 
     def _go_on(self, flight: Flight) -> None:
-        """Start the next chunks of a lease, ahead of the commits of those before."""
+        """Start the next chunks of a lease, before earlier ones are committed."""
         ahead = 1 if flight.lease.kind is RequestKind.EXPLORE else _CALLS_AHEAD
         while len(flight.calls) < ahead and flight.step < flight.lease.steps:
             steps = self._chunk(flight)
@@ -285,7 +286,7 @@ class Dispatcher:
         call.add_done_callback(self._ended.put)
 
     def _chunk(self, flight: Flight) -> int:
-        """Denoising steps of a lease's next call, which are counted as begun."""
+        """Return the denoising steps of a lease's next call, and count them as begun."""
         drafts = flight.lease.kind is RequestKind.EXPLORE
         most = steps_to_commit(self._commit_steps, flight.device.step_s, drafts)
         steps = min(most, flight.lease.steps - flight.step)
@@ -293,7 +294,7 @@ class Dispatcher:
         return steps
 
     def _await(self) -> list[Future[Any]]:
-        """Wait for a call to end, a lease to expire or a phase's word; all calls that have ended."""
+        """Wait for a call to end, a lease to expire or a wake-up; return all calls that have ended."""
         expiries = [self._scheduler.next_expiry_s, *(one.until_s for one in self._elsewhere.values())]
         expiry_s = min((at_s for at_s in expiries if at_s is not None), default=None)
         left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
@@ -301,15 +302,15 @@ class Dispatcher:
         try:
             ended.append(self._ended.get(timeout=left_s))
             while True:
-                # What is there already must be booked before any device counts as hung.
+                # Answers that have arrived must be booked before any device counts as hung.
                 ended.append(self._ended.get_nowait())
         except Empty:
             return [call for call in ended if call is not None]
 
     def _settle(self, call: Future[Any]) -> None:
-        """A chunk or a call of a phase's own has ended, or a device has come nearer.
+        """Handle the end of a chunk, of a phase's call or of a joining device's call.
 
-        Of a phase that is over nothing is started any more: the run may end, too.
+        Nothing more is started for a phase that is over: the run may be ending, too.
         """
         flight = self._flight_of.pop(call, None)
         if flight is not None:
@@ -323,13 +324,13 @@ class Dispatcher:
             error = call.exception()
             if isinstance(error, WorkerLostError):
                 self._fleet.on_worker_lost(back, error)
-        else:  # or a late one of an earlier phase
+        else:  # or a late call of an earlier phase
             for phase in self._phases:
                 if not phase.over and call in phase.calls:
                     phase.settle(call)
 
     def _back_from(self, call: Future[Any]) -> Device | None:
-        """The device that has done something else, if that was its call; it is free again."""
+        """Return the device whose other work ended with this call, which frees it; None if there is none."""
         for name, one in self._elsewhere.items():
             if one.call is call:
                 return self._elsewhere.pop(name).device
@@ -365,20 +366,20 @@ class Dispatcher:
             self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
 
     def _yields(self, flight: Flight) -> bool:
-        """Whether a lease of the phase beside ends here, as requests of the first one wait for a device."""
+        """Return True if a lease of the phase beside must end, as requests of the first phase wait."""
         phase = self._phases[0]
         return flight.phase is not phase and self._scheduler.waiting(phase.kind) > 0
 
     def _time(self, flight: Flight, step: int, chunk: SampleChunk) -> None:
-        """Learn from a call that ended at `step` how long a step takes its device."""
+        """Measure from a call that ended at `step` how long a step takes on its device."""
         now, done = self._clock(), step - flight.timed_step
-        # What a notice has cut says nothing, nor do calls whose answers come in another order.
+        # Chunks cut short by a notice tell nothing, nor do answers out of order.
         if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
             flight.device.step_s = (now - flight.since_s) / done
         flight.since_s, flight.timed_step = now, step
 
     def _book(self, flight: Flight, chunk: SampleChunk) -> bool:
-        """Commit or deliver; whether the lease's samples are still its device's to do."""
+        """Commit or deliver a chunk; return True if the lease's device still has its samples to do."""
         now, lease = self._clock(), flight.lease
         reached = {state.request: (state.step, state) for state in chunk.states}
         held = self._scheduler.commit(lease, reached, now)
@@ -394,7 +395,7 @@ class Dispatcher:
     def _write_down(
         self, lease: Lease[SampleRequest], chunk: SampleChunk, accepted: set[SampleRequest]
     ) -> None:
-        """Note in the history what a chunk brought."""
+        """Log the contents of a chunk in the history."""
         if not self._history.kept:
             return
         if chunk.states:
@@ -430,12 +431,12 @@ class Dispatcher:
                 )
 
     def _end(self, flight: Flight) -> None:
-        """A device has nothing more to do with a lease; calls of it that still end are late."""
+        """Detach a device from a lease; calls that still end are late."""
         flight.over = self._freed = True
         del self._flights[flight.device.name]
 
     def _drop(self, phases: Iterable[Phase]) -> None:
-        """Phases are over: what devices still do of them is not wanted, nor what waits."""
+        """Drop phases that are over, with what devices still do for them and what waits."""
         for phase in list(phases):
             for flight in [flight for flight in self._flights.values() if flight.phase is phase]:
                 self._end(flight)

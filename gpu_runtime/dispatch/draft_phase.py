@@ -1,8 +1,8 @@
-"""The phase that explores: devices draft what a planner asks for, scorers judge it, until there is no more.
+"""The phase that explores: devices make the drafts that a planner asks for, and scorers judge them.
 
-It begins beside a rollout, on the devices that find nothing more to roll out, and goes on in the thread of
-the `explore` task, beside reward and training. It ends with the planner's last draft or with the training
-window: then at once. What a device has in flight, at most one chunk of denoising steps, is dropped.
+It begins beside a rollout, on the devices that find nothing more to roll out, and continues in the thread of
+the `explore` task, beside reward and training. It ends with the planner's last draft, or at once with the
+training window; work in flight, at most one chunk of denoising steps a device, is then dropped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsV
 
 @dataclass(frozen=True)
 class DraftTask:
-    """A draft to make: whose noise, with which weights, how faithful, and for which round."""
+    """A draft to make: its request (noise and weights), its fidelity and its round."""
 
     request: SampleRequest
     fidelity: str
@@ -37,24 +37,24 @@ class DraftTask:
 
 
 class DraftSource(Protocol):
-    """Where drafts come from, beyond those that were there at the start."""
+    """A source of drafts beyond those given at the start."""
 
     def more(self) -> list[DraftTask]:
-        """The next drafts; none if there are no more, or none before others are judged."""
+        """Return the next drafts; none if all were made, or if others have to be judged first."""
         ...
 
     def judged(self, candidate: Candidate) -> None:
-        """A draft has its judgement, or the reason why it has none."""
+        """Take a draft with its judgement, or with the reason why it has none."""
         ...
 
 
 class PlannedDrafts:
-    """A planner, which knows of scores only, as the source of a phase of drafts.
+    """A planner, which only knows scores, as the source of a phase of drafts.
 
     Args:
-        planner: says what to draft.
-        explorer: says what is learned of a judgement.
-        task: makes the task of a round's draft.
+        planner: planner that chooses the drafts.
+        explorer: explorer that turns a judgement into a score to learn from.
+        task: function that makes the task of a round's draft.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PlannedDrafts:
         self._task = task
 
     def more(self) -> list[DraftTask]:
-        """The planner's next round; none before the round before the last is judged."""
+        """Return the planner's next round; none before the last but one is judged."""
         if not self._planner.can_plan:
             return []
         drafts = self._planner.next_round()
@@ -81,12 +81,12 @@ class PlannedDrafts:
 
 @dataclass
 class Drafted:
-    """What a phase has made.
+    """The results of a phase of drafts.
 
     Attributes:
         candidates: judged drafts, in the order of their judgement.
-        lease_s: time that devices, or groups of them, had the batches that were finished.
-        full_drafts: what these batches have room for, in full drafts: a short one takes as long.
+        lease_s: seconds that devices, or groups of them, held the finished batches.
+        full_drafts: capacity of these batches in full drafts: a partial batch takes as long.
         samples: drafts that may be trained on, judged or not.
     """
 
@@ -98,16 +98,16 @@ class Drafted:
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """What a phase of drafts has to keep to.
+    """The limits of a phase of drafts.
 
     Attributes:
         batch_size: drafts that a device makes at once.
         steps: fidelity → denoising steps of a draft.
-        cost: fidelity → what a draft costs, in full drafts.
-        window: the training window to keep to; None where nothing trains meanwhile.
-        drafts_on: whether a device may draft: not the trainers, whose training would wait for it.
-        stops_with_training: whether the phase ends with the training steps.
-        fits: whether so many full drafts may be begun so many seconds after the window's opening.
+        cost: fidelity → cost of a draft, in full drafts.
+        window: training window to respect; None if nothing trains meanwhile.
+        drafts_on: function, True if a device may draft: not the trainers, whose training would wait.
+        stops_with_training: True if the phase ends with the training steps.
+        fits: function of seconds since the window opened and full drafts; True if these may still be begun.
     """
 
     batch_size: int
@@ -123,12 +123,12 @@ class DraftPhase:
     """A phase of drafts.
 
     Args:
-        first: drafts that are made before all others.
-        source: where further drafts come from.
-        judge: lets scorers judge drafts.
-        version: of the weights that all drafts are made with.
-        limits: what the phase has to keep to.
-        clock: seconds, of a clock that never goes back.
+        first: drafts to make before all others.
+        source: source of further drafts.
+        judge: function that has scorers judge drafts.
+        version: version of the weights that all drafts are made with.
+        limits: limits of the phase.
+        clock: function that returns the seconds of a monotonic clock.
     """
 
     kind = RequestKind.EXPLORE
@@ -145,7 +145,7 @@ class DraftPhase:
     ) -> None:
         self.version = version
         self.made = Drafted()
-        """What it has made so far."""
+        """Results so far."""
         self._first = first
         self._source = source
         self._judge = judge
@@ -157,7 +157,7 @@ class DraftPhase:
 
     @property
     def over(self) -> bool:
-        """The window is over, where the phase has one."""
+        """True once the window is over, if the phase has one."""
         window = self._limits.window
         if window is None:
             return False
@@ -165,12 +165,12 @@ class DraftPhase:
 
     @property
     def awaits_devices(self) -> bool:
-        """As long as the trainer is busy anyway; the rollout does not wait for devices to draft."""
+        """True while the trainer is busy anyway; the rollout does not wait for devices to draft."""
         return self._limits.window is not None and not self._limits.window.closed
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """The scores that are awaited."""
+        """Scores that are awaited."""
         return self._judging.keys()
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
@@ -180,26 +180,26 @@ class DraftPhase:
         return self._items(self._first)
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """The source's next drafts."""
+        """Return the source's next drafts."""
         return self._items(self._source.more())
 
     def accepts(self, device: Device) -> bool:
-        """Whether it may draft."""
+        """Return True if a device may draft."""
         return self._limits.drafts_on(device)
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Whether its batch can end in the window, which opens when the first device asks."""
+        """Return True if the batch can end in the window, which opens when the first device asks."""
         window = self._limits.window
         elapsed_s = 0.0 if window is None else window.open(self._clock())
         fidelity = self._tasks[following.request].fidelity
         return self._gate.may_begin(device.name, elapsed_s, self._cost_of_batch(fidelity))
 
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
-        """A batch is finished: its images go to the scorers."""
+        """Pass the images of a finished batch to the scorers."""
         lease = delivery.lease
         fidelity = self._tasks[lease.requests[0]].fidelity
         self.made.lease_s += delivery.lease_s
-        # A lease that goes on from another device's commit has the rest of a batch to do.
+        # A lease that resumes another device's commit does only the rest of a batch.
         share = (lease.steps - lease.step) / lease.steps
         self.made.full_drafts += share * self._cost_of_batch(fidelity)
         scores = self._judge(delivery.images)
@@ -213,7 +213,7 @@ class DraftPhase:
         return scores
 
     def settle(self, call: Future[Score]) -> None:
-        """A draft is judged."""
+        """Record the judgement of a draft."""
         task, score = self._judging.pop(call), call.result()
         candidate = Candidate(
             prompt_id=task.request.prompt_id,
@@ -229,7 +229,7 @@ class DraftPhase:
         self._source.judged(candidate)
 
     def end(self) -> None:
-        """Count the judgements that are there, and want no others: the rollout waits for none."""
+        """Count the judgements that have arrived, and cancel the others: the rollout waits for none."""
         abandoned = self._limits.window is not None and self._limits.window.abandoned
         for call in list(self._judging):
             if call.done() and not abandoned:
@@ -246,5 +246,5 @@ class DraftPhase:
         ]
 
     def _cost_of_batch(self, fidelity: str) -> float:
-        """In full drafts; a short batch takes as long as a full one."""
+        """Return the cost of a batch in full drafts; a partial batch takes as long as a full one."""
         return self._limits.batch_size * self._limits.cost[fidelity]

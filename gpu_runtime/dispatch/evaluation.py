@@ -1,4 +1,4 @@
-"""An evaluation: held-out images, their scores, and what they look like."""
+"""An evaluation: held-out images, their scores and their image figures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Evaluation:
     """Held-out samples with their scores, ordered by prompt and seed.
 
     Attributes:
-        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, what
-            judging it has cost, where its judge has a price, and what the second judge says as `judge`.
+        figures: figures of each image (`quality.meter`), the parts of its score as `part_NAME`, the cost of
+            judging it, if its judge has a price, and the second judge's verdict as `judge`.
     """
 
     samples: list[GeneratedSample]
@@ -42,16 +42,16 @@ class Evaluation:
 
     @property
     def exact(self) -> float:
-        """Share of the judged images that do all that their prompt asks."""
+        """Share of the judged images that fulfil all of their prompt."""
         scores = judged(self.scores)
         return sum(score.exact for score in scores) / len(scores)
 
     def of(self, prompts: Sequence[PromptRecord], scorer: str) -> Evaluation:
-        """The part of it that is of some of its prompts.
+        """Return the part of the evaluation on some of its prompts.
 
         Args:
-            prompts: at least one of them.
-            scorer: name of the one that judged, for the message.
+            prompts: some of its prompts, at least one.
+            scorer: name of the scorer that judged, for the message.
 
         Raises:
             RewardError: if the scorer failed on every image of it.
@@ -65,18 +65,18 @@ class Evaluation:
 
     @property
     def judge_errors(self) -> list[str]:
-        """Why the second judge has no opinion of some images."""
+        """Reasons why the second judge has no verdict on some images."""
         judges = (score.judge for score in self.scores)
         return [judge.error for judge in judges if judge is not None and judge.error is not None]
 
 
 class EvaluatingFleet(Protocol):
-    """What an evaluation needs of the fleet."""
+    """The part of the fleet that an evaluation needs."""
 
     def generate(
         self, requests: Sequence[SampleRequest], weights: Weights, judge: Judge | None = None
     ) -> list[Delivered]:
-        """All requests with these weights, in order."""
+        """Generate all requests with these weights, and return them in order."""
         ...
 
 
@@ -90,15 +90,15 @@ def evaluate(
     """Generate held-out images by the ODE, and judge and measure them as they are delivered.
 
     Args:
-        config: the run's configuration.
-        prompts: held-out ones.
-        weights: that the images are generated with.
-        fleet: the devices.
-        scoring: the scorers.
+        config: configuration of the run.
+        prompts: held-out prompts.
+        weights: weights that the images are generated with.
+        fleet: devices.
+        scoring: scorers.
 
     Raises:
         RewardError: if the scorer failed on every image.
-        RuntimeFailure: if the trainer died or hangs, or scorers die again and again.
+        RuntimeFailure: if the trainer died or hangs, or scorers keep dying.
     """
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     requests = [

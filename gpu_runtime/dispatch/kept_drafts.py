@@ -1,4 +1,4 @@
-"""Drafts that are trained on: kept from their window's end to the iteration that they are samples of.
+"""Drafts to train on: kept from their window's end until the iteration that trains on them.
 
 They travel in its checkpoint, since a resumed run no longer has the weights that drew them.
 """
@@ -21,7 +21,7 @@ from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 
 _ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"
-"""Files of a checkpoint: what devices made, and what is known of it."""
+"""Files of a checkpoint: the arrays that devices made, and the facts about them."""
 
 Drafts = Mapping[tuple[int, int], Delivered]
 """An iteration's samples by prompt_id and seed index."""
@@ -37,8 +37,8 @@ class KeptDrafts:
         """Keep the drafts that a plan has chosen, as the rollouts that they equal to the bit.
 
         Args:
-            plan: of the iteration that is trained on them.
-            drafts: all that were made for it; one without a judgement is not chosen.
+            plan: plan of the iteration that trains on them.
+            drafts: all drafts made for it; one without a judgement is not chosen.
         """
         judged = plan.explored_score
         wanted = {(prompt, seed) for prompt, seeds in plan.seeds.items() for seed in seeds} & judged.keys()
@@ -49,22 +49,22 @@ class KeptDrafts:
             if identity in wanted:
                 chosen[identity] = replace(draft, sample=replace(draft.sample, request=request.as_rollout))
         self._of = {number: kept for number, kept in self._of.items() if number == plan.iteration - 1}
-        # The order of arrival must not matter.
+        # The order of arrival must not have an effect.
         self._of[plan.iteration] = dict(sorted(chosen.items()))
 
     def of(self, iteration: int) -> Drafts:
-        """The samples that an iteration need not roll out."""
+        """Return the samples that an iteration need not roll out."""
         return self._of.get(iteration, {})
 
     def forget(self, iteration: int | None = None) -> None:
-        """Drop an iteration's samples, which are rolled out then; by default those of all."""
+        """Drop an iteration's samples, which are then rolled out; by default those of all iterations."""
         if iteration is None:
             self._of = {}
         else:
             self._of.pop(iteration, None)
 
     def blobs(self, iteration: int) -> dict[str, bytes]:
-        """An iteration's samples as files of a checkpoint, by name; none where there are none."""
+        """Return an iteration's samples as files of a checkpoint, by name; empty without samples."""
         drafts = list(self.of(iteration).values())
         if not drafts:
             return {}
@@ -84,7 +84,7 @@ class KeptDrafts:
         }
 
     def restore(self, blobs: Mapping[str, bytes]) -> None:
-        """The inverse of `blobs`, from all files of a checkpoint: it may have none of drafts."""
+        """Restore what `blobs` wrote, from all files of a checkpoint, which may contain no drafts."""
         self._of = {}
         if _FACTS not in blobs:
             return
@@ -97,7 +97,7 @@ class KeptDrafts:
 
 
 def _facts(draft: Delivered) -> dict[str, Any]:
-    """JSON values; a draft that was chosen has its score."""
+    """Return the facts of a draft as JSON values; a chosen draft has its score."""
     assert draft.score is not None
     return {
         "request": asdict(draft.sample.request),

@@ -1,4 +1,4 @@
-"""What the dispatcher is asked for: a phase, and what it needs of the devices."""
+"""The protocols of the dispatcher: a phase, the fleet, the scorers and other work."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
-"""Lets scorers judge images while devices go on; one score an image."""
+"""A function that has scorers judge images while devices go on; one score an image."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a device has finished.
+    """The images that a device has finished.
 
     Attributes:
-        lease: that it finished.
-        images: those that were not delivered before.
-        worker: its name.
+        lease: lease that it finished.
+        images: images not delivered before.
+        worker: name of the device.
         lease_s: seconds since the lease was granted.
     """
 
@@ -46,64 +46,64 @@ class Delivery:
 
 
 class Phase(Protocol):
-    """Requests of one kind and version of the weights, and what becomes of their images."""
+    """Requests of one kind and version of the weights, and the handling of their images."""
 
     @property
     def kind(self) -> RequestKind:
-        """Of all its requests."""
+        """Kind of all its requests."""
         ...
 
     @property
     def version(self) -> WeightsVersion:
-        """Of the weights that all its requests are generated with."""
+        """Version of the weights that all its requests are generated with."""
         ...
 
     @property
     def over(self) -> bool:
-        """Whether the dispatcher is to stop; what is leased or waits is then dropped."""
+        """True if the dispatcher must stop; leased and waiting requests are then dropped."""
         ...
 
     @property
     def must_end(self) -> bool:
-        """Whether every request has to be done; else a phase without devices is over."""
+        """True if every request has to be done; else a phase without devices is over."""
         ...
 
     @property
     def awaits_devices(self) -> bool:
-        """Whether requests wait for devices that are on their way, when there is no other."""
+        """True if requests wait for devices on their way when no other device is left."""
         ...
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """What the phase waits for beside devices, such as scores."""
+        """Calls that the phase waits for beside those of devices, such as scores."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
-        """The requests that are known from the start.
+        """Begin the phase, and return the requests known at the start.
 
         Args:
-            wake: lets the dispatcher look at `over` again; may be called from any thread.
+            wake: function that makes the dispatcher check `over` again; callable from any thread.
         """
         ...
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """Further requests, asked for until each device has a batch to do next; none if there are none."""
+        """Return further requests, if any; called until each device has a batch to do next."""
         ...
 
     def accepts(self, device: Device) -> bool:
-        """Whether a device may do requests of the phase at all."""
+        """Return True if a device may do requests of the phase at all."""
         ...
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Whether a device may begin with this request, which is next."""
+        """Return True if a device may begin with this request, which is next."""
         ...
 
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
-        """A device has finished a lease; what the phase waits for now, which `settle` gets as it ends."""
+        """Take a finished lease; return new calls to wait for, which `settle` gets as they end."""
         ...
 
     def settle(self, call: Future[Any]) -> None:
-        """One of `calls` has ended."""
+        """Handle one of `calls` that has ended."""
         ...
 
 
@@ -111,41 +111,41 @@ class GeneratingFleet(Protocol):
     """The devices of a phase."""
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """The devices that hold these weights now, those under notice too."""
+        """Return the devices that hold these weights now, including those under notice."""
         ...
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Take in newcomers; the calls of those on their way: when one ends, add_ready_workers again."""
+        """Register newcomers; return the calls of those on their way: when one ends, call this again."""
         ...
 
     @property
     def forming(self) -> bool:
-        """Whether devices that are there are about to form a group, and can be given work then."""
+        """True if present devices are forming a group, which can then be given work."""
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether devices should share samples otherwise, or are more; `add_ready_workers` then sees to it.
+        """Return True if groups should change, or devices were added; `add_ready_workers` then acts on it.
 
         Args:
-            left: what is left of the phase.
-            freed: whether a lease has ended since this was asked last.
+            left: function that returns the work left in the phase.
+            freed: True if a lease has ended since the last call.
         """
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a device does from now on."""
+        """Record the state of a device from now on."""
         ...
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """What a device's provider says now."""
+        """Take over what a device's provider says now: a notice, or None."""
         ...
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """A device has died."""
+        """Remove a device that has died."""
         ...
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """A device hangs: it is killed, and lost."""
+        """Kill a device that hangs; it counts as lost."""
         ...
 
 
@@ -155,39 +155,39 @@ class Scorers(Protocol):
     def judge(
         self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
     ) -> list[Future[Score]]:
-        """Let scorers judge images; one score an image, in order."""
+        """Let scorers judge images; return one score an image, in order."""
         ...
 
     def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
-        """The scores, once all are there."""
+        """Wait until all scores have arrived, and return them."""
         ...
 
 
 class OtherWork(Protocol):
-    """What devices do that find nothing of a phase to do, beside generating."""
+    """Work other than generating, for devices that find none in a phase."""
 
     @property
     def left_s(self) -> float | None:
-        """Seconds of it that are left for this phase; None where that is not known."""
+        """Seconds of work left for this phase; None if that is not known."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> None:
-        """A run of phases begins.
+        """Begin with a run of phases.
 
         Args:
-            wake: lets the dispatcher ask again; may be called from any thread.
+            wake: function that makes the dispatcher call `take` again; callable from any thread.
         """
         ...
 
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """Give some devices something to do.
+        """Give work to some devices.
 
         Args:
-            devices: that have nothing to do.
+            devices: idle devices.
 
         Returns:
-            The calls of those that have something to do now, by name; each is short. A device is free again
-            when its call has ended.
+            The calls of those that have work now, by name; each is short. A device is free again when its
+            call has ended.
         """
         ...
 
@@ -197,16 +197,16 @@ class Flight:
     """A lease on its device.
 
     Attributes:
-        phase: that its requests belong to.
-        device: its holder.
-        lease: as it was granted.
-        began_s: when it was granted.
+        phase: phase of its requests.
+        device: holder of the lease.
+        lease: lease as it was granted.
+        began_s: time at which it was granted.
         step: denoising step that the last call started will end at.
-        since_s: when it began, or its last call ended.
+        since_s: time at which it began, or its last call ended.
         calls: calls under way, each with the step that it will end at.
-        over: the device has nothing more to do with it; what still arrives is late.
-        dropped: its requests are not wanted any more; what still arrives is of no use.
-        timed_step: step that the last call to end was to end at.
+        over: True once the device is done with it; results that still arrive are late.
+        dropped: True once its requests are no longer wanted; results that still arrive are of no use.
+        timed_step: step at which the call that ended last was planned to end.
     """
 
     phase: Phase
@@ -226,5 +226,5 @@ class Flight:
 
     @property
     def reached(self) -> dict[SampleRequest, int]:
-        """How far the samples may have got: the chunk under way counts in full, as it may have been done."""
+        """Steps that samples may have reached: the running chunk counts fully, as it may be done."""
         return dict.fromkeys(self.lease.requests, min(self.calls.values()))

@@ -1,4 +1,4 @@
-"""A rollout or an evaluation: requests that are all known from the start, each of which must be done."""
+"""A rollout or an evaluation: requests that are all known at the start, each of which must be done."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Delivered:
     """A finished sample.
 
     Attributes:
-        sample: its image and trajectory.
-        worker: that finished it.
-        score: its judgement, which may be under way; None where nothing judges it.
+        sample: image and trajectory.
+        worker: name of the worker that finished it.
+        score: its judgement, which may be under way; None if it is not judged.
     """
 
     sample: GeneratedSample
@@ -34,10 +34,10 @@ class SamplePhase:
     """A phase of rollouts or of evaluations.
 
     Args:
-        requests: at least one, distinct, of one kind and version of the weights.
-        sampling: says how many denoising steps they take.
-        judge: judges images as they are delivered; the phase does not wait for scores.
-        accepts: whether a device may begin with something of it now.
+        requests: distinct requests, at least one, of one kind and version of the weights.
+        sampling: sampling settings, with the number of denoising steps.
+        judge: function that has images judged as they are delivered; the phase does not wait for scores.
+        accepts: function that returns True if a device may begin a request of it now.
     """
 
     must_end = True
@@ -58,7 +58,7 @@ class SamplePhase:
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
         self.lease_s: list[float] = []
-        """Seconds that each batch took its device, from the lease that finished it to its delivery."""
+        """Seconds that each batch took, from the lease that finished it to its delivery."""
 
     @property
     def kind(self) -> RequestKind:
@@ -72,25 +72,25 @@ class SamplePhase:
 
     @property
     def over(self) -> bool:
-        """Every request has been delivered."""
+        """True once every request has been delivered."""
         return self.done == len(self._requests)
 
     @property
     def done(self) -> int:
-        """Samples that have been delivered."""
+        """Number of samples that have been delivered."""
         return len(self._delivered)
 
     @property
     def delivered(self) -> list[Delivered]:
-        """The samples, in the order of the requests."""
+        """Samples, in the order of the requests."""
         return [self._delivered[request] for request in self._requests]
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
-        """All requests, in their order."""
+        """Return all requests, in their order."""
         return [WorkItem(request, request.kind, self._steps, request.weights) for request in self._requests]
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
-        """See `Phase`; there are no further ones."""
+        """See `Phase`; no requests are added."""
         return ()
 
     def accepts(self, device: Device) -> bool:
@@ -112,5 +112,5 @@ class SamplePhase:
         return ()
 
     def settle(self, call: Future[Any]) -> None:
-        """See `Phase`; it has no calls of its own."""
+        """See `Phase`; never called, as this phase has no calls."""
         raise AssertionError("a phase of samples has no calls of its own")

@@ -1,9 +1,9 @@
-"""The search for seeds on live devices: on which of them to draft, how much, and what follows.
+"""The search for seeds on live devices: on which of them to draft, how much, and with what result.
 
-The strategy says when, `SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a
-window begin beside the rollout (`Ahead.begin`). `Ahead.choose`, which goes on with them, may run in a thread
-beside reward and training; all else but the window's end is called while it does not, so that what the
-explorer has learned has one writer at a time.
+The strategy decides when, `SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a
+window begin beside the rollout (`Ahead.begin`). `Ahead.choose`, which continues them, may run in a thread
+beside reward and training; everything else except the window's end is called while it does not run, so that
+the explorer's state has one writer at a time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
 
 Scored = Mapping[tuple[int, int], Score]
-"""A rollout's scores by (prompt_id, seed index)."""
+"""Scores of a rollout by (prompt_id, seed index)."""
 
 
 @dataclass(frozen=True)
 class SeedReview:
-    """What an iteration has shown of its seeds.
+    """The evidence of an iteration about its seeds.
 
     Attributes:
         figures: metrics of the iteration.
         rescored: drafts that the staleness monitor has scored again.
-        next_plan: the next iteration's seeds; `refused` where they have to be drafted anew.
-        notes: what people should know, as (kind of event, message).
+        next_plan: seeds of the next iteration; `refused` if they have to be drafted again.
+        notes: messages to users, as (kind of event, message).
     """
 
     figures: dict[str, float] = field(default_factory=dict)
@@ -55,32 +55,32 @@ class SeedReview:
 
 
 class DraftingFleet(Protocol):
-    """What drafting needs of the fleet."""
+    """The part of the fleet that drafting needs."""
 
     def prepare(self, weights: Weights) -> None:
-        """Replace what is lost, and make every device hold these weights."""
+        """Replace lost devices, and make every device hold these weights."""
         ...
 
     def drafters(self, version: WeightsVersion) -> Sequence[Device]:
-        """The devices that hold these weights and do not train."""
+        """Return the devices that hold these weights and do not train."""
         ...
 
     def trains(self, device: Device) -> bool:
-        """Whether a device trains."""
+        """Return True if a device trains."""
         ...
 
     def beside_training(self) -> AbstractContextManager[None]:
-        """Within this context phases are done by the devices that do not train."""
+        """Let only the devices that do not train do phases, within this context."""
         ...
 
     def do(self, phase: Phase) -> None:
-        """Do a phase, or go on with one that has begun beside another."""
+        """Do a phase, or continue one that has begun beside another."""
         ...
 
 
 @dataclass(frozen=True)
 class _Search:
-    """An iteration's drafts that have begun."""
+    """The drafts of an iteration that have begun."""
 
     iteration: int
     planner: DraftPlanner
@@ -88,15 +88,15 @@ class _Search:
 
 
 class SeedSearch:
-    """Finds the seeds of each iteration: the `Drafting` of a live run.
+    """The search for the seeds of each iteration: the `Drafting` of a live run.
 
     Args:
-        config: the run's configuration.
-        explorer: decides and learns.
-        prompts: the training prompts.
-        fleet: the devices.
-        scoring: the scorers.
-        weights: gives the current weights.
+        config: configuration of the run.
+        explorer: explorer that decides and learns.
+        prompts: training prompts.
+        fleet: devices.
+        scoring: scorers.
+        weights: function that returns the current weights.
     """
 
     def __init__(
@@ -120,32 +120,32 @@ class SeedSearch:
         self._cost = costs_of((FULL, *self._settings.fidelities), config.sampling)
         self._steps = {name: denoising_steps(name, steps) for name in self._cost}
         self.kept = KeptDrafts()
-        """Drafts that are trained on, where the strategy does that."""
+        """Drafts to train on, if the strategy does so."""
         self._said_no_device = False
         self._window: TrainingWindow | None = None
         self._begun: _Search | None = None
 
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
-        """A plan is about to be rolled out; until its training ends, the devices hold these weights."""
+        """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
         self._window, self._begun = TrainingWindow(plan, version), None
 
     def open_window(self) -> None:
-        """The rollout is over, and with it what keeps devices from drafting."""
+        """Open the window at the end of the rollout: devices are free to draft."""
         if self._window is not None:
             self._window.open(time.monotonic())
 
     def close_window(self) -> None:
-        """The training steps are done."""
+        """Close the window at the end of the training steps."""
         if self._window is not None:
             self._window.close(time.monotonic())
 
     def abandon(self) -> None:
-        """What is being drafted is of no use any more; a phase under way ends at once."""
+        """Abandon the current drafts, which are of no more use; a phase under way ends at once."""
         if self._window is not None:
             self._window.abandon()
 
     def forget(self) -> None:
-        """The weights are about to be others: there is no window to draft in."""
+        """Forget windows and drafts, as the weights are about to be replaced."""
         self.abandon()
         self._window = self._begun = None
         self.kept.forget()
@@ -175,10 +175,10 @@ class SeedSearch:
         return self._finish(iteration, planner, made)
 
     def begin(self, iteration: int) -> DraftPhase | None:
-        """Begin the drafts of a window: with the weights of the rollout that it follows, on no trainer.
+        """Begin the drafts of a window: with the weights of the rollout before it, on no trainer.
 
         Returns:
-            The phase, which `_choose_in_window` goes on with; None where no device can draft.
+            The phase, which `_choose_in_window` continues; None if no device can draft.
         """
         window = self._window
         assert window is not None, "drafts begin with a rollout"
@@ -189,7 +189,7 @@ class SeedSearch:
             self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
             for draft in self._to_rescore(window)
         ]
-        # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
+        # Drafts are also planned beyond the window's predicted end, which may be late; its end cuts them off.
         budget = self._budget(len(devices), HEADROOM, rescores)
         planner = self._explorer.begin(iteration, budget, self._at_once(len(devices)))
         limits = self._limits(window, self._settings.stop_with_training)
@@ -200,7 +200,7 @@ class SeedSearch:
     def _choose_in_window(self, iteration: int) -> SeedPlan:
         """Choose seeds with the last rollout's weights, on the devices that do not train.
 
-        The plan is plain where there is no window yet or no such device.
+        The plan is plain if there is no window yet or no such device.
         """
         window = self._window
         if window is None:
@@ -215,7 +215,7 @@ class SeedSearch:
             made = self._draft(begun.phase)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
-        # The order of arrival must not matter.
+        # The order of arrival must not have an effect.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
         return self._finish(iteration, begun.planner, made)
@@ -228,14 +228,14 @@ class SeedSearch:
         policy_version: int,
         evidence: TrainingEvidence | None = None,
     ) -> SeedReview:
-        """Look back on an iteration: figures of its seeds, and whether the next ones may be trusted.
+        """Review an iteration: return figures of its seeds, and decide if the next ones can be trusted.
 
         Args:
-            plan: the iteration's plan.
-            scored: its rollout's scores.
-            next_plan: drafted meanwhile for the next iteration; None where there is none yet.
-            policy_version: of the weights that the next iteration is rolled out with.
-            evidence: of its training.
+            plan: plan of the iteration.
+            scored: scores of its rollout.
+            next_plan: plan drafted meanwhile for the next iteration; None if there is none yet.
+            policy_version: version of the weights that the next iteration is rolled out with.
+            evidence: evidence from its training.
         """
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
@@ -264,7 +264,7 @@ class SeedSearch:
         return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
-        """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""
+        """Return drafts of the rollout's plan whose ranks may have changed, as other weights drew them."""
         if not _is_stale(window.plan, window.version.policy_version):
             return []
         return self._explorer.monitored(window.plan)
@@ -272,15 +272,15 @@ class SeedSearch:
     def _budget(
         self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
     ) -> float | None:
-        """What an iteration's drafts may cost, in full drafts: what is set, or else what a window holds.
+        """Return the budget of an iteration's drafts, in full drafts: as set, or else a window's capacity.
 
         Args:
-            devices: those that draft in a window.
-            headroom: over what it is predicted to hold.
-            rescores: the monitor's drafts, which take their share of it.
+            devices: number of devices that draft in a window.
+            headroom: factor on its predicted capacity.
+            rescores: drafts of the monitor, which take their share of it.
 
         Returns:
-            None while nothing is known of windows.
+            The budget; None before any window has been measured.
         """
         if self._settings.drafts:
             return self._settings.drafts
@@ -288,15 +288,15 @@ class SeedSearch:
         return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
 
     def _groups(self, devices: int) -> int:
-        """Batches that these devices make at a time: those that share a draft make one."""
+        """Return the batches that these devices make at a time: devices that share a draft make one."""
         return -(-devices // self._config.sequence_parallel.explore)
 
     def _at_once(self, devices: int) -> int:
-        """The same for the planner; a set number of drafts has a plan that no fleet changes."""
+        """Return the same for the planner: 1 for a set number of drafts, whose plan no fleet changes."""
         return 1 if self._settings.drafts else self._groups(devices)
 
     def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
-        """In full drafts, with the rows that fill up their batches."""
+        """Return the cost of drafts in full drafts, including the rows that fill up their batches."""
         size = self._config.sampling.batch_size
         counts = Counter(task.fidelity for task in tasks)
         return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
@@ -317,7 +317,7 @@ class SeedSearch:
         planner: DraftPlanner,
         rescores: Sequence[DraftTask],
     ) -> DraftPhase:
-        """Of what a planner asks for, by the devices that hold these weights."""
+        """Return a phase of a planner's drafts, for the devices that hold these weights."""
         source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
         judge = partial(self._scoring.judge, prompts=self._prompts)
         return DraftPhase(rescores, source, judge, version, limits)
@@ -346,7 +346,7 @@ class SeedSearch:
         return DraftTask(request, draft.fidelity, round_)
 
     def _no_device(self, iteration: int) -> tuple[Note, ...]:
-        """The note that no device can draft, the first time."""
+        """Return the note that no device can draft, the first time only."""
         if self._said_no_device:
             return ()
         self._said_no_device = True
@@ -358,5 +358,5 @@ class SeedSearch:
 
 
 def _is_stale(plan: SeedPlan, policy_version: int) -> bool:
-    """Whether other weights than these drew any of its drafts: the same would draw the same again."""
+    """Return True if other weights than these drew any of its drafts: the same would draw the same again."""
     return any(draft.policy_version != policy_version for draft in plan.stale_drafts)

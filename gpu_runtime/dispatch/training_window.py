@@ -1,7 +1,7 @@
 """The training window: from the end of a rollout to the end of the training steps that follow it.
 
-It opens when the first device finds nothing more to roll out. Two threads use it: the one that trains closes
-the window, the one that explores is called back.
+It opens when the first device finds nothing more to roll out. Two threads use it: the training thread closes
+the window, and the exploring thread is called back.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 
 
 class TrainingWindow:
-    """One iteration's window.
+    """The window of one iteration.
 
     Args:
-        plan: what is rolled out.
-        version: of the weights that it is rolled out with, and that the devices hold until the window closes.
+        plan: plan that is rolled out.
+        version: version of the weights of the rollout, which the devices hold until the window closes.
 
-    Attributes:
-        length_s: from its opening to its close; None until then.
-        rescored: drafts of `plan` scored again with the rollout's weights.
-        lease_s, full_drafts: time of the batches of drafts that were finished, and what they have
-            room for, in full drafts.
+        Attributes:
+            length_s: seconds from its opening to its close; None until then.
+            rescored: drafts of `plan` scored again with the rollout's weights.
+            lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
     """
 
     def __init__(self, plan: SeedPlan, version: WeightsVersion) -> None:
@@ -42,19 +41,19 @@ class TrainingWindow:
 
     @property
     def closed(self) -> bool:
-        """The training steps are done."""
+        """True once the training steps are done."""
         return self._closed.is_set()
 
     @property
     def abandoned(self) -> bool:
-        """The run ends: whatever goes on in the window is of no use."""
+        """True once the run is ending: work in the window is of no use."""
         return self._abandoned.is_set()
 
     def open(self, now_s: float) -> float:
-        """Devices may draft: since now, unless they already might; seconds since then.
+        """Open the window now, unless it is open, and return the seconds since then.
 
         Args:
-            now_s: on the clock that `close` has, too.
+            now_s: time on the clock that `close` uses, too.
         """
         with self._lock:
             if self._opened_s is None:
@@ -62,12 +61,12 @@ class TrainingWindow:
             return now_s - self._opened_s
 
     def close(self, now_s: float) -> None:
-        """The training steps are done; the listeners are called."""
+        """Close the window as the training steps are done, and call the listeners."""
         self.length_s = self.open(now_s)
         self._tell(self._closed)
 
     def abandon(self) -> None:
-        """The results of this window are not needed any more; the listeners are called."""
+        """Abandon the window, whose results are no longer needed, and call the listeners."""
         self._tell(self._abandoned)
 
     def on_end(self, listener: Callable[[], object]) -> None:

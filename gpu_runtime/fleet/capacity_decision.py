@@ -1,11 +1,11 @@
-"""How many spot instances a run rents for its next iteration, by measured times and by prices. Pure.
+"""The number of spot instances that a run rents for its next iteration, by measured times and prices. Pure.
 
-The live run and the simulator ask the same function. With R reserved devices, n spot devices, B batches of b
-seconds each and r seconds of an iteration in which nothing is rolled out, an iteration takes
+The live run and the simulator call the same function. With R reserved devices, n spot devices, B batches of b
+seconds each and r seconds of an iteration without rollout, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
-device's time beside training that is of use (1 where it explores there, 0 where it idles). Another instance
-pays while the time that it saves, times what waits meanwhile, is more than its own price: while C falls.
-Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is that of
+device's time beside training that is of use (1 if it explores there, 0 if it idles). Another instance
+pays off while the time that it saves, times what waits meanwhile, is more than its own price: while C falls.
+Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is given by
 `IterationForecast.course`. How fast the number grows is bounded by the rule of AstraFlow
 (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f the trainer's share of waiting.
 """
@@ -20,28 +20,28 @@ from dataclasses import dataclass, field
 from gpu_runtime.fleet.seeding_window import trainers_go_on
 
 LEAST_GAIN = 0.02
-"""Share of an iteration's cost that giving instances back must save: an instance that is gone takes its start
-to come again, and times vary."""
+"""Share of an iteration's cost that giving instances back must save: getting an instance back costs another
+start, and times vary."""
 
 LEAST_WAIT = 0.10
 """The trainer's share of waiting above which AstraFlow asks for more generators."""
 
 _REMEMBERED = 5
-"""Iterations whose times count, by their median: prompts and machines change in the course of a run."""
+"""Number of newest iterations whose median time counts: prompts and machines change during a run."""
 
 
 @dataclass(frozen=True)
 class IterationForecast:
-    """What the next iteration has to do.
+    """The work of the next iteration, and the times that it takes.
 
     Attributes:
-        batches: of its rollout.
-        batch_s: seconds that a device takes for one.
-        rest_s: seconds of the iteration beside its rollout, and beside `train_s`.
+        batches: batches of its rollout.
+        batch_s: seconds that a device takes for a batch.
+        rest_s: seconds of the iteration outside its rollout and `train_s`.
         start_s: seconds that a new device is paid for before it has loaded.
-        left: iterations that are left, the next one included, at least 1.
-        trainers: devices that leave the rollout to train; 0 where they stay, and training is in `rest_s`.
-        train_s: seconds of that training, which may begin before the rollout's end.
+        left: iterations left, including the next one, at least 1.
+        trainers: devices that leave the rollout to train; 0 if they stay, with training in `rest_s`.
+        train_s: seconds of that training, which may begin before the rollout ends.
     """
 
     batches: int
@@ -53,22 +53,22 @@ class IterationForecast:
     train_s: float = 0.0
 
     def rollout_s(self, devices: int) -> float:
-        """Seconds of the rollout on so many devices, at least 1: whole batches, in turns."""
+        """Return the seconds of the rollout on this many devices, at least 1: whole batches, in turns."""
         return self.course(devices)[0]
 
     def iteration_s(self, devices: int) -> float:
-        """Seconds of the iteration."""
+        """Return the seconds of the iteration."""
         return self.course(devices)[1] + self.rest_s
 
     def idle_s(self, devices: int) -> float:
-        """Seconds of the iteration in which nothing is rolled out."""
+        """Return the seconds of the iteration without rollout."""
         return self.iteration_s(devices) - self.rollout_s(devices)
 
     def course(self, devices: int) -> tuple[float, float]:
-        """When the rollout ends, and when it and the training have, in seconds.
+        """Return when the rollout ends, and when both it and the training have ended, in seconds.
 
         The trainers leave by `LiveWindow`'s formula, each after the same number of batches. They train as
-        samples come: from the first batch on, and after the last one on what that turn has brought.
+        samples come: from the first batch on, and after the last turn on the samples of that turn.
         """
         others, turns = devices - self.trainers, math.ceil(self.batches / devices)
         if not self.trainers or others <= 0:
@@ -89,14 +89,13 @@ class IterationForecast:
 
 @dataclass(frozen=True)
 class RentingTerms:
-    """What is rented beside what may be.
+    """The devices that a run has and may rent, with their prices.
 
     Attributes:
         reserved: devices that stay, at least 1; all of them roll out.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
-        most: spot devices that the settings allow.
-        use_of_rest: share of a spot device's time beside training that is of use: 1 where it explores, else
-            0.
+        most: largest number of spot devices that the settings allow.
+        use_of_rest: share of a spot device's time beside training that is of use: 1 if it explores, else 0.
     """
 
     reserved: int
@@ -106,7 +105,7 @@ class RentingTerms:
     use_of_rest: float = 0.0
 
     def cost_usd(self, forecast: IterationForecast, spot: int) -> float:
-        """What the next iteration costs with so many spot devices."""
+        """Return the cost of the next iteration with this many spot devices."""
         devices = self.reserved + spot
         iteration_s = forecast.iteration_s(devices)
         reserved_s = self.reserved * iteration_s
@@ -116,11 +115,11 @@ class RentingTerms:
 
 @dataclass(frozen=True)
 class CapacityDecision:
-    """How many spot devices are wanted, and why.
+    """The number of spot devices wanted, and the reason.
 
     Attributes:
-        wanted: devices.
-        reason: in words, for a person.
+        wanted: number of devices.
+        reason: explanation in words.
     """
 
     wanted: int
@@ -128,16 +127,16 @@ class CapacityDecision:
 
 
 def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-    """How many spot devices the next iteration should have.
+    """Return how many spot devices the next iteration should have.
 
-    The cheapest number of those within reach; of numbers that cost the same, the smallest. What new devices
-    cost until they begin is counted. Devices are given back only where that saves `LEAST_GAIN`.
+    This is the cheapest number within reach, the smallest on a tie. The cost of new devices until they begin
+    is included. Devices are given back only if that saves `LEAST_GAIN`.
 
     Args:
-        forecast: of the next iteration; None before times have been measured: all that the settings allow
-            are then wanted.
+        forecast: forecast of the next iteration; None before times have been measured: all devices that the
+            settings allow are then wanted.
         terms: prices and bounds.
-        held: spot devices that are rented now.
+        held: spot devices rented now.
     """
     if forecast is None:
         return CapacityDecision(terms.most, f"nothing has been measured yet: {_devices(terms.most)} at first")
@@ -151,15 +150,15 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
 
 
 def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-    """AstraFlow's rule with prices: more spot devices where training waits, if the run then costs no more.
+    """Decide by AstraFlow's rule with prices: more spot devices if training waits and the run costs no more.
 
     Where training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
-    all that it rolls out, so that this is G: none is given back. No live run rents by this rule.
+    all that it rolls out, so this is G: no device is given back. No live run rents by this rule.
 
     Args:
-        forecast: of the next iteration; None before times have been measured: what is held stays then.
+        forecast: forecast of the next iteration; None before times have been measured: `held` then stays.
         terms: prices and bounds.
-        held: spot devices that are rented now.
+        held: spot devices rented now.
     """
     if forecast is None:
         return CapacityDecision(held, f"nothing has been measured yet: {_devices(held)} as before")
@@ -173,27 +172,27 @@ def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, he
 
 
 def most_generators(forecast: IterationForecast, generators: int) -> int:
-    """AstraFlow's bound on how many devices roll out next, by the share of an iteration that training waits.
+    """Return AstraFlow's bound on the devices that roll out next, by the share of time that training waits.
 
     Args:
-        forecast: of the next iteration.
+        forecast: forecast of the next iteration.
         generators: devices that roll out now, at least 1.
     """
     iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s + forecast.train_s
     if iteration_s - rest_s <= LEAST_WAIT * iteration_s:
         return generators
-    # G / (1 - f), where 1 - f is the rest's share of the iteration; more than a batch each has no use.
+    # G / (1 - f), where 1 - f is the rest's share of the iteration; more devices than batches are of no use.
     most = generators * iteration_s / rest_s if rest_s else math.inf
     return max(generators, math.ceil(min(most, forecast.batches)))
 
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """What an iteration's training took.
+    """The time that an iteration's training took.
 
     Attributes:
-        whole_s: seconds of it.
-        beside_s: of these, the seconds before the last score was there.
+        whole_s: seconds in all.
+        beside_s: part of these seconds before the last score arrived.
     """
 
     whole_s: float = 0.0
@@ -205,7 +204,7 @@ class MeasuredTimes:
     """The times of the past iterations, of which the newest few count.
 
     Attributes:
-        updates: of the weights in an iteration; only the first one's training can begin early.
+        updates: weight updates in an iteration; only the training of the first can begin early.
     """
 
     updates: int = 1
@@ -215,15 +214,15 @@ class MeasuredTimes:
     _train_s: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
 
     def add_batch_time(self, seconds: float) -> None:
-        """What a device took for a batch of an iteration, in seconds: the median over its batches."""
+        """Add the seconds that a device took for a batch of an iteration: the median over its batches."""
         self._batch_s.append(seconds)
 
     def add_rest(self, seconds: float, training: TrainingTime | None) -> None:
-        """What an iteration took after its rollout.
+        """Add the time that an iteration took after its rollout.
 
         Args:
-            seconds: from the rollout's end to the next one's beginning.
-            training: of trainers that leave rollouts, some of which is in `seconds`; None where they stay.
+            seconds: time from the rollout's end to the next one's beginning.
+            training: time of trainers that leave rollouts, partly contained in `seconds`; None if they stay.
         """
         if training is not None:
             early_s = training.whole_s / self.updates
@@ -232,15 +231,15 @@ class MeasuredTimes:
         self._rest_s.append(max(0.0, seconds))
 
     def add_start(self, seconds: float) -> None:
-        """What a worker took from being asked for to having loaded, in seconds."""
+        """Add the seconds from asking for a worker until it had loaded."""
         self._start_s.append(seconds)
 
     def forecast(self, batches: int, left: int, trainers: int = 0) -> IterationForecast | None:
-        """What the next iteration has to do; None before a whole iteration has been measured.
+        """Return the forecast of the next iteration; None before a whole iteration has been measured.
 
         Args:
-            batches: of its rollout.
-            left: iterations that are left, the next one included.
+            batches: batches of its rollout.
+            left: iterations left, including the next one.
             trainers: devices that leave the rollout to train.
         """
         if not self._batch_s or not self._rest_s:
@@ -258,7 +257,7 @@ def _cost_to_the_end(forecast: IterationForecast, terms: RentingTerms, spot: int
 
 
 def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: int) -> str:
-    """Why so many, by the change from what is held, or by what one more would do."""
+    """Return the reason for `best`, by the change from `held` or by the effect of one device more."""
     other = best if best != held else min(best + 1, terms.most)
     if other == held:
         return f"{_devices(held)}, the most that the settings allow: fewer would not save {LEAST_GAIN:.0%}"

@@ -1,4 +1,4 @@
-"""What each device of a fleet does and is paid for, and what has happened to it."""
+"""The states, paid times and events of a fleet's devices."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState
 
 
 class DeviceAccounts:
-    """The time line, the meters and the events of a fleet's devices. Threads may share it.
+    """The timeline, the meters and the events of a fleet's devices. Thread-safe.
 
     Args:
-        collector: takes all three.
-        price: of a device, by its market.
-        history: of the driver.
-        rented: the spot instances with prices of their own; None where all cost what `price` says.
+        collector: collector of all three.
+        price: prices of a device, by its market.
+        history: history log of the driver.
+        rented: spot instances with individual prices; None if all cost what `price` says.
     """
 
     def __init__(
@@ -41,28 +41,28 @@ class DeviceAccounts:
         collector.book_at_close(self._book_time)
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a device does from now on."""
+        """Record the state of a device from now on."""
         with self._lock:
             self._timeline.enter(worker, state, now())
 
     def _book_time(self) -> None:
-        """Book what each device did and was paid for up to now."""
+        """Record the states and the paid time of each device up to now."""
         with self._lock:
-            at_s = time.monotonic()  # one moment: what passes between two would be paid for in no state
+            at_s = time.monotonic()  # one reading: time between two readings would be paid for in no state
             paid, states = self._meter.take(at_s), self._timeline.take(process_clock().at(at_s))
             with self._collector.writing() as since:
                 since.paid_time += paid
                 since.intervals += states
 
     def kinds(self) -> set[str]:
-        """What the devices that have joined so far compute on: `cpu`, or names of GPUs."""
+        """Return the hardware of the devices that have joined so far: `cpu`, or names of GPUs."""
         with self._lock:
             return set(self._kinds)
 
     def on_joined(self, device: Device, ready: WorkerReady) -> float:
-        """A worker has loaded, which is on the bill; for how many seconds.
+        """Record that a worker has loaded, and return the seconds that its start is billed for.
 
-        Ray may have had its process ready before it was asked for; that time is not the worker's.
+        Ray may have started its process before it was asked for; that time is not billed to the worker.
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
@@ -77,29 +77,29 @@ class DeviceAccounts:
         return loaded_at_s - began_at_s
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """A device is under a preemption notice, or it was withdrawn."""
+        """Record that a device is under a preemption notice, or that its notice was withdrawn."""
         with self._lock:
-            # Now, not when the worker read it: its clock may be another one.
+            # Now, not when the worker read it: its clock may differ.
             self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
 
     def on_ended(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """A device that had joined is paid for no more.
+        """Record that a device that had joined is no longer paid for.
 
         Args:
-            device: that is gone.
-            kind: what it counts as.
-            why: in words.
+            device: device that is gone.
+            kind: event that it counts as.
+            why: reason in words.
         """
         with self._lock:
             self._end(device, kind, time.monotonic(), why)
 
     def on_never_joined(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """A worker ended while it loaded: what it cost is on the bill all the same.
+        """Record that a worker ended while it loaded: its cost is still billed.
 
         Args:
-            device: that is gone.
-            kind: what it counts as.
-            why: in words.
+            device: device that is gone.
+            kind: event that it counts as.
+            why: reason in words.
         """
         ended_at_s = device.loaded_at_s or time.monotonic()
         with self._lock:
@@ -107,13 +107,13 @@ class DeviceAccounts:
             self._end(device, kind, ended_at_s, why)
 
     def _start(self, device: Device, at_s: float) -> None:
-        """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""
+        """Begin to pay for a device at a time in monotonic seconds; the caller holds the lock."""
         self._meter.start(device.name, device.market, at_s)
         usd_per_hour = self._usd_per_hour(device)
         self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
 
     def _end(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
-        """A device is paid for no more since a moment in monotonic seconds; the caller holds the lock."""
+        """Stop paying for a device at a time in monotonic seconds; the caller holds the lock."""
         at = process_clock().at(at_s)
         self._meter.stop(device.name, at_s)
         self._timeline.remove(device.name, at)
@@ -126,8 +126,8 @@ class DeviceAccounts:
         return self._price.reserved_usd_per_hour if market == "reserved" else self._price.spot_usd_per_hour
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
-        """Note what happened to a device; the caller holds the lock."""
+        """Record an event of a device; the caller holds the lock."""
         with self._collector.writing() as since:
             since.device_events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        # The history is of processes: one that did not start, or was ended, is gone as one that is lost.
+        # The history is about processes: one that did not start, or was ended, is gone like a lost one.
         self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)

@@ -1,4 +1,4 @@
-"""The devices of a run: taken in, given weights, replaced when they are lost or will be."""
+"""The devices of a run: registered, given weights, and replaced when they are lost or soon will be."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
 class Fleet:
     """Reserved and spot workers.
 
-    The first `runtime.trainer_workers` reserved workers are the trainers. When another one dies, hangs or is
-    under a preemption notice, the requests it held go on elsewhere, and a standby takes its place or, where
-    none waits, a replacement is started: at once where devices generate, else with the next phase. A
-    worker that has loaded is taken in then, and pulls once it holds the phase's weights. A worker whose
-    notice is withdrawn pulls again, beside its replacement if there is one.
+    The first `runtime.trainer_workers` reserved workers are the trainers. When another worker dies, hangs or
+    gets a preemption notice, its requests continue elsewhere, and a standby takes its slot or, if none waits,
+    a replacement is started: at once while devices generate, else with the next phase. A worker that has
+    loaded is registered then, and pulls requests once it holds the phase's weights. A worker whose notice is
+    withdrawn pulls again, beside its replacement if there is one.
 
-    Beside training, a second thread lets the other devices draft (`beside_training`): the training thread
-    then touches the trainers alone. A lock guards what both write.
+    During training, a second thread lets the other devices draft (`beside_training`): the training thread
+    then touches only the trainers. A lock guards what both write.
 
     Args:
-        cluster: where the workers run.
-        config: the run's configuration.
-        history: of the driver; the workers write theirs beside it. None keeps none.
+        cluster: cluster on which the workers run.
+        config: configuration of the run.
+        history: history log of the driver, beside those of the workers; None to keep none.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
@@ -64,7 +64,7 @@ class Fleet:
         self._beside_training = False
         self._window = LiveWindow()
         self.collector = Collector()
-        """Takes what devices, groups, standbys and judges do, for the run's record."""
+        """Collects what devices, groups, standbys and judges do, for the run's record."""
         self.collector.book_at_close(self._book_notes)
         self._lock = threading.Lock()
         self.lost: list[str] = []
@@ -75,7 +75,7 @@ class Fleet:
         self._weights: Weights | None = None
         training = config.runtime.trainer_workers
         meets = training > 1 or config.sequence_parallel.largest > 1
-        # Kept for as long as the fleet: workers are connected to it.
+        # Kept as long as the fleet exists: workers are connected to it.
         self._meeting = _control_store(cluster.host) if meets else None
         self.sharing = MeasuredSharing(
             cluster,
@@ -84,25 +84,25 @@ class Fleet:
             self._meeting,
             self.collector,
         )
-        """Groups of devices, where samples are shared."""
+        """Groups of devices that share samples."""
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, history, self.collector, address)
-        """Processes that take the place of workers that are lost."""
+        """Processes that take the slots of lost workers."""
         self._rented = rented_capacity(config, cluster)
         self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
-        """What devices do and are paid for, and what has happened to them."""
+        """States, paid time and events of the devices."""
         self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
         first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
         follows = self._rented is not None and not strategy_of(config).drafts_beside_training
         self._thread = threading.get_ident()
         self.look = self._look if follows else None
-        """Gives back devices that are called back; for who waits while they do nothing."""
+        """Function to call while waiting, which gives back devices called back; None if not needed."""
         self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share, self.look)
         """The devices that train."""
 
     def await_ready(self) -> None:
-        """Wait until the workers that a run needs to begin have loaded their models.
+        """Wait until the workers that a run needs to start have loaded their models.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -111,7 +111,7 @@ class Fleet:
             self._register(device, loaded.result())
 
     def close(self) -> None:
-        """End the processes of all workers, and give back what is rented."""
+        """End the processes of all workers, and give back rented instances."""
         self._provisioner.close()
         self.standbys.close()
         for device in list(self._devices):  # another thread may still find out that one is lost
@@ -120,16 +120,16 @@ class Fleet:
             self._rented.close()
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a device does from now on."""
+        """Record the state of a device from now on."""
         self.accounts.enter(worker, state)
 
     def decide_capacity(self, requests: int, left: int, training: TrainingTime) -> None:
-        """Decide how many spot devices the next iteration has, where that is not fixed; nothing else goes on.
+        """Decide how many spot devices the next iteration has, unless that is fixed; nothing else may run.
 
         Args:
-            requests: samples of its rollout.
-            left: iterations that are left, the next one included.
-            training: of the iteration before.
+            requests: number of samples of its rollout.
+            left: iterations left, including the next one.
+            training: training time of the previous iteration.
         """
         if self._rented is not None:
             reserved = sum(device.market == "reserved" for device in self._devices)
@@ -137,7 +137,7 @@ class Fleet:
             self._follow_capacity()
 
     def _book_notes(self) -> None:
-        """Book how many spot devices are wanted and when trainers leave, in words."""
+        """Record how many spot devices are wanted and when trainers leave, in words."""
         rented = [] if self._rented is None else self._rented.take_notes()
         with self.collector.writing() as since:
             since.notes += rented + self._window.take_notes()
@@ -150,15 +150,15 @@ class Fleet:
         begin_beside: Callable[[], Phase | None] = lambda: None,
         other: OtherWork | None = None,
     ) -> list[Delivered]:
-        """All requests with these weights, each exactly once, in the order of `requests`.
+        """Generate all requests with these weights, each exactly once, in the order of `requests`.
 
         Args:
-            requests: of one kind; without any, devices are made to hold the weights, and no more.
-            weights: those that the requests name.
-            judge: lets scorers judge images as they are delivered.
-            begin_beside: gives a phase for devices that find nothing more to do, once all hold the weights;
-                `do` goes on with it. It is not asked for one where devices share samples or drafts.
-            other: for devices that find nothing to generate; nothing where devices share samples.
+            requests: requests of one kind; with none, devices load the weights and do nothing else.
+            weights: weights that the requests name.
+            judge: function that has scorers judge images as they are delivered.
+            begin_beside: function that returns a phase for devices without further work, once all hold the
+                weights; `do` runs it. It is not called where devices share samples or drafts.
+            other: work for devices that find nothing to generate; not used where devices share samples.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
@@ -180,7 +180,7 @@ class Fleet:
         return phase.delivered
 
     def _rolls_out(self, version: WeightsVersion, other: OtherWork | None, device: Device) -> bool:
-        """Whether a device takes something of a phase now: trainers may have something better to do."""
+        """Return True if a device takes requests of a phase now: trainers may have something better to do."""
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
         others = sum(one.holds == version and one.stays and not self.trains(one) for one in self._available)
@@ -188,10 +188,10 @@ class Fleet:
         return self._window.goes_on(batches, others, other.left_s)
 
     def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:
-        """Let the devices that hold the weights of a phase do it, alone or in groups.
+        """Run a phase on the devices that hold its weights, alone or in groups.
 
         Args:
-            phase: what is done to its end, or gone on with.
+            phase: phase to run to its end, or to continue.
             beside, other: see `Dispatcher.run`.
 
         Raises:
@@ -207,7 +207,7 @@ class Fleet:
 
     @contextmanager
     def beside_training(self) -> Iterator[None]:
-        """Within this context the trainers train: phases are done by the other devices."""
+        """Let the other devices do phases while the trainers train, within this context."""
         self._beside_training = True
         try:
             yield
@@ -216,11 +216,11 @@ class Fleet:
 
     @property
     def counters(self) -> Counters:
-        """What phases have lost, done again and saved since the start."""
+        """Counts of what phases have lost, repeated and saved since the start."""
         return self._dispatcher.counters
 
     def prepare(self, weights: Weights) -> None:
-        """Replace what is lost or will be, and make every worker hold these weights."""
+        """Replace devices that are lost or soon will be, and make every worker hold these weights."""
         self._weights = weights
         self._ask_for_notices()
         self._follow_capacity(at_once=True)
@@ -230,10 +230,10 @@ class Fleet:
         self.standbys.begin_phase()
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """In the midst of a phase: take in who has loaded, give out its weights, fill free places.
+        """Register workers that have loaded, give them the weights and fill free slots, during a phase.
 
         Returns:
-            The calls of those on their way; when one ends, add_ready_workers again.
+            The calls of workers that are still starting or loading; when one ends, call this again.
         """
         assert self._weights is not None, "a phase begins with prepare"
         self._settle_weights()
@@ -251,34 +251,34 @@ class Fleet:
 
     @property
     def forming(self) -> bool:
-        """Never: each device works alone."""
+        """Always False: each device works alone."""
         return False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether there are more devices; each works alone."""
+        """Return True if the cluster has more devices; each works alone."""
         self._follow_capacity()
         return self._provisioner.has_more_devices()
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """The devices that hold these weights now, those under notice too."""
+        """Return the devices that hold these weights now, including those under notice."""
         self._settle_weights()
         return [device for device in self._available if device.holds == version and not device.retiring]
 
     def drafters(self, version: WeightsVersion) -> list[Device]:
-        """The devices that may draft beside training: no trainers, asked for notices anew.
+        """Return the devices that may draft beside training: no trainers, none under notice when asked now.
 
         Args:
-            version: of the weights that they hold.
+            version: version of the weights that they hold.
         """
         self._ask_for_notices()
         return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
 
     def trains(self, device: Device) -> bool:
-        """Whether a device is one of the trainers."""
+        """Return True if a device is one of the trainers."""
         return device in self.trainers
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """What a device's provider says now; news is booked."""
+        """Take over what a device's provider says now, and record any change."""
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
             return
@@ -292,10 +292,10 @@ class Fleet:
             self._rented.leave(device.name, notice.in_words)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """A worker has died.
+        """Remove a worker that has died.
 
         Raises:
-            RuntimeFailure: if it is a trainer.
+            RuntimeFailure: if the worker is a trainer.
         """
         if device in self.trainers:
             self.trainers.end()
@@ -304,10 +304,10 @@ class Fleet:
         self.lost.append(device.name)
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """A worker hangs: its process is ended, and it counts as lost.
+        """Kill the process of a worker that hangs; it counts as lost.
 
         Raises:
-            RuntimeFailure: if it is a trainer.
+            RuntimeFailure: if the worker is a trainer.
         """
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
@@ -324,14 +324,14 @@ class Fleet:
             device.take(weights, digest)
 
     def _give(self, device: Device, weights: Weights) -> Future[str]:
-        """Let a device load weights, unless it does already."""
+        """Let a device load weights, unless it is already loading them."""
         if device.coming is None or device.coming[0].version != weights.version:
             self.enter(device.name, "load")
             device.coming = weights, device.actor.call(Worker.load_weights, weights.version, weights.state)
         return device.coming[1]
 
     def _settle_weights(self) -> None:
-        """Take in weights that devices have loaded without being waited for."""
+        """Register weights that devices have finished loading in the background."""
         for device in list(self._devices):
             if device.coming is None or not device.coming[1].done():
                 continue
@@ -344,19 +344,19 @@ class Fleet:
                 self.enter(device.name, "idle")
 
     def forget_weights(self) -> None:
-        """The versions of weights have a new meaning: workers load them again."""
+        """Make workers load weights again, as their versions have a new meaning."""
         for device in self._devices:
             device.holds, device.coming = None, None
 
     def _look(self) -> None:
-        """Follow the capacity, but for a thread that asks the trainers for a checkpoint beside a rollout."""
+        """Follow the capacity, unless called by a thread that asks trainers for a checkpoint."""
         if threading.get_ident() == self._thread:
             self._follow_capacity()
 
     def _follow_capacity(self, at_once: bool = False) -> None:
-        """End workers whose instance is gone; drain those that leave, and end them once they are free.
+        """End workers whose instance is gone; drain those that leave, and end them once they are idle.
 
-        A worker that leaves gets no further chunk. What it has is committed and goes on elsewhere.
+        A worker that leaves gets no further chunk. Its work is committed and continues elsewhere.
         """
         rented = self._rented
         if rented is None:
@@ -365,7 +365,7 @@ class Fleet:
         for device in [device for device in self._devices if device.market == "spot"]:
             if rented.is_gone(device.name):
                 device.actor.kill()
-                # The call under way of a busy one fails; its lease then goes back.
+                # The running call of a busy worker fails; its lease is then given back.
                 if not self._dispatcher.busy(device.name):
                     self.on_worker_lost(device, WorkerLostError(f"the instance of {device.name!r} is gone"))
                 continue
@@ -379,19 +379,19 @@ class Fleet:
             self._vacate(device)
 
     def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """A device that had joined is gone."""
+        """Remove a device that had joined and is gone."""
         with self._lock:
             self._devices.remove(device)
         self.accounts.on_ended(device, kind, why)
         self._vacate(device)
 
     def _vacate(self, device: Device) -> None:
-        """The slot of a device is free, and its instance if it had no other."""
+        """Free the slot of a device, and its instance if that has no other worker."""
         if self._rented is not None:
             self._rented.vacate(device.name)
 
     def _ask_for_notices(self) -> None:
-        """Ask the spot workers whether they will be taken, where notices are watched."""
+        """Ask the spot workers whether they are under notice, where notices are watched."""
         if self._config.runtime.notice_provider == "none":
             return
         with self._lock:
@@ -400,7 +400,7 @@ class Fleet:
             self.on_notice(device, notice)
 
     def _answers(self, calls: Mapping[str, Future[Any]], what: str) -> Iterator[tuple[Device, Any]]:
-        """Workers and what they answer; those that are dead, or do not answer in time, are lost."""
+        """Yield workers with their answers; those that are dead or do not answer in time are lost."""
         limit_s = self._config.runtime.lease_s
         deadline = time.monotonic() + limit_s
         for device in list(self._devices):
@@ -416,7 +416,7 @@ class Fleet:
                 yield device, answer
 
     def _register(self, device: Device, ready: WorkerReady) -> None:
-        """A worker has loaded: from now on it pulls."""
+        """Register a worker that has loaded: from now on it pulls."""
         with self._lock:
             start_s = self.accounts.on_joined(device, ready)
             self._devices.append(device)
@@ -425,17 +425,17 @@ class Fleet:
 
     @property
     def _available(self) -> list[Device]:
-        """The devices of a phase."""
+        """Devices that take part in a phase."""
         with self._lock:
             return [d for d in self._devices if not (self._beside_training and d in self.trainers)]
 
     @property
     def _filled(self) -> set[str]:
-        """The slots of the workers that stay, as far as is known."""
+        """Slots of the workers that stay, as far as is known."""
         return {device.slot for device in self._devices if device.stays}
 
     def _take_in(self) -> None:
-        """Admit who has loaded meanwhile; note who could not."""
+        """Register workers that have loaded meanwhile; record those that could not."""
         for device, loaded in self._provisioner.take():
             error = loaded.exception()
             if error is None:
@@ -448,6 +448,6 @@ class Fleet:
 
 
 def _control_store(host: str) -> ControlStore:
-    from gpu_runtime.sequence_parallel.control_store import ControlStore  # torch, which most drivers need not
+    from gpu_runtime.sequence_parallel.control_store import ControlStore  # torch: rarely needed
 
     return ControlStore(host)

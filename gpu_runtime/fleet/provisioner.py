@@ -1,6 +1,6 @@
-"""Workers on their way into the fleet: started for every place that is free, until they have loaded.
+"""Workers on their way into the fleet: started for every free slot, until they have loaded.
 
-Where a standby waits, it takes the place instead of a new process.
+If a standby waits, it takes the slot instead of a new process.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from storage.errors import RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceEventKind, Market
 
 _COUNT_EVERY_S = 1.0
-"""Seconds between two looks at what devices the cluster has."""
+"""Seconds between two counts of the cluster's devices."""
 
 Arrival = tuple[Device, "Future[WorkerReady]"]
-"""A worker, and what it says once it has loaded."""
+"""A worker, and its answer once it has loaded."""
 
 
 class WorkerProvisioner:
-    """At most one worker a slot. No call waits for one: without an instance for it, its start is pending.
+    """Starts workers, at most one a slot. No call waits for one: without an instance, its start is pending.
 
     Args:
-        cluster: where they are started.
-        config: the run's configuration; it says which slots there are.
-        history: of the driver; the workers write theirs beside it.
+        cluster: cluster on which they are started.
+        config: configuration of the run, which fixes the slots.
+        history: history log of the driver, beside those of the workers.
         standbys: processes that take the slots of lost workers.
-        meeting: the driver's store, where workers meet; None where none does.
-        rented: the spot instances; None where the settings say how many devices there are.
+        meeting: address of the driver's store, where workers meet; None if none do.
+        rented: rented spot instances; None if the settings fix the number of devices.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class WorkerProvisioner:
 
     @property
     def calls(self) -> list[Future[WorkerReady]]:
-        """One for every worker on its way, which ends when it has loaded or died."""
+        """A future for every worker on its way, which ends when the worker has loaded or died."""
         return [loaded for _, loaded in self._coming]
 
     def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
-        """Bring a worker to every place that is neither filled nor has one on its way.
+        """Start a worker for every slot that has none and none on its way.
 
-        A standby comes if there is one, even if it still loads: it began before a new process would.
+        A standby is used if there is one, even if it is still loading: it began before a new process would.
 
         Args:
-            filled: places with a worker that stays.
-            again: a phase begins: also where the last one died while it loaded. What kills one may kill the
-                next, so each further death in a row doubles the phases until the next start.
+            filled: slots with a worker that stays.
+            again: True if a phase begins: also fill slots whose last worker died while loading. What kills
+                one may kill the next, so each further death in a row doubles the phases until the next start.
 
         Returns:
-            The workers that are on their way since.
+            The workers started by this call.
         """
         self._end_hung_standbys()
         if again:
@@ -93,7 +93,7 @@ class WorkerProvisioner:
         return [device for device, _ in started]
 
     def has_more_devices(self) -> bool:
-        """Whether there are more devices than at the last `fill`; it asks a cluster once a second at most."""
+        """Return True if devices were added since the last `fill`; asks a cluster once a second at most."""
         if self._rented is not None:
             return self._rented.devices > self._counts["spot"]
         now_s = time.monotonic()
@@ -103,9 +103,9 @@ class WorkerProvisioner:
         return any(count > before[market] for market, count in self._counted().items())
 
     def take(self) -> list[Arrival]:
-        """Those that have loaded, or died while they did; they are on their way no more.
+        """Take out the workers that have loaded, or died while loading, and return them.
 
-        A standby that died is not among them: it says nothing of its place, which a new process gets at once.
+        A standby that died is left out: its death says nothing of its slot, which gets a new process at once.
         """
         ended: list[Arrival] = []
         for arrival in [arrival for arrival in self._coming if arrival[1].done()]:
@@ -128,13 +128,13 @@ class WorkerProvisioner:
         return ended
 
     def failures(self, device: Device) -> int:
-        """Workers in a row that died while they loaded, in the place of this one, itself included."""
+        """Return how many workers in a row died while loading in this one's slot, including itself."""
         return self._failures.get(device.slot, 0)
 
     def await_first(self) -> list[Arrival]:
-        """Wait for the workers that a run needs to begin.
+        """Wait for the workers that a run needs to start.
 
-        These are the reserved ones and, where spot instances do not come and go by themselves, all others.
+        These are the reserved ones and, if spot instances do not come and go by themselves, all others.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -164,10 +164,10 @@ class WorkerProvisioner:
         return needed
 
     def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
-        """End the processes of those on their way whose instances are gone, or given back.
+        """End the processes of workers on their way whose instances are gone or given back.
 
         Returns:
-            These, what they count as, and why.
+            These workers, the event that each counts as, and the reason.
         """
         ended: list[tuple[Device, DeviceEventKind, str]] = []
         for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
@@ -183,12 +183,12 @@ class WorkerProvisioner:
         return ended
 
     def close(self) -> None:
-        """End the processes of all that are on their way."""
+        """End the processes of all workers on their way."""
         for device, _ in self._coming:
             device.actor.kill()
 
     def _counted(self) -> dict[Market, int]:
-        """How many workers of each market there are to be now."""
+        """Return how many workers of each market there should be now."""
         runtime = self._config.runtime
         seen = self._cluster.devices() if runtime.counts_devices else {}
         self._counts = worker_counts(runtime, seen, self._cluster.tells_markets_apart)
@@ -226,14 +226,14 @@ class WorkerProvisioner:
         return self._cluster.tells_markets_apart or self._rented is not None
 
     def _end_hung_standbys(self) -> None:
-        """End standbys that were given a place and do not answer; `take` will find them dead."""
+        """End standbys that were given a slot and do not answer; `take` will find them dead."""
         latest_s = time.monotonic() - self._config.runtime.start_timeout_s
         for device, loaded in self._coming:
             if device.standby and not loaded.done() and device.asked_at_s < latest_s:
                 device.actor.kill()
 
     def _training_place(self, index: int) -> TrainingMembership | None:
-        """The place of the index-th device that trains; None where one trains alone."""
+        """Return the membership of the index-th training device; None if one device trains alone."""
         settings = self._config.runtime
         if settings.trainer_workers == 1:
             return None

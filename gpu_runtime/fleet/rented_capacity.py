@@ -1,7 +1,7 @@
-"""The spot instances that a run rents: how many it wants, which there are, which workers are on them.
+"""The spot instances that a run rents: how many it wants, which ones it has, which workers are on them.
 
-`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by what the iterations before took; a
-provider of `gpu_runtime/fleet/capacity/` rents.
+`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by the times of the previous iterations;
+a provider of `gpu_runtime/fleet/capacity/` rents.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from gpu_runtime.fleet.capacity_decision import (
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5
-"""Seconds between two questions to a provider in the midst of a phase; with a cluster it is a call."""
+"""Seconds between two requests to a provider during a phase; with a cluster each is a call."""
 
 
 def rented_capacity(config: RunConfig, cluster: Cluster) -> RentedCapacity | None:
-    """The spot instances of a run; None where the settings alone say how many devices there are.
+    """Return the spot instances of a run; None if the settings alone fix the number of devices.
 
     Args:
-        config: the run's configuration.
-        cluster: where its workers run.
+        config: configuration of the run.
+        cluster: cluster on which its workers run.
     """
     provider = build_capacity(config, cluster)
     return None if provider is None else RentedCapacity(provider, config)
 
 
 class RentedCapacity:
-    """Keeps a run's workers on the instances that a provider offers.
+    """The instances that a provider offers, and the run's workers on them.
 
     Args:
-        provider: where instances come from.
-        config: the run's configuration: prices, and the most devices.
-        clock: seconds, of a clock that never goes back.
+        provider: source of instances.
+        config: configuration of the run: prices, and the largest number of devices.
+        clock: function that returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RentedCapacity:
         self._measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
-        self._usd_per_hour: dict[str, float] = {}  # by worker: of the offer that it was put on
+        self._usd_per_hour: dict[str, float] = {}  # by worker: price of the offer that it was put on
         self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
         self._looked_at_s = float("-inf")
         self._wanted, self._reason = -1, ""
@@ -71,13 +71,13 @@ class RentedCapacity:
         self.look(at_once=True)
 
     def decide(self, requests: int, left: int, reserved: int, training: TrainingTime) -> None:
-        """Ask for as many instances as pay in the next iteration, and give back the others.
+        """Ask for as many instances as pay off in the next iteration, and give back the others.
 
         Args:
-            requests: samples of its rollout.
-            left: iterations that are left, the next one included.
+            requests: number of samples of its rollout.
+            left: iterations left, including the next one.
             reserved: devices that stay.
-            training: of the iteration before.
+            training: training time of the previous iteration.
         """
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
@@ -102,7 +102,7 @@ class RentedCapacity:
 
     @property
     def _spot_usd_per_hour(self) -> float:
-        """Price of a spot device by which renting is decided: the median of the offers that say theirs."""
+        """Price of a spot device for the decision to rent: the median over offers that state theirs."""
         said = [
             offer.usd_per_hour
             for offer in self._staying
@@ -113,29 +113,29 @@ class RentedCapacity:
 
     @property
     def devices(self) -> int:
-        """Spot devices that workers may be on now, of instances that stay."""
+        """Number of spot devices that workers may be on now, on instances that stay."""
         return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
-        """Ask the provider what is there.
+        """Ask the provider for its offers.
 
         Args:
-            at_once: else at most once in half a second.
+            at_once: True to ask now, False to ask at most once in half a second.
         """
         if at_once or self._clock() >= self._looked_at_s + _LOOK_EVERY_S:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
             self._notes += self._provider.take_troubles()
             for offer in list(self._offers.values()):
-                # No worker will come to it, and so none will leave it.
+                # No worker will be put on it, so none would give it back on leaving.
                 if offer.called_back and offer.instance not in self._instance_of.values():
                     self._release(offer.instance)
 
     def assign(self, worker: str) -> Offer:
-        """Put a new worker on an instance that has room; its offer.
+        """Put a new worker on an instance that has room, and return the instance's offer.
 
         Args:
-            worker: its name.
+            worker: name of the worker.
         """
         used = list(self._instance_of.values())
         for offer in self._staying:
@@ -147,58 +147,58 @@ class RentedCapacity:
         raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
 
     def is_gone(self, worker: str) -> bool:
-        """Whether the instance of a worker is there no more."""
+        """Return True if the instance of a worker is gone."""
         instance = self._instance_of.get(worker)
         return instance is not None and instance not in self._offers
 
     def why_leaving(self, worker: str) -> str:
-        """Why a worker has to go, in words; empty where it stays."""
+        """Return why a worker has to leave, in words; empty if it stays."""
         instance = self._instance_of.get(worker, "")
         offer = self._offers.get(instance)
         return self._given_back.get(instance, "") or (offer.called_back if offer else "")
 
     def leave(self, worker: str, reason: str) -> None:
-        """Give the instance of a worker back: its provider will take it.
+        """Give back the instance of a worker that its provider will take.
 
         Args:
-            worker: its name; the other workers of the instance leave with it.
-            reason: in words.
+            worker: name of the worker; the other workers of the instance leave with it.
+            reason: reason in words.
         """
         if worker in self._instance_of:
             self._given_back[self._instance_of[worker]] = reason
 
     def vacate(self, worker: str) -> None:
-        """A worker is gone. An instance without any is given back."""
+        """Remove a worker that is gone; an instance without workers is given back."""
         instance = self._instance_of.pop(worker, None)
         if instance is None or instance in self._instance_of.values():
             return
         self._release(instance)
 
     def usd_per_hour(self, worker: str) -> float:
-        """Price of a worker's device, also once its instance is gone."""
+        """Return the price of a worker's device, even after its instance is gone."""
         return self._usd_per_hour.get(worker, self._config.price.spot_usd_per_hour)
 
     def on_started(self, seconds: float) -> None:
-        """A worker has loaded, which was paid for so long."""
+        """Record the paid seconds until a worker had loaded."""
         self._measured.add_start(seconds)
 
     def on_evaluated(self, seconds: float) -> None:
-        """An evaluation generated for so long: no part of an iteration."""
+        """Record the seconds of an evaluation, which are not part of an iteration."""
         self._evaluation_s += seconds
 
     def on_rolled_out(self, lease_s: Sequence[float]) -> None:
-        """A rollout is over, each of whose batches took so many seconds."""
+        """Record the end of a rollout, with the seconds of each of its batches."""
         if lease_s:
             self._measured.add_batch_time(statistics.median(lease_s))
         self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
 
     def take_notes(self) -> list[str]:
-        """Decisions with their reasons, and what went wrong, since the last call."""
+        """Return decisions with their reasons, and what went wrong, since the last call."""
         taken, self._notes = self._notes, []
         return taken
 
     def close(self) -> None:
-        """Give all back."""
+        """Give all instances back."""
         self._provider.close()
         self._notes += self._provider.take_troubles()
 
@@ -211,7 +211,7 @@ class RentedCapacity:
         ]
 
     def _give_back(self) -> None:
-        """Give back what is above the wanted number: first what has no worker, then the newest."""
+        """Give back instances above the wanted number: first those without workers, then the newest."""
         order = list(self._instance_of.values())
         newest_first = sorted(
             self._staying,

@@ -1,4 +1,4 @@
-"""Processes that judge images as they are delivered, fed by pulling like the devices."""
+"""Processes that judge images as they are delivered; like the devices, they pull their work."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ _IMAGES_A_CALL = {
     RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
     RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
 }
-"""Of drafts half a rollout's: near the window's end an early answer is worth more than a cheap one."""
+"""Most images a call; half for drafts: near the window's end an early answer matters more than a cheap one."""
 
 _CLOSE_LIMIT_S = 10.0
 
 _DEATHS_ALLOWED = 3
-"""Calls in a row, or of one image, that may end with the loss of their scorer; more means that an image kills
-it."""
+"""Calls in a row, or for one image, that may lose their scorer; more mean that an image kills scorers."""
 
 
 @dataclass(eq=False)
@@ -53,7 +52,7 @@ class _Image:
         return self.image.request.kind
 
     def begin(self) -> bool:
-        """Whether its score is still wanted; from then on it will have one."""
+        """Return True if its score is still wanted; from then on it cannot be cancelled."""
         return self.score.running() or self.score.set_running_or_notify_cancel()
 
 
@@ -64,12 +63,12 @@ class ScoringPool:
     at the same time: rollouts and evaluations first.
 
     Args:
-        cluster: where they run.
-        config: the run's configuration.
-        history: where their histories go; None keeps none.
-        look: is called again and again while the scores of a phase are waited for, in the same thread; None
-            for nothing.
-        collector: takes what judging costs.
+        cluster: cluster on which they run.
+        config: configuration of the run.
+        history: place of their histories; None to keep none.
+        look: function called repeatedly while a thread waits for a phase's scores, in that thread; None for
+            none.
+        collector: collector of the cost of judging.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class ScoringPool:
         self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
 
     def await_ready(self) -> None:
-        """Wait until every scorer is loaded; from then on images are judged.
+        """Wait until every scorer has loaded; from then on images are judged.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -125,14 +124,14 @@ class ScoringPool:
     def judge(
         self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
     ) -> list[Future[Score]]:
-        """Let scorers judge images, from any thread; one score an image, in order.
+        """Let scorers judge images, and return one score an image, in order. Callable from any thread.
 
-        A score that is not wanted any more can be cancelled. One that cannot be had, as scorers die again and
-        again, is an error of a draft, and a `RuntimeFailure` of any other image.
+        A score that is no longer wanted can be cancelled. If scorers keep dying, a draft's score carries the
+        error, and that of any other image raises `RuntimeFailure`.
 
         Args:
-            images: of any kind.
-            prompts: by identifier.
+            images: images of any kind.
+            prompts: prompts by identifier.
         """
         added = [_Image(image, prompts[image.request.prompt_id]) for image in images]
         with self._lock:
@@ -144,10 +143,10 @@ class ScoringPool:
         return [image.score for image in added]
 
     def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
-        """Scores, once all are there.
+        """Wait until all scores have arrived, and return them.
 
         Raises:
-            RuntimeFailure: if scorers die again and again.
+            RuntimeFailure: if scorers keep dying.
         """
         while self._look is not None and wait(scores, timeout=LOOK_EVERY_S).not_done:
             self._look()
@@ -157,7 +156,7 @@ class ScoringPool:
         """End the processes of all scorers."""
         self._events.put(None)
         if self._thread.ident is not None:
-            self._thread.join(_CLOSE_LIMIT_S)  # it may be about to start a scorer in place of another
+            self._thread.join(_CLOSE_LIMIT_S)  # it may be about to replace a scorer
         for actor in self.actors:
             actor.kill()
 
@@ -168,7 +167,7 @@ class ScoringPool:
         loaded.add_done_callback(lambda _: self._limit(actor, call, CALL_LIMIT_S))
 
     def _limit(self, actor: RemoteActor[ImageScorer], call: Future[Any], limit_s: float) -> None:
-        """Kill a scorer that does not end a call in time: its calls then end as lost."""
+        """Kill a scorer that does not finish a call in time: its calls then end as lost."""
         if call.done():
             return
 
@@ -182,13 +181,13 @@ class ScoringPool:
         call.add_done_callback(lambda _: timer.cancel())
 
     def _end_of(self, actor: RemoteActor[ImageScorer], error: WorkerLostError) -> str:
-        """In words, how a scorer ended."""
+        """Return how a scorer ended, in words."""
         if actor.name not in self._hung:
             return str(error)
         return f"scorer {actor.name} gave no answer in {self._hung[actor.name]:g} s and was killed"
 
     def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
-        """Tell the pool's thread of images that were added, or of a call that has ended."""
+        """Tell the pool's thread about added images, or about a call that has ended."""
         self._events.put(event)
 
     def _serve(self) -> None:
@@ -220,7 +219,7 @@ class ScoringPool:
         self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in images)
 
     def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
-        """Images of a lease are judged, given up, or not wanted any more."""
+        """Remove images of a lease that are judged, given up, or no longer wanted."""
         self._queue.deliver(lease, images, 0.0)
         self._open.difference_update(images)
 
@@ -245,7 +244,7 @@ class ScoringPool:
             call.add_done_callback(self._post)
 
     def _pull(self, scorer: str, free: int) -> Lease[_Image] | None:
-        """What a scorer judges next: of the kind that is next, divided among the scorers that are free."""
+        """Return the next lease of a scorer: of the kind that is next, divided among the free scorers."""
         for kinds in PRIORITIES:
             for kind in kinds:
                 share = math.ceil(self._queue.waiting(kind) / free)
@@ -255,7 +254,7 @@ class ScoringPool:
         return None
 
     def _settle(self, call: Future[list[Score]]) -> None:
-        """A scorer has judged, refused or died."""
+        """Handle the end of a call: the scorer has judged, refused or died."""
         actor, lease, images = self._busy.pop(call)
         error = call.exception()
         if isinstance(error, WorkerLostError):
@@ -280,7 +279,7 @@ class ScoringPool:
         images: list[_Image],
         error: WorkerLostError,
     ) -> None:
-        """Start another scorer in place of one that died; what it had is judged again, or given up."""
+        """Replace a scorer that died; its images are judged again, or given up."""
         how = self._end_of(actor, error)
         self.actors[self.actors.index(actor)] = self._start()
         self._deaths_in_a_row += 1

@@ -1,4 +1,4 @@
-"""The slots of a fleet, and how long one that cannot be filled is left alone."""
+"""The slots of a fleet, and the pause before an unfillable one is tried again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storage.errors import ConfigurationError
 from storage.record.records import Market
 
 _MOST_PAUSE = 32
-"""Phases at most between two starts of a worker that ends while it loads, again and again."""
+"""Largest number of phases between two starts of a worker that keeps ending while it loads."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class FailedStart:
     """A worker that died while it loaded.
 
     Attributes:
-        in_a_row: how many workers of its slot did so in a row, this one included.
+        in_a_row: workers of its slot that did so in a row, including this one.
         pause: phases until the slot gets its next worker.
     """
 
@@ -30,7 +30,7 @@ class FailedStart:
 
     @property
     def in_words(self) -> str:
-        """What happened and what is done about it, for a person."""
+        """Message to users: the failure and when the slot is tried again."""
         slot = self.worker.split(".")[0]
         often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
         when = "with the next phase" if self.pause == 1 else f"in {self.pause} phases"
@@ -38,9 +38,9 @@ class FailedStart:
 
 
 def pause(failures: int) -> int:
-    """Phases until the next start of a worker, after so many in a row that died while they loaded.
+    """Return the phases until the next start of a worker, after this many deaths in a row while loading.
 
-    The first two may be chance, such as an instance that was taken; then the pause doubles.
+    The first two may be chance, such as a lost instance; then the pause doubles.
     """
     return min(2 ** max(0, failures - 2), _MOST_PAUSE)
 
@@ -48,11 +48,11 @@ def pause(failures: int) -> int:
 def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
     """Refuse standbys where the workers have GPUs.
 
-    Ray gives a share of a GPU to a process when it starts it, and to no other later: a standby would hold
-    one that it does not use, or take one that Ray gives to another process.
+    Ray assigns a share of a GPU to a process when it starts it, and does not move it later: a standby would
+    hold one that it does not use, or take one that Ray gives to another process.
 
     Raises:
-        ConfigurationError: standbys are asked for.
+        ConfigurationError: standbys are requested.
     """
     if runtime.standby_workers:
         raise ConfigurationError(
@@ -62,12 +62,12 @@ def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
 
 
 def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: bool) -> dict[Market, int]:
-    """How many workers of each market a run has now.
+    """Return the number of workers of each market that a run should have now.
 
     Args:
-        runtime: the run's settings; a number stands for itself.
-        seen: the devices that the cluster has, which `auto` takes.
-        apart: whether the cluster's instances say how they are rented. If not, every device may be either,
+        runtime: runtime settings; a number stands for itself.
+        seen: devices of the cluster, which `auto` takes.
+        apart: True if the cluster's instances state how they are rented. If not, every device may be either,
             and `auto` takes those that a number leaves.
     """
     reserved, spot, trainers = runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers
@@ -80,14 +80,14 @@ def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: boo
 
 
 def free_slots(counts: Mapping[Market, int], taken: Collection[str]) -> list[tuple[Market, int]]:
-    """The slots to fill: market and number within it, the trainer's first.
+    """Return the slots to fill: market and number within it, the trainer's first.
 
-    A market has as many as workers are missing there, with the lowest numbers that are free: where instances
-    come and go, those that stay keep their slots.
+    Each market gets as many as it lacks workers, with the lowest free numbers: when instances come and go,
+    those that stay keep their slots.
 
     Args:
-        counts: workers of each market.
-        taken: slots that need none.
+        counts: number of workers of each market.
+        taken: slots that need no worker.
     """
     free: list[tuple[Market, int]] = []
     for market, count in counts.items():

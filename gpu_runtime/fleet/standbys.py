@@ -1,7 +1,7 @@
-"""Standbys: worker processes without a place, with their imports done and their model loaded.
+"""Standbys: worker processes without a slot, with their imports done and their model loaded.
 
-When a worker is lost or will be, a standby takes its place within milliseconds, where a new process needs
-seconds. A standby holds no device and is no part of the bill. What it takes of its machine is recorded.
+When a worker is lost or soon will be, a standby takes its slot within milliseconds; a new process needs
+seconds. A standby holds no device and is not billed. Its use of the host is recorded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from storage.record.records import Market, StandbyEnd, StandbyTime
 
 @dataclass(eq=False)
 class Standby:
-    """A process that waits for a place.
+    """A process that waits for a slot.
 
     Attributes:
-        name: its own, which it keeps until it takes a place.
+        name: name of the standby, which it keeps until it takes a slot.
         actor: its process.
-        since_s: up to when its time is recorded (monotonic seconds); at first, when it was asked for.
-        reading: the call that says what it has used; the first one ends when it has loaded.
-        usage: the last answer; None before it has loaded.
-        recorded_cpu_s: processor time that is recorded.
+        since_s: end of its recorded time (monotonic seconds); at first, when it was asked for.
+        reading: call that returns its usage; the first one ends when it has loaded.
+        usage: last answer; None before it has loaded.
+        recorded_cpu_s: processor time already recorded.
     """
 
     name: str
@@ -48,26 +48,26 @@ class Standby:
 
     @property
     def loaded(self) -> bool:
-        """Whether it has loaded its model."""
+        """True if it has loaded its model."""
         return self.usage is not None
 
     def read(self) -> None:
-        """Ask what it has used so far."""
+        """Ask the process for its usage so far."""
         self.reading = self.actor.call(Worker.host_usage)
 
 
 class Standbys:
-    """Keeps `runtime.standby_workers` standbys; threads may share it.
+    """The `runtime.standby_workers` standbys of a run. Thread-safe.
 
-    Where instances say how they are rented, standbys wait on reserved ones, and replace reserved workers
-    only: the place of a spot worker is on an instance that is gone with it.
+    If instances state how they are rented, standbys wait on reserved ones, and replace reserved workers only:
+    the slot of a spot worker is on an instance that is gone with it.
 
     Args:
-        cluster: where they are started.
-        config: the run's configuration.
-        history: of the driver; they write theirs beside it.
-        collector: takes what they use of their hosts.
-        meeting: the driver's store, where workers meet; None where none does.
+        cluster: cluster on which they are started.
+        config: configuration of the run.
+        history: history log of the driver, beside theirs.
+        collector: collector of their use of their hosts.
+        meeting: address of the driver's store, where workers meet; None if none do.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Standbys:
         self._history = history
         self._lock = threading.RLock()
         self._waiting: list[Standby] = []
-        # Asking a cluster for a process takes up to a tenth of a second, in which no device would get work.
+        # Asking a cluster for a process takes up to 0.1 s, during which no device would get work.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="standby")
         self._starting: dict[Future[Standby], str] = {}
         self._taken: dict[str, bool] = {}
@@ -95,10 +95,10 @@ class Standbys:
         self._collector = collector
         collector.book_at_close(self._book_waiting)
         self.lost: list[str] = []
-        """What happened to each one that died, in words, in order."""
+        """Reports of the standbys that died, in words, in order."""
 
     def begin_phase(self) -> None:
-        """Find out which have died since the last phase, and start what is missing in the background."""
+        """Find out which have died since the last phase, and start missing ones in the background."""
         with self._lock:
             self._phase += 1
             self._look()
@@ -106,10 +106,10 @@ class Standbys:
             self.fill()
 
     def fill(self) -> None:
-        """Start what is missing in the background; call it when no worker is on its way.
+        """Start missing standbys in the background; call it when no worker is on its way.
 
-        Its start would take longer beside that of a standby.
-        What dies while it loads is started again with the next phase: what killed it may kill the next one.
+        Otherwise the worker's start would take longer.
+        One that dies while loading is retried only with a later phase: what killed it may kill the next one.
         """
         with self._lock:
             self._look()
@@ -120,11 +120,11 @@ class Standbys:
                 self._starting[self._executor.submit(self._start, name)] = name
 
     def take(self, market: Market, name: str) -> Standby | None:
-        """Let a standby become a worker; None where none waits. One that has loaded goes first.
+        """Turn a standby into a worker and return it; None if none waits. A loaded one goes first.
 
         Args:
-            market: of the place.
-            name: that its process has from now on.
+            market: market of the slot.
+            name: new name of its process.
         """
         if self._cluster.tells_markets_apart and market != "reserved":
             return None
@@ -141,13 +141,13 @@ class Standbys:
             return standby
 
     def on_lost(self, name: str, reason: str) -> None:
-        """A standby died before it had taken the place that it was given."""
+        """Record that a standby died before it had taken its assigned slot."""
         with self._lock:
             self._book(StandbyTime(name, 0.0, 0.0, 0, "lost"))
             self._on_lost(name, reason, self._taken.pop(name))
 
     def _book_waiting(self) -> None:
-        """Book what standbys that wait have used up to now."""
+        """Record the usage of waiting standbys up to now."""
         with self._lock:
             self._look()
             for standby in self._waiting:
@@ -155,7 +155,7 @@ class Standbys:
             self._ask_again()
 
     def close(self) -> None:
-        """End their processes."""
+        """End the processes of the waiting standbys."""
         self._executor.shutdown()
         with self._lock:
             self._look()
@@ -174,15 +174,15 @@ class Standbys:
         return standby
 
     def _note_ready(self, name: str, reading: Future[HostUsage]) -> None:
-        """Note that a standby has loaded; called by any thread."""
+        """Record that a standby has loaded; called by any thread."""
         if not reading.cancelled() and reading.exception() is None:
             self._history.note("standby_ready", standby=name)
 
     def _look(self) -> None:
-        """Take note of those that were started, have answered or died."""
+        """Update the standbys that were started, have answered or died."""
         for start in [start for start in self._starting if start.done()]:
             name, error = self._starting.pop(start), start.exception()
-            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run can do without
+            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run can do without one
                 self._on_lost(name, str(error), had_loaded=False)
             else:
                 self._waiting.append(start.result())

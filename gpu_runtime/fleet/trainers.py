@@ -19,20 +19,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE_S = 10.0
-"""After the first failure, how long the others may take to end, or Ray to report which one is gone."""
+"""Seconds after the first failure for the others to end, or for Ray to report which one is gone."""
 
 LOOK_EVERY_S = 0.5
-"""Seconds between two looks at what goes on beside a call."""
+"""Seconds between two calls of `look` while a call is waited for."""
 
 
 @dataclass(frozen=True)
 class Asked(Generic[R]):
-    """Something that devices do together.
+    """A call that devices execute together.
 
     Attributes:
-        method: its name.
-        devices: that do it.
-        calls: one a device.
+        method: name of the method.
+        devices: devices that execute it.
+        calls: one future a device.
     """
 
     method: str
@@ -41,16 +41,16 @@ class Asked(Generic[R]):
 
 
 class Trainers:
-    """One device, or several that divide each training step: those wait for each other within a call.
+    """One training device, or several that divide each training step and wait for each other within a call.
 
-    What one of them fails at, the others may wait for without end. So all are ended, unless every one
-    of them has answered: with the same refusal, say.
+    If one of them fails, the others may wait for it forever. So all are ended, unless every one has answered,
+    for instance with the same refusal.
 
     Args:
-        devices: the first one answers for all.
+        devices: training devices; the first one answers for all.
         limit_s: seconds that a call may take.
-        share: puts a value into the object store once, for all that are given it.
-        look: is called again and again while a call is waited for, in the same thread; None for nothing.
+        share: function that puts a value into the object store once, for all that receive it.
+        look: function called repeatedly while a call is waited for, in the same thread; None for none.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Trainers:
         return any(device is one for one in self.devices)
 
     def holds(self, version: WeightsVersion) -> bool:
-        """Whether all hold these weights."""
+        """Return True if all hold these weights."""
         return all(device.holds == version for device in self.devices)
 
     def use_training_weights(self, version: WeightsVersion) -> str:
-        """Let all hold the trained weights, which are of this version.
+        """Make all use the trained weights, which have this version.
 
         Returns:
-            Their digest.
+            The digest of the weights.
 
         Raises:
             RuntimeFailure: if one is gone or hangs, or they hold different weights.
@@ -96,7 +96,7 @@ class Trainers:
         return digests[0]
 
     def publish(self, version: WeightsVersion) -> Weights:
-        """Make the trained weights, which are of this version, available to the workers.
+        """Make the trained weights, which have this version, available to the workers.
 
         Raises:
             RuntimeFailure: see `use_training_weights`.
@@ -108,7 +108,7 @@ class Trainers:
         """Make the moving average of the trained weights available to the workers.
 
         Args:
-            version: of the average.
+            version: version of the average.
 
         Raises:
             RuntimeFailure: if a device is gone or hangs.
@@ -117,7 +117,7 @@ class Trainers:
         return Weights(version, weights_digest(state), self._share(state))
 
     def ask(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Let all do something together, and wait; what the first one answers.
+        """Call a method on all together, wait, and return the first one's answer.
 
         Raises:
             RuntimeFailure: if one is gone or hangs.
@@ -127,13 +127,13 @@ class Trainers:
     def begin(
         self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Asked[R]:
-        """Let all do something together, once they have done what they were asked before."""
+        """Call a method on all together, after the calls that they already have."""
         share: Callable[[Any], Any] = self._share if len(self.devices) > 1 else lambda value: value
         shared = {name: share(value) for name, value in kwargs.items()}
         return self._begin(self.devices, method, *map(share, args), **shared)
 
     def wait_for(self, asked: Asked[R]) -> R:
-        """What the first one answers, once all have done it.
+        """Wait until all have answered, and return the first one's answer.
 
         Raises:
             RuntimeFailure: if one is gone or hangs.
@@ -141,7 +141,7 @@ class Trainers:
         return self._answers(asked)[0]
 
     def ask_leader(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Ask the first one alone for what needs no other, and wait.
+        """Call a method that needs no other device on the first one alone, and wait.
 
         Raises:
             RuntimeFailure: if it is gone or hangs.
@@ -149,14 +149,14 @@ class Trainers:
         return self.wait_for(self._begin(self.devices[:1], method, *args, **kwargs))
 
     def end(self) -> None:
-        """End the processes of all, whatever they are doing."""
+        """End all processes, whatever they are doing."""
         for device in self.devices:
             device.actor.kill()
 
     def _begin(
         self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
     ) -> Asked[R]:
-        # All are asked for what they do together in the same order, whichever threads ask.
+        # All devices receive joint calls in the same order, whichever threads make them.
         with self._asking:
             calls = [device.actor.call(method, *args, **kwargs) for device in devices]
         return Asked(method.__name__, devices, calls)
@@ -182,7 +182,7 @@ class Trainers:
         raise trainer_gone(WorkerLostError(f"{reason}; for more, raise runtime.lease_s"))
 
     def _wait(self, calls: Sequence[Future[Any]]) -> set[Future[Any]]:
-        """Wait until all have ended, one has failed, or the time is over; those that have not ended."""
+        """Wait until all have ended, one has failed, or time is up; return those that have not ended."""
         deadline_s = time.monotonic() + self._limit_s
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
@@ -195,18 +195,18 @@ class Trainers:
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
-    """How a run ends that has lost a training device."""
+    """Return the error that ends a run which has lost a training device."""
     return RuntimeFailure(f"the trainer's process is gone ({error}); nothing committed is lost")
 
 
 def _consequence(error: BaseException) -> int:
-    """The higher, the more it may be what another one's failure led to."""
+    """Return a rank that is higher, the more likely the error follows from another device's failure."""
     if isinstance(error, WorkerLostError):
         return 0
     return 2 if isinstance(error, GroupBrokenError) else 1
 
 
 def _errors(calls: Sequence[Future[Any]]) -> list[BaseException]:
-    """How calls have failed, in the order of the devices."""
+    """Return the errors of failed calls, in the order of the devices."""
     ended = (call.exception() for call in calls if call.done())
     return [error for error in ended if error is not None]

@@ -1,4 +1,4 @@
-"""An iteration's prompt groups on their way to the devices that train, given as soon as they are judged."""
+"""An iteration's prompt groups on their way to the training devices, given as soon as they are judged."""
 
 from __future__ import annotations
 
@@ -25,30 +25,29 @@ from storage.config.run_config import RunConfig
 from storage.record.records import DeviceState
 
 _REMEMBERED = 5
-"""Iterations whose training says how long the next one's takes."""
+"""Number of past iterations whose training times predict the next one's."""
 
 _Identity = tuple[int, int]
 _Judged = tuple[GeneratedSample, Future[Score]]
 
 
 class TrainingFeed:
-    """Gives prompt groups to the trainers, which add up the first update's gradients meanwhile.
+    """A feed of prompt groups to the trainers, which accumulate the first update's gradients meanwhile.
 
-    Groups are given in the order of their prompts: in the midst of a rollout to trainers that find nothing
-    more to roll out, then while the last scores are awaited. None is given before the end where advantages
-    depend on all rewards (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, and what
-    `finish` is called with decides: where the groups that were given are not its first ones, the trainers
-    begin anew.
+    Groups are given in the order of their prompts: during a rollout to trainers that find nothing more to
+    roll out, then while the last scores are awaited. None is given early if advantages depend on all rewards
+    (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, and its argument decides: if the
+    groups given so far are not its first ones, the trainers start over.
 
     Implements `gpu_runtime.dispatch.phase.OtherWork`.
 
     Args:
-        config: of the run.
-        trainers: the devices that train.
-        enter: books what a device does from now on; may be called from any thread.
+        config: configuration of the run.
+        trainers: training devices.
+        enter: function that records a device's state from now on; callable from any thread.
 
-    Attributes:
-        time: what the last iteration's training took, that before `finish` beside the rest.
+        Attributes:
+            time: training time of the last iteration; `beside_s` is the part before `finish`.
     """
 
     def __init__(
@@ -71,11 +70,11 @@ class TrainingFeed:
         self.time = TrainingTime()
 
     def expect(self, requests: Sequence[SampleRequest], policy_version: int) -> None:
-        """An iteration's samples will come; what was given of another one is not trained on.
+        """Expect the samples of an iteration; groups given from another one are not trained on.
 
         Args:
-            requests: of the iteration.
-            policy_version: of the weights that training begins with.
+            requests: requests of the iteration.
+            policy_version: version of the weights that training starts from.
         """
         self.abandon()
         self._policy_version = policy_version
@@ -86,14 +85,14 @@ class TrainingFeed:
 
     @property
     def left_s(self) -> float | None:
-        """See `OtherWork`: of the first update, the only one that can begin early."""
+        """See `OtherWork`: the time of the first update, the only one that can begin early."""
         if not (self._trained_s and self._groups):
             return None
         update_s = statistics.median(self._trained_s) / self._config.algorithm.updates_per_iteration
         return update_s * len(self._groups) / self._expected
 
     def note(self, sample: GeneratedSample, score: Future[Score]) -> None:
-        """A sample of the iteration is there, and is being judged."""
+        """Add a sample of the iteration that has arrived and is being judged."""
         self._there[sample.request.prompt_id, sample.request.seed_index] = sample, score
         score.add_done_callback(lambda _: self._wake())
 
@@ -110,15 +109,15 @@ class TrainingFeed:
         return {}
 
     def give(self) -> None:
-        """Give the trainers all groups that are judged; does not wait for them."""
+        """Give the trainers all judged groups, without waiting for them."""
         while self._is_next_judged():
             self._give_next(generates=False)
 
     def finish(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Give the trainers the groups that are left, and let them take the training steps.
+        """Give the trainers the remaining groups, and let them take the training steps.
 
         Args:
-            samples: of the whole iteration.
+            samples: samples of the whole iteration.
 
         Raises:
             RuntimeFailure: if a trainer is gone or hangs.
@@ -128,7 +127,7 @@ class TrainingFeed:
         with self._lock:
             running_s = time.monotonic() - self._since_s if self._under_way else 0.0
             beside_s = self._busy_s + running_s if self._asked else 0.0
-        # Without any contrast nothing is learned, and no weight may be expected to change.
+        # Without any contrast nothing is learned, and no weight should change.
         learned = samples if any(sample.advantage for sample in samples) else ()
         ordered = sorted(learned, key=lambda sample: sample.request)
         given = len(self._given)
@@ -143,9 +142,9 @@ class TrainingFeed:
         return report
 
     def abandon(self) -> None:
-        """What was given is not trained on after all."""
+        """Discard what was given: it is not trained on after all."""
         if self._asked:
-            # Their weights may be divided: they are to be asked for them before anything else.
+            # Their weights may be sharded: they must be asked for them before anything else.
             for device in self._trainers.devices:
                 device.holds = None
         self._forget()
@@ -156,17 +155,17 @@ class TrainingFeed:
         self._given, self._asked = [], []
 
     def _is_next_judged(self) -> bool:
-        """Whether all samples of the next group are there and judged."""
+        """Return True if all samples of the next group have arrived and are judged."""
         if not self._groups:
             return False
         there = [self._there.get(identity) for identity in self._groups[0]]
         return all(one is not None and one[1].done() for one in there)
 
     def _give_next(self, generates: bool) -> Asked[None] | None:
-        """Give the next group to the trainers; None where it is not trained on.
+        """Give the next group to the trainers; return None if it is not trained on.
 
         Args:
-            generates: the trainers may have to roll out again before the next group.
+            generates: True if the trainers may have to roll out again before the next group.
         """
         judged = [self._there[identity] for identity in self._groups.popleft()]
         if any(score.exception() is not None or score.result().error is not None for _, score in judged):
@@ -188,7 +187,7 @@ class TrainingFeed:
         return asked
 
     def _ask(self, begin: Callable[[], Asked[Any]]) -> Asked[Any]:
-        """Ask the trainers for something, and book them as training until they have done all of it."""
+        """Call the trainers, and record them as training until they have finished all calls."""
         with self._lock:
             if not self._under_way:
                 self._since_s = time.monotonic()

@@ -1,11 +1,11 @@
-"""By how many devices the samples of a phase are best shared: from measured times to groups. Pure.
+"""The choice of how many devices share the samples of a phase: from measured times to groups. Pure.
 
-Degrees that are not measured are tried first, on real samples: their steps count, so a trial costs two
-changes of groups and what a few chunks take longer. The smallest comes first, and a larger one only if the
-last made a denoising step faster: where two take as long as one, four are never tried.
+Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs two changes of groups
+and the extra time of a few chunks. The smallest comes first, and a larger one only if the last made a
+denoising step faster: if two devices take as long as one, four are never tried.
 
-Groups change only where the phase ends clearly sooner by it, the change included: times are noisy, and what
-a change costs is certain.
+Groups change only if the phase then ends clearly sooner, including the change: times are noisy, but the cost
+of a change is certain.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def choose_layout(
 
     Args:
         devices: live device → its instance.
-        before: the groups so far; members that are gone are not in `devices`.
-        left: what is left of the phase.
+        before: groups so far; members that are gone are not in `devices`.
+        left: work left in the phase.
         step_times: measured times of its requests.
-        degrees: by how many devices their sequences may be shared, 1 among them, rising.
+        degrees: numbers of devices that may share a sequence, including 1, in rising order.
     """
     standing = [group for group in before if _intact(group, devices)]
     trial = degree_to_try(devices, step_times, degrees)
@@ -65,10 +65,10 @@ def choose_layout(
 
 
 def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool) -> bool:
-    """Whether batches end so much sooner than with the groups as they are that these should change.
+    """Return True if batches end so much sooner than with the present groups that these should change.
 
-    Where devices are idle, it is enough that the batches end sooner on the whole and the last one no later:
-    who is done first helps the others then.
+    If devices are idle, it is enough that the batches end sooner on average and the last one no later: a
+    group that is done first then helps the others.
     """
     if max(ends_s) < (1 - LEAST_GAIN) * max(stay_s):
         return True
@@ -78,12 +78,12 @@ def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool
 def degree_to_try(
     devices: Mapping[str, str], step_times: StepTimeTable, degrees: Sequence[int]
 ) -> int | None:
-    """The smallest degree that is worth a trial: not measured yet, though all smaller ones made steps faster.
+    """Return the smallest degree worth a trial: not measured yet, while all smaller ones made steps faster.
 
     Args:
         devices: live device → its instance; no degree is above the devices of the largest instance.
         step_times: measured times.
-        degrees: those that may be.
+        degrees: allowed degrees.
     """
     room = max(Counter(devices.values()).values(), default=0)
     fastest: float | None = None
@@ -106,7 +106,7 @@ def _intact(group: Group, devices: Mapping[str, str]) -> bool:
 def _as_they_are(
     devices: Mapping[str, str], standing: Sequence[Group], usable: Mapping[int, float]
 ) -> Layout:
-    """The existing groups, if their degree is known; a device in none works alone."""
+    """Return the existing groups, if their degree is known; a device in none works alone."""
     groups = [group for group in standing if len(group.members) in usable]
     taken = {member for group in groups for member in group.members}
     groups += [Group(devices[name], (name,)) for name in sorted(devices) if name not in taken]
@@ -114,7 +114,7 @@ def _as_they_are(
 
 
 def _falling(most: int) -> Iterator[int]:
-    """Numbers of batches at once to consider: all, half of them, a quarter, ..."""
+    """Yield the numbers of simultaneous batches to consider: all, half of them, a quarter, ..."""
     while most >= 1:
         yield most
         most //= 2

@@ -1,8 +1,8 @@
 """Devices that share each sequence, called as if they were one device.
 
-Every member gets the same calls in the same order. The leader's answer counts, as it alone carries states
-and images; the others' answers say that they are alive and whether they are under notice. A member that
-dies breaks the group: it is called off at once, which frees the others wherever they wait for it.
+Every member gets the same calls in the same order. The leader's answer counts, as only it carries states and
+images; the others' answers show that they are alive and if they are under notice. A member that dies breaks
+the group: it is called off at once, which frees the others wherever they wait for it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ R = TypeVar("R")
 
 
 class GeneratingGroup(RemoteActor[Worker]):
-    """A group of one epoch, from its forming to its end.
+    """A group of one epoch, from its formation to its end.
 
-    Answers come in threads of their own; a lock guards what they write.
+    Answers arrive in other threads; a lock guards what they write.
 
     Args:
-        place: its number and its members.
-        devices: the members, the leader first.
-        call_off: frees members that wait for each other; may be called from any thread, and twice.
+        place: number and members of the group.
+        devices: members, the leader first.
+        call_off: function that frees members waiting for each other; callable from any thread, and twice.
     """
 
     def __init__(
@@ -48,24 +48,24 @@ class GeneratingGroup(RemoteActor[Worker]):
         self.device = Device(self, devices[0].market, degree=len(devices))
         """The group as the generating loop sees it."""
         self.failures: dict[str, _Failure] = {}
-        """Members whose calls failed, and how the first one did."""
+        """Members whose calls failed, with their errors."""
         self.notices: dict[str, Notice | None] = {}
-        """What members last said of their machines."""
+        """Notices of the members' machines, from their last answers."""
         self.step_s: SimpleQueue[float] = SimpleQueue()
         """Seconds of a denoising step in each chunk that the leader has answered."""
         self.over = False
-        """It counts no more: what its members still answer is late."""
+        """True once it no longer counts: answers of its members are late."""
         self.overdue = False
-        """Its answers are not waited for any more."""
+        """True once its answers are no longer waited for."""
         self.late = 0
-        """Answers that came when it was over."""
+        """Number of answers that came after it was over."""
         self._call_off = call_off
         self._lock = Lock()
         self._open: dict[Future[Any], str] = {}
 
     @property
     def broken(self) -> bool:
-        """Whether it can do no more."""
+        """True if it can do no more work."""
         return self.over or bool(self.failures)
 
     @property
@@ -81,16 +81,16 @@ class GeneratingGroup(RemoteActor[Worker]):
 
     @property
     def open_calls(self) -> dict[Future[Any], str]:
-        """Calls of members that are under way, with their names."""
+        """Calls under way, with the names of their members."""
         with self._lock:
             return dict(self._open)
 
     def call(
         self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """Call all members; the future ends with the leader's chunk, or when it cannot come any more.
+        """Call all members; the future ends with the leader's chunk, or when it can no longer arrive.
 
-        It raises `WorkerLostError` where the group broke before the leader had an answer.
+        It raises `WorkerLostError` if the group broke before the leader had answered.
         """
         if self.broken:
             failed: Future[R] = Future()
@@ -107,11 +107,11 @@ class GeneratingGroup(RemoteActor[Worker]):
             device.actor.kill()
 
     def ask(self, start: Callable[[Device], Future[R]], limit_s: float | None = None) -> Future[R]:
-        """Start a call of each member; see `call`.
+        """Start a call on each member; see `call`.
 
         Args:
-            start: starts a member's.
-            limit_s: after so many seconds the answer is not waited for any more: the group is `overdue`.
+            start: function that starts a member's call.
+            limit_s: seconds after which the answer is no longer waited for: the group is then `overdue`.
         """
         calls = {device.name: start(device) for device in self.devices}
         shared = _SharedCall(self, calls)
@@ -127,7 +127,7 @@ class GeneratingGroup(RemoteActor[Worker]):
         return shared.answer
 
     def record_answer(self, call: Future[Any]) -> bool:
-        """A member has answered; whether that breaks the group."""
+        """Record a member's answer; return True if it breaks the group."""
         error = call.exception()
         with self._lock:
             name = self._open.pop(call)
@@ -142,7 +142,7 @@ class GeneratingGroup(RemoteActor[Worker]):
             return first and not self.over
 
     def call_off(self) -> None:
-        """Free members that wait for each other."""
+        """Free members that are waiting for each other."""
         self._call_off(self.place)
 
 
@@ -157,7 +157,7 @@ class _SharedCall:
         self._lock = Lock()
 
     def on_answer(self, call: Future[Any]) -> None:
-        """A member has answered."""
+        """Handle a member's answer."""
         breaks = self._group.record_answer(call)
         with self._lock:
             if not self.answer.done():
@@ -167,7 +167,7 @@ class _SharedCall:
             self._group.call_off()
 
     def time_out(self) -> None:
-        """Wait no longer."""
+        """Stop waiting for the answer."""
         with self._lock:
             if not self.answer.done():
                 self._group.overdue = True
@@ -191,7 +191,7 @@ class _SharedCall:
         return all(call.done() for call in self._calls.values())
 
     def _with_notices(self, chunk: Any) -> Any:
-        """The leader's chunk, under notice if any member is."""
+        """Return the leader's chunk, under notice if any member is."""
         if not isinstance(chunk, SampleChunk) or chunk.notice is not None:
             return chunk
         notices = [notice for notice in self._group.notices.values() if notice is not None]

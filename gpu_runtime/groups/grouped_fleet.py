@@ -1,9 +1,9 @@
-"""The fleet as groups of devices that share each sequence: what the generating loop pulls with.
+"""The fleet as groups of devices that share each sequence, as used by the generating loop.
 
-Which devices work together is planned whenever devices come, go, or are under notice. A planned change
-waits for no lease to end: a group that is not in the plan any more gets no further chunk, and its members'
-way into the next group stands in line behind the chunks that they have. After a loss the group is called off
-at once, and what its members still answer is late.
+Groups are planned whenever devices come, go, or are under notice. A planned change does not wait for leases
+to end: a group that is no longer in the plan gets no further chunk, and its members' calls to join the next
+group queue behind the chunks that they have. After a loss the group is called off at once, and what its
+members still answer is late.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from storage.errors import RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState, GroupRecord
 
 _ANSWER_SHARE = 0.25
-"""A member of a group that is called off answers within milliseconds, or when its own computation comes to
-the next exchange; who does not in this share of a lease hangs."""
+"""Share of a lease in which a member of a group called off must answer, else it hangs: it does so within
+milliseconds, or when its computation reaches the next exchange."""
 
 _MOST_FAILURES = 5
-"""Times in a row that groups may break without a lost member and without a step done."""
+"""Number of times in a row that groups may break without a lost member and without a step done."""
 
 
 class Rendezvous(Protocol):
-    """Where groups meet and are called off: `gpu_runtime/sequence_parallel/control_store.py`."""
+    """The place where groups meet and are called off: `gpu_runtime/sequence_parallel/control_store.py`."""
 
     def abort(self, prefix: str) -> None:
         """Free the members of a group wherever they wait for each other."""
         ...
 
     def ended(self, prefix: str) -> None:
-        """A group has ended."""
+        """Forget a group that has ended."""
         ...
 
 
 class GroupedFleet:
     """A fleet whose devices work in groups of at most `degree`, for one phase of generating.
 
-    Groups never cross instances. A device too many works alone. Groups of the phase end with `close`.
+    Groups never cross instances. A surplus device works alone. Groups of the phase end with `close`.
 
     Args:
-        fleet: the devices.
-        version: of the weights that they generate with.
-        step_s: degree → what `plan_layout` is to weigh it by; only these degrees are used.
-        rendezvous: where members meet.
-        registry: the run's epochs: no two groups of a run have the same number.
-        instance_of: where a device is.
-        lease_s: seconds without a word after which a device counts as hung.
+        fleet: devices.
+        version: version of the weights that they generate with.
+        step_s: degree → its weight for `plan_layout`; only these degrees are used.
+        rendezvous: place where members meet.
+        registry: epochs of the run: no two groups of a run have the same number.
+        instance_of: function that returns the instance of a device.
+        lease_s: seconds without an answer after which a device counts as hung.
     """
 
     def __init__(
@@ -93,11 +93,11 @@ class GroupedFleet:
 
     @property
     def late(self) -> int:
-        """Answers of members of groups that were over."""
+        """Number of late answers, from members of groups that were over."""
         return sum(group.late for group in self._over)
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """The groups that are formed, each as one device."""
+        """Return the groups that are formed, each as one device."""
         assert version == self._version, "a phase has one version of the weights"
         for device in self._fleet.workers(version):
             former, place = self._former.get(device.name), self._registry.group_of(device.name)

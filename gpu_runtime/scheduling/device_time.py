@@ -1,8 +1,8 @@
-"""What every device does at every moment, and what it is paid for. Time is an argument, in seconds.
+"""The state of every device at every moment, and its paid time. Time is an argument, in seconds.
 
 Each device is in exactly one state (`Timeline`); the intervals of a device follow each other without a gap,
-so their lengths sum to the time it was paid for. That time is measured apart (`PaidMeter`), in another unit
-of time, so that comparing the two can fail: the ledger does (`storage/ledger/ledger.py`).
+so their lengths sum to its paid time. That time is also measured separately (`PaidMeter`), on another clock,
+so that the ledger's comparison of the two is a real check (`storage/ledger/ledger.py`).
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ class _Device:
 
 
 class Timeline:
-    """States of devices over time; closed intervals are collected with `take`."""
+    """The states of devices over time; `take` collects closed intervals."""
 
     def __init__(self) -> None:
         self._devices: dict[str, _Device] = {}
         self._closed: list[StateInterval] = []
 
     def add(self, worker: str, market: Market, usd_per_hour: float, at: float) -> None:
-        """A device is paid for from now on; it starts by loading.
+        """Add a device that is paid for from now on; it starts by loading.
 
         Args:
-            worker: its name.
-            market: of its instance.
-            usd_per_hour: its price.
-            at: unix seconds.
+            worker: name of the device.
+            market: market of its instance.
+            usd_per_hour: price of the device.
+            at: time in unix seconds.
         """
         if worker in self._devices:
             raise ValueError(f"device {worker!r} is already on the time line")
         self._devices[worker] = _Device(market, usd_per_hour, "load", at)
 
     def enter(self, worker: str, state: DeviceState, at: float) -> None:
-        """The device changes to `state` now; entering the state it is in changes nothing.
+        """Change the state of a device; entering its current state has no effect.
 
         Args:
-            worker: its name.
-            state: from now on.
-            at: unix seconds.
+            worker: name of the device.
+            state: state from now on.
+            at: time in unix seconds.
         """
         device = self._devices[worker]
         if device.state != state:
@@ -54,11 +54,11 @@ class Timeline:
             device.state = state
 
     def remove(self, worker: str, at: float) -> None:
-        """The device is gone and no longer paid for."""
+        """Remove a device that is gone and no longer paid for."""
         self._close(worker, self._devices.pop(worker), at)
 
     def take(self, at: float) -> list[StateInterval]:
-        """All intervals since the last call, cut at `at`; open states go on."""
+        """Return all intervals since the last call, cut at `at`; open states continue."""
         for worker, device in self._devices.items():
             self._close(worker, device, at)
         taken, self._closed = self._closed, []
@@ -75,29 +75,29 @@ class Timeline:
 
 
 class PaidMeter:
-    """A running meter for every device; monotonic seconds, which have no date."""
+    """A meter of paid time for every device, in monotonic seconds."""
 
     def __init__(self) -> None:
         self._running: dict[str, tuple[Market, float]] = {}
         self._stopped: list[PaidTime] = []
 
     def start(self, worker: str, market: Market, at_s: float) -> None:
-        """A device is paid for from now on.
+        """Start the meter of a device, which is paid for from now on.
 
         Args:
-            worker: its name.
-            market: of its instance.
-            at_s: monotonic seconds.
+            worker: name of the device.
+            market: market of its instance.
+            at_s: time in monotonic seconds.
         """
         self._running[worker] = market, at_s
 
     def stop(self, worker: str, at_s: float) -> None:
-        """A device is no longer paid for."""
+        """Stop the meter of a device, which is no longer paid for."""
         market, since_s = self._running.pop(worker)
         self._stopped.append(PaidTime(worker, market, at_s - since_s))
 
     def take(self, at_s: float) -> list[PaidTime]:
-        """What was paid for since the last call; meters that run are read, and run on."""
+        """Return the paid time since the last call; running meters are read, and keep running."""
         taken, self._stopped = self._stopped, []
         for worker, (market, since_s) in self._running.items():
             taken.append(PaidTime(worker, market, at_s - since_s))

@@ -1,19 +1,19 @@
 """The promises to a run with faults, checked from its history. Pure: standard library only.
 
-What a history says exactly: which denoising steps each worker did, and which of them were done again;
-which samples were asked for, and how often each was accepted; which worker held a sample when. The promises:
+A history records exactly which denoising steps each worker did, and which of them were repeated; which
+samples were requested, and how often each was accepted; which worker held a sample when. The promises:
 
-- Every sample that was asked for is accepted, once.
-- No two workers hold a sample at one time.
-- A sample that is accepted has had all its denoising steps.
-- With a notice a loss costs a sample at most one denoising step; without, at most the commit interval, and a
-  commit that was sent and died with its sender on the way.
+- Every requested sample is accepted, once.
+- No two workers hold a sample at the same time.
+- An accepted sample has had all its denoising steps.
+- A loss with notice costs a sample at most one denoising step; a loss without notice costs at most the commit
+ interval, and a commit that was sent and died with its sender on the way.
 
-The same holds of drafts, but that none has to be accepted: a training window that closes drops what is left.
-A draft that is trained on is a sample that was asked for; it may have been accepted in the life before.
+The same holds for drafts, except that none has to be accepted: a closing training window drops the rest. A
+draft that is trained on counts as a requested sample; it may have been accepted in the previous life.
 
-A life that ends in the middle (its driver died) leaves its last phase unfinished; a resumed run does that
-again from its checkpoint, which is no step of a sample done again.
+A life that ends early (its driver died) leaves its last phase unfinished; a resumed run repeats that phase
+from its checkpoint, which does not count as repeated steps of a sample.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DRIVER = "driver"
 """Name of the process that grants leases."""
 
 MEMBERS_JOINED_BY = "+"
-"""Between the names of workers that share a lease."""
+"""Separator of the names of workers that share a lease."""
 
 LEAST_WARNING_S = 0.25
-"""A notice that the driver knew of this shortly before a worker's end, or later, was no warning."""
+"""Shortest time between a notice known to the driver and a worker's end that counts as a warning."""
 
 MOST_REDONE_WITH_NOTICE = 1
-"""Denoising steps of a sample that a loss with a notice may cost."""
+"""Largest number of denoising steps that a loss with notice may cost a sample."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class HistoryLine:
     """One line of a history.
 
     Attributes:
-        life: of the run, from 1; each resumption begins one.
+        life: life of the run, from 1; each resumption begins a new one.
         by: name of the process that wrote it.
-        at: unix seconds.
-        event: what happened.
-        facts: the rest of the line.
+        at: time in unix seconds.
+        event: name of the event.
+        facts: rest of the line.
     """
 
     life: int
@@ -59,17 +59,17 @@ class HistoryLine:
 
 @dataclass(frozen=True)
 class Redone:
-    """Denoising steps that were done again because a worker gave samples up.
+    """Denoising steps that were repeated because a worker gave samples up.
 
     Attributes:
-        life: of the run.
-        worker: that had done them first.
-        with_notice: it had seen a preemption notice in time.
+        life: life of the run.
+        worker: worker that had done them first.
+        with_notice: True if it had a preemption notice in time.
         interval: most denoising steps between two commits of its samples.
-        most: of one sample.
-        total: of all its samples.
-        on_the_way: denoising steps of a commit that the worker had sent and the driver never got; a device
-            works on while one travels.
+        most: most repeated steps of one sample.
+        total: repeated steps of all its samples.
+        on_the_way: denoising steps of a commit that the worker had sent and the driver never received; a
+            device continues while one is sent.
     """
 
     life: int
@@ -90,13 +90,13 @@ class Redone:
 
 @dataclass(frozen=True)
 class MissingHistory:
-    """A worker that joined, and whose history is on another machine.
+    """The history of a worker that is missing here, as it is on another machine.
 
     Attributes:
-        life: of the run.
-        worker: its name.
-        host: the machine.
-        path: the file there.
+        life: life of the run.
+        worker: name of the worker.
+        host: name of the machine.
+        path: path of the file there.
     """
 
     life: int
@@ -107,20 +107,20 @@ class MissingHistory:
 
 @dataclass(frozen=True)
 class HistoryReport:
-    """What a history says of the promises.
+    """The result of checking a history against the promises.
 
     Attributes:
         requested: samples asked for in phases that ended, and drafts that were trained on.
-        lost: those of them that were never accepted.
+        lost: requested samples that were never accepted.
         duplicated: samples accepted more than once.
         held_twice: samples leased to one worker while another held them.
         incomplete: samples accepted without all their denoising steps.
-        dropped: deliveries that came a second time and were dropped.
+        dropped: repeated deliveries, which were dropped.
         steps_needed: denoising steps of the samples of ended phases.
-        steps_done: what was done of them.
-        redone: by loss; workers that were lost without any are there too.
-        unfinished: samples of phases that the death of the driver cut off.
-        missing: histories of workers on other machines; without them, steps that were done are not known.
+        steps_done: denoising steps done of these samples.
+        redone: repeated steps by loss, including lost workers without any.
+        unfinished: samples of phases cut off by the death of the driver.
+        missing: histories of workers on other machines; without them, the steps done there are unknown.
     """
 
     requested: int
@@ -141,15 +141,15 @@ class HistoryReport:
         return sum(loss.total for loss in self.redone)
 
     def losses(self, with_notice: bool) -> int:
-        """Workers lost with a notice, or without."""
+        """Return the number of workers lost with notice, or without."""
         return sum(loss.with_notice == with_notice for loss in self.redone)
 
     def most_redone(self, with_notice: bool) -> int:
-        """Denoising steps that a loss cost a sample at most; 0 without any loss."""
+        """Return the most denoising steps that a loss cost a sample; 0 without any loss."""
         return max((loss.most for loss in self.redone if loss.with_notice == with_notice), default=0)
 
     def broken(self) -> list[str]:
-        """The promises that were broken, or cannot be checked, in words; none is well."""
+        """Return the promises that were broken or cannot be checked, in words; empty if all hold."""
         said = [
             f"the history of {one.worker} (life {one.life}) is on {one.host} at {one.path}: copy it into the "
             "folder of that life, and check again"
@@ -177,7 +177,7 @@ class HistoryReport:
 
 @dataclass
 class _Phase:
-    """A phase of generating: what was asked for and what became of it; of drafts nothing has to be done."""
+    """A phase of generating: its requests and their outcome; drafts need not be done."""
 
     steps: int
     requests: list[str]
@@ -203,7 +203,7 @@ class _Lease:
 
 @dataclass
 class _Life:
-    """What the lines of one life say."""
+    """The contents of the lines of one life."""
 
     phases: list[_Phase] = field(default_factory=list)
     leases: dict[int, _Lease] = field(default_factory=dict)
@@ -215,16 +215,16 @@ class _Life:
     noticed_at: dict[str, float] = field(default_factory=dict)
 
     def phase_of(self, kind: str | None) -> _Phase:
-        """The newest phase of a kind: drafts may be under way beside a rollout.
+        """Return the newest phase of a kind: drafts may be under way beside a rollout.
 
         Args:
-            kind: as of requests; None in histories of earlier versions, where a phase came after another.
+            kind: kind of its requests; None in histories of earlier versions, where phases did not overlap.
         """
         drafts = kind == RequestKind.EXPLORE
         return next(one for one in reversed(self.phases) if kind is None or one.drafts == drafts)
 
     def to_blame(self, lease: _Lease) -> str:
-        """The worker that a lease went back for: of several that shared it, the one lost or warned then."""
+        """Return the worker that a lease was given back for; if several shared it, the one lost or warned then."""
         members = lease.worker.split(MEMBERS_JOINED_BY)
         if len(members) == 1 or lease.back_at is None:
             return lease.worker
@@ -233,17 +233,17 @@ class _Life:
         return min(away_s, key=away_s.__getitem__, default=lease.worker)
 
     def warned(self, worker: str) -> bool:
-        """Whether a worker was known to be under notice in time, by the driver's clock."""
+        """Return True if a worker was known to be under notice in time, by the driver's clock."""
         seen = self.noticed_at.get(worker)
         end = self.lost_at.get(worker)
         return seen is not None and (end is None or end - seen > LEAST_WARNING_S)
 
 
 def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
-    """What a history says of the promises.
+    """Check a history against the promises.
 
     Args:
-        lines: of all processes and lives; those of one process in the order in which it wrote them.
+        lines: lines of all processes and lives; those of one process in the order in which it wrote them.
     """
     by_life: dict[int, list[HistoryLine]] = defaultdict(list)
     for line in lines:
@@ -287,7 +287,7 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
 
 
 def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
-    """Workers of a life that have joined, and of which there is no line."""
+    """Return the workers of a life that have joined but wrote no line here."""
     there = {line.by for line in lines}
     return [
         MissingHistory(line.life, line.facts["worker"], line.facts["host"], line.facts["history"])
@@ -297,7 +297,7 @@ def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
 
 
 def _read(lines: list[HistoryLine]) -> _Life:
-    """A life from its lines: the driver's first, which say what the leases of the workers' are."""
+    """Return a life from its lines, the driver's first, as they define the leases in those of workers."""
     life = _Life()
     for line in lines:
         if line.by == DRIVER:
@@ -357,7 +357,7 @@ def _read_worker(life: _Life, line: HistoryLine) -> None:
 
 
 def _incomplete(life: _Life, phase: _Phase) -> list[str]:
-    """Accepted samples of a phase, some of whose denoising steps no device did."""
+    """Return accepted samples of a phase with denoising steps that no device did."""
     done: dict[str, set[int]] = defaultdict(set)
     until: dict[str, int] = {}
     for lease in (life.leases[number] for number in phase.leases):
@@ -368,9 +368,9 @@ def _incomplete(life: _Life, phase: _Phase) -> list[str]:
 
 
 def _redone(number: int, life: _Life) -> list[Redone]:
-    """What was done again of each worker that was lost, or gave samples up that were done again."""
+    """Return the repeated steps of each worker that was lost, or that gave up samples which were repeated."""
     again: dict[str, list[int]] = {worker: [] for worker in life.lost_at}
-    total: Counter[str] = Counter()  # of samples alone, as are the steps needed and done
+    total: Counter[str] = Counter()  # of samples only, like the steps needed and done
     interval: Counter[str] = Counter()
     on_the_way: Counter[str] = Counter()
     for phase in life.phases:
@@ -384,7 +384,7 @@ def _redone(number: int, life: _Life) -> list[Redone]:
                 again.setdefault(worker, []).extend(counts)
                 total[worker] += 0 if phase.drafts else sum(counts)
                 interval[worker] = max(interval[worker], lease.interval)
-                if lease.why == "lost":  # a hung worker is alive: what it sent has come
+                if lease.why == "lost":  # a hung worker is alive: what it sent has arrived
                     on_the_way[worker] = max(on_the_way[worker], lease.sent - lease.committed)
             for name in lease.requests:
                 later[name] |= lease.done

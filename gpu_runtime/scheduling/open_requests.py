@@ -1,12 +1,12 @@
-"""Unfinished requests: those that wait and which of them are next, and those that valid leases hold.
+"""Unfinished requests: those that wait, with their order, and those that valid leases hold.
 
-No clock, no Ray, no torch: time is an argument, in seconds. What holds:
+No clock, no Ray, no torch: time is an argument, in seconds. Invariants:
 
 - An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
 - A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising steps and
-  committed step, in the order of their coming.
-- Every change costs the same however many requests wait; choosing a lane costs a heap's logarithm of the
-  committed steps that occur.
+ committed step, in the order in which they came.
+- Every change takes constant time, however many requests wait; choosing a lane takes the logarithm of the
+ number of different committed steps, by a heap.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _SLACK = 64  # entries of ended leases that the heap may always hold
 
 @dataclass(slots=True, eq=False)
 class Progress(Generic[RequestT]):
-    """An unfinished request and how far it has got.
+    """An unfinished request and its progress.
 
     Attributes:
-        item: the request.
-        first_lease: number of the first lease that can hold it; leases before belong to an earlier
-            request of the same identity.
+        item: request.
+        first_lease: number of the first lease that can hold it; lower numbers belong to an earlier request
+            of the same identity.
         step: committed denoising steps.
         state: reference to the state after them.
-        lease: under which it is worked on; None while it waits.
+        lease: lease that holds it; None while it waits.
     """
 
     item: WorkItem[RequestT]
@@ -47,9 +47,9 @@ class LiveLease(Generic[RequestT]):
     """A valid lease.
 
     Attributes:
-        lease: as it was granted.
-        held: those of its requests that are still its holder's; never empty.
-        expires_s: when it ends unless it is renewed.
+        lease: lease as it was granted.
+        held: requests of it that its holder still has; never empty.
+        expires_s: time at which it ends unless it is renewed.
     """
 
     lease: Lease[RequestT]
@@ -58,7 +58,7 @@ class LiveLease(Generic[RequestT]):
 
 
 class LeaseBook(Generic[RequestT]):
-    """Valid leases by number and by holder, and the order in which they expire."""
+    """The valid leases by number and by holder, and the order in which they expire."""
 
     def __init__(self) -> None:
         self._live: dict[int, LiveLease[RequestT]] = {}
@@ -72,9 +72,9 @@ class LeaseBook(Generic[RequestT]):
         """Enter a lease on requests that waited.
 
         Args:
-            lease: with its number and holder.
-            requests: their progress, in the lease's order.
-            expires_s: on the scheduler's clock.
+            lease: lease with its number and holder.
+            requests: progress of its requests, in the lease's order.
+            expires_s: time of its expiry on the scheduler's clock.
         """
         held = dict(zip(lease.requests, requests, strict=True))
         live = LiveLease(lease, held, expires_s)
@@ -90,24 +90,24 @@ class LeaseBook(Generic[RequestT]):
             heapq.heapify(self._expiries)
 
     def held(self, worker: str) -> int:
-        """Requests that a worker holds."""
+        """Return the number of requests that a worker holds."""
         return self._held.get(worker, 0)
 
     def of(self, worker: str) -> list[LiveLease[RequestT]]:
-        """A worker's leases, oldest first."""
+        """Return a worker's leases, oldest first."""
         return list(self._of.get(worker, {}).values())
 
     def get(self, number: int) -> LiveLease[RequestT] | None:
-        """The lease of a number; None when it is over."""
+        """Return the lease with a number; None when it is over."""
         return self._live.get(number)
 
     def renew(self, live: LiveLease[RequestT], expires_s: float) -> None:
-        """Let a lease last longer, never shorter."""
+        """Extend a lease; it is never shortened."""
         if expires_s > live.expires_s:
             live.expires_s = expires_s
 
     def release(self, progress: Progress[RequestT]) -> None:
-        """A leased request is its holder's no more; a lease ends with its last request."""
+        """Take a leased request from its holder; a lease ends with its last request."""
         live = progress.lease
         assert live is not None
         del live.held[progress.item.request]
@@ -115,7 +115,7 @@ class LeaseBook(Generic[RequestT]):
         self._end(live, 1)
 
     def close(self, live: LiveLease[RequestT]) -> list[Progress[RequestT]]:
-        """End a lease; returns what its holder still had."""
+        """End a lease, and return the requests that its holder still had."""
         left = list(live.held.values())
         live.held.clear()
         for progress in left:
@@ -124,7 +124,7 @@ class LeaseBook(Generic[RequestT]):
         return left
 
     def overdue(self, now: float) -> list[LiveLease[RequestT]]:
-        """Leases that end at `now` or before, earliest first; the caller must close them."""
+        """Return leases that end at `now` or before, earliest first; the caller must close them."""
         ended: list[LiveLease[RequestT]] = []
         while (expiry := self.next_expiry_s) is not None and expiry <= now:
             ended.append(self._live[heapq.heappop(self._expiries)[1]])
@@ -132,7 +132,7 @@ class LeaseBook(Generic[RequestT]):
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When the next lease ends unless it is renewed; None without leases."""
+        """Time at which the next lease ends unless it is renewed; None without leases."""
         while self._expiries:
             expires_s, number = self._expiries[0]
             live = self._live.get(number)
@@ -152,7 +152,7 @@ class LeaseBook(Generic[RequestT]):
         del self._live[number]
         leases = self._of[holder]
         del leases[number]
-        # Names of workers that are gone must not pile up.
+        # Names of workers that are gone must not accumulate.
         if not leases:
             del self._of[holder], self._held[holder]
 
@@ -164,7 +164,7 @@ _Lane: TypeAlias = OrderedDict[Progress[RequestT], None]
 
 
 class _VersionQueue(Generic[RequestT]):
-    """The lanes of one kind and version; a lane is there while something waits in it."""
+    """The lanes of one kind and version; a lane exists while something waits in it."""
 
     def __init__(self) -> None:
         self.lanes: dict[_Key, _Lane[RequestT]] = {}
@@ -196,14 +196,14 @@ class _VersionQueue(Generic[RequestT]):
 
     @property
     def furthest(self) -> int:
-        """Committed steps of what is next."""
+        """Committed steps of the next request."""
         while self._begun and not self._begun[0][3]:
             heapq.heappop(self._begun)
         return -self._begun[0][0] if self._begun else 0
 
     @property
     def first(self) -> Progress[RequestT]:
-        """What `take` takes first."""
+        """First request that `take` returns."""
         return next(iter(self.lanes[self._next]))
 
     def take(self, count: int) -> list[Progress[RequestT]]:
@@ -215,7 +215,7 @@ class _VersionQueue(Generic[RequestT]):
 
     @property
     def _next(self) -> _Key:
-        """The lane that is served next."""
+        """Key of the lane that is served next."""
         step = self.furthest
         return (self._begun[0][2], step) if step else next(iter(self._fresh))
 
@@ -226,10 +226,10 @@ class _VersionQueue(Generic[RequestT]):
 
 
 class WaitingRequests(Generic[RequestT]):
-    """Which waiting requests a worker gets next.
+    """The waiting requests, in the order in which workers get them.
 
-    Rollout and evaluation come before exploration. Among equals, what goes on from a commit comes
-    first, the furthest ahead of all; then kinds take turns.
+    Rollout and evaluation come before exploration. Among equals, requests that continue from a commit come
+    first, the furthest one leading; then kinds take turns.
     """
 
     def __init__(self) -> None:
@@ -241,8 +241,8 @@ class WaitingRequests(Generic[RequestT]):
         """Let a request wait in the lane of its committed step.
 
         Args:
-            progress: the request.
-            first: before all others of its lane, because it has had its turn already.
+            progress: progress of the request.
+            first: True to put it before all others of its lane, because it has already had its turn.
         """
         item = progress.item
         queue = self._queues.get((item.kind, item.version))
@@ -252,18 +252,18 @@ class WaitingRequests(Generic[RequestT]):
         self.count[item.kind] += 1
 
     def remove(self, progress: Progress[RequestT]) -> None:
-        """A request waits no more; its committed step must be the one it was added with."""
+        """Remove a waiting request; its committed step must be the one it was added with."""
         kind, version = progress.item.kind, progress.item.version
         self._queues[kind, version].remove(progress)
         self._left(kind, version, 1)
 
     def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
-        """The next requests, alike, of a version and some kinds.
+        """Take the next requests of one lane, of a version and some kinds.
 
         Args:
-            version: of the weights of all.
-            kinds: those that may be taken.
-            count: most requests, at least 1.
+            version: version of the weights of all.
+            kinds: kinds that may be taken.
+            count: largest number of requests, at least 1.
 
         Returns:
             At most `count` requests of one lane; empty when nothing fits.
@@ -279,14 +279,14 @@ class WaitingRequests(Generic[RequestT]):
         return taken
 
     def first(self, version: Hashable, kinds: Collection[RequestKind]) -> Progress[RequestT] | None:
-        """What `take` takes first of a version and some kinds; None when nothing fits."""
+        """Return the first request that `take` would return; None when nothing fits."""
         found = self._next(version, kinds)
         return None if found is None else found[1].first
 
     def _next(
         self, version: Hashable, kinds: Collection[RequestKind]
     ) -> tuple[RequestKind, _VersionQueue[RequestT]] | None:
-        """The kind that is served next, and what waits of it."""
+        """Return the kind that is served next, and its queue."""
         for equals in PRIORITIES:
             there = [
                 (-queue.furthest, queue.served, kind, queue)

@@ -1,14 +1,14 @@
 """Requests that free workers pull, with leases that expire and commits that outlive their worker.
 
-Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one clock. What holds:
+Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one clock. Invariants:
 
-- A request is accepted once. What is delivered again is dropped and counted.
+- A request is accepted once. A repeated delivery is dropped and counted.
 - No two valid leases hold the same request. A lease is valid until it is expired, handed back or
-  lost, and as long as something of it is undelivered; being overdue alone does not end it.
-- The committed step of a request never falls. A commit counts if it is ahead of what is known,
-  from any worker: one that was given up and still computes saves the next one those steps,
-  since a sample's numbers do not depend on the worker. It does not get its lease back by that.
-- A delivery counts if the request is still open, from a worker that was given up just as well.
+ lost, and as long as part of it is undelivered; being overdue alone does not end it.
+- The committed step of a request never falls. A commit counts if it is ahead of the known one, from
+ any worker: one that was given up and still computes saves the next one those steps, since a sample's
+ numbers do not depend on the worker. It does not get its lease back by that.
+- A delivery counts if the request is still open, even from a worker that was given up.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from gpu_runtime.scheduling.requests import ALL_KINDS, Commit, Lease, RequestKin
 from storage.errors import SchedulingError
 
 _COMMIT_STEPS = 4
-"""Denoising steps between two commits, or a multiple of them, where the settings do not say how many."""
+"""Denoising steps between two commits, or a divisor of them, unless the settings fix the number."""
 
 _WORTH_A_COMMIT_S = 1.0
-"""Seconds of work that a commit must be worth, where the settings do not say how many steps."""
+"""Least seconds of work between two commits, unless the settings fix the number of steps."""
 
 DRAFT_CHUNK_STEPS = 2
-"""Denoising steps of a draft's calls, of which a device has one at a time: what the rollout may have to wait
-for when a training window closes."""
+"""Denoising steps of a draft's call, one at a time on a device: the rollout may have to wait for one when a
+training window closes."""
 
 
 def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False) -> int:
-    """Denoising steps of a device's next chunk, after which its samples are saved.
+    """Return the denoising steps of a device's next chunk, after which its samples are saved.
 
-    A commit costs some milliseconds, whatever the model: unless the settings say how often, it must save
+    A commit costs some milliseconds, whatever the model: unless the settings fix its interval, it must save
     more than that.
 
     Args:
-        configured: `runtime.commit_steps`; 0 goes by measured times.
-        step_s: seconds that a denoising step last took the device; None before it has done any.
-        drafts: whether it makes drafts, which end with the training window.
+        configured: `runtime.commit_steps`; 0 to decide by measured times.
+        step_s: seconds of the device's last denoising step; None before its first.
+        drafts: True if it makes drafts, which end with the training window.
     """
     steps = configured or _COMMIT_STEPS
     if not configured and step_s:
@@ -52,15 +52,15 @@ def steps_to_commit(configured: int, step_s: float | None, drafts: bool = False)
 
 @dataclass
 class Counters:
-    """Commits, and what has gone otherwise than planned.
+    """Counts of commits, and of what did not go as planned.
 
     Attributes:
-        returned: requests that went back to wait: handed back, expired or lost.
-        duplicates: deliveries of requests that were open no more: delivered before, or dropped.
-        expired: leases that were not renewed in time.
-        stale_commits: commits behind what was known, or of requests that were open no more.
-        commits: times that states were sent to be saved, those of a lease at once.
-        redone_steps: denoising steps past the last commit that lost workers took with them.
+        returned: requests put back to wait: handed back, expired or lost.
+        duplicates: deliveries of requests no longer open: delivered before, or dropped.
+        expired: leases not renewed in time.
+        stale_commits: commits behind the known one, or of requests no longer open.
+        commits: commits of the states of a lease, together as one.
+        redone_steps: denoising steps past the last commit that were lost with workers.
     """
 
     returned: int = 0
@@ -74,16 +74,16 @@ class Counters:
 class PullScheduler(Generic[RequestT]):
     """Requests of several kinds and versions of the weights, leased in batches to workers that ask.
 
-    An identity that has been delivered or dropped may be added again; it is a new request then,
-    and leases from before cannot touch it.
+    An identity that has been delivered or dropped may be added again; it is then a new request, and earlier
+    leases cannot affect it.
 
     Args:
         batch_size: most requests in a lease.
-        lease_s: a lease that is not renewed for so long may be expired.
+        lease_s: seconds after which a lease that is not renewed may be expired.
         max_held: most requests that one worker holds, over all its leases.
 
     Raises:
-        SchedulingError: if one of them is not positive.
+        SchedulingError: if an argument is not positive.
     """
 
     def __init__(self, batch_size: int, lease_s: float, max_held: int) -> None:
@@ -103,10 +103,10 @@ class PullScheduler(Generic[RequestT]):
         self._next_number = 0
 
     def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
-        """Let requests wait, behind those of their kind, version and prompt; all of them or none.
+        """Add requests to wait behind the earlier ones of their kind and version; all of them or none.
 
         Raises:
-            SchedulingError: if a request is open already.
+            SchedulingError: if a request is already open.
         """
         new: dict[RequestT, Progress[RequestT]] = {}
         for item in items:
@@ -119,40 +119,40 @@ class PullScheduler(Generic[RequestT]):
             self._waiting.add(progress)
 
     def unfinished(self, *kinds: RequestKind) -> int:
-        """Requests that are not delivered, waiting or leased, of some kinds; of all by default."""
+        """Return the number of undelivered requests, waiting or leased, of some kinds; by default of all."""
         return sum(self._count[kind] for kind in kinds or RequestKind)
 
     def waiting(self, *kinds: RequestKind) -> int:
-        """Requests that no worker holds, of some kinds; of all by default."""
+        """Return the number of requests that no worker holds, of some kinds; by default of all."""
         return sum(self._waiting.count[kind] for kind in kinds or RequestKind)
 
     def done(self, *kinds: RequestKind) -> bool:
-        """Every request of some kinds, by default of all, has been delivered or dropped."""
+        """Return True if every request of some kinds, by default of all, was delivered or dropped."""
         return not self.unfinished(*kinds)
 
     def held(self, worker: str) -> int:
-        """Requests that a worker holds by valid leases."""
+        """Return the number of requests that a worker holds by valid leases."""
         return self._leases.held(worker)
 
     def committed(self, request: RequestT) -> Commit | None:
-        """The newest commit of an open request; None for any other."""
+        """Return the newest commit of an open request; None for any other."""
         progress = self._open.get(request)
         return None if progress is None else Commit(progress.step, progress.state)
 
     @property
     def next_expiry_s(self) -> float | None:
-        """When `expire` has something to do unless a lease is renewed; None without leases."""
+        """Time at which a lease expires unless it is renewed; None without leases."""
         return self._leases.next_expiry_s
 
     def drop(self, requests: Iterable[RequestT]) -> int:
-        """Forget requests, leased or not; how many of them were open."""
+        """Forget requests, leased or not, and return how many of them were open."""
         dropped = [self._open[request] for request in dict.fromkeys(requests) if request in self._open]
         for progress in dropped:
             self._finish(progress)
         return len(dropped)
 
     def drop_waiting(self, kind: RequestKind) -> int:
-        """Forget all requests of a kind that no worker holds; how many."""
+        """Forget all requests of a kind that no worker holds, and return their number."""
         of_kind = (progress for progress in self._open.values() if progress.item.kind is kind)
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
@@ -162,15 +162,15 @@ class PullScheduler(Generic[RequestT]):
         """Lease the next requests to a worker.
 
         Args:
-            worker: its name.
-            now: seconds.
+            worker: name of the worker.
+            now: time in seconds.
             holds: version of the weights that it holds.
             room: most requests that it can take now.
-            kinds: what it may do.
+            kinds: kinds that it may do.
 
         Returns:
-            Requests alike in kind, version, number of steps and committed step; None when nothing
-            fits or the worker is full.
+            A lease of requests of one kind, version, number of steps and committed step; None if nothing fits or
+            the worker is full.
         """
         count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
         if count <= 0:
@@ -189,27 +189,27 @@ class PullScheduler(Generic[RequestT]):
     def following(
         self, holds: Hashable, kinds: Collection[RequestKind] = ALL_KINDS
     ) -> WorkItem[RequestT] | None:
-        """What the next lease begins with; None when nothing fits. Takes what `pull` takes."""
+        """Return the first request of the next lease; None when nothing fits. Arguments as in `pull`."""
         progress = self._waiting.first(holds, kinds)
         return None if progress is None else progress.item
 
     def commit(
         self, lease: Lease[RequestT], commits: Mapping[RequestT, tuple[int, object]], now: float
     ) -> tuple[RequestT, ...]:
-        """Record how far requests have got, and renew the lease if it is still valid.
+        """Record the progress of requests, and renew the lease if it is still valid.
 
         Args:
-            lease: as it was granted, valid or not.
-            commits: request → (denoising steps done, reference to the state); may be empty, which
-                only renews. Of two commits of one step the first stays: they are the same bits.
-            now: seconds.
+            lease: lease as it was granted, valid or not.
+            commits: request → (denoising steps done, reference to the state); may be empty, which only
+                renews. Of two commits of one step the first stays: their bits are the same.
+            now: time in seconds.
 
         Returns:
-            What of the lease is still its holder's to do; when empty, the worker may stop.
+            The requests of the lease that its holder still has to do; if empty, the worker may stop.
 
         Raises:
-            SchedulingError: if a request is not of this lease, or a step not between 0 and the
-                lease's last; nothing is recorded then.
+            SchedulingError: if a request is not in this lease, or a step is not between 0 and the lease's
+                last; nothing is then recorded.
         """
         for request, (step, _) in commits.items():
             if not 0 <= step <= lease.steps:
@@ -232,15 +232,15 @@ class PullScheduler(Generic[RequestT]):
         """Finish requests of a lease, and renew it for the others if it is still valid.
 
         Args:
-            lease: that they were granted with.
-            requests: the finished ones.
-            now: in seconds.
+            lease: lease that they were granted with.
+            requests: finished requests.
+            now: time in seconds.
 
-        Returns:
-            The accepted ones; the others were delivered before, or dropped, and are counted.
+            Returns:
+                The accepted requests; the others were delivered before, or dropped, and are counted.
 
-        Raises:
-            SchedulingError: if a request is not of this lease; nothing is accepted then.
+            Raises:
+                SchedulingError: if a request is not in this lease; nothing is then accepted.
         """
         requests = tuple(requests)
         self._renew(lease, requests, now)
@@ -255,14 +255,14 @@ class PullScheduler(Generic[RequestT]):
         return tuple(accepted)
 
     def expire(self, now: float) -> tuple[Lease[RequestT], ...]:
-        """End the leases that were not renewed for `lease_s`; what they held waits again."""
+        """End the leases that were not renewed for `lease_s`; their requests wait again."""
         overdue = self._leases.overdue(now)
         self.counters.expired += len(overdue)
         self._take_back(overdue)
         return tuple(live.lease for live in overdue)
 
     def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
-        """End a worker's leases, or one, at a notice: what is committed goes on elsewhere.
+        """End a worker's leases, or one lease, at a notice: committed work continues elsewhere.
 
         Returns the requests that wait again.
         """
@@ -274,11 +274,11 @@ class PullScheduler(Generic[RequestT]):
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """A worker died without notice: end its leases; returns the requests that wait again.
+        """End the leases of a worker that died without notice, and return the requests that wait again.
 
         Args:
-            worker: its name.
-            reached: denoising steps it had done, where known; those past the last commit count as redone.
+            worker: name of the worker.
+            reached: denoising steps it had done, if known; those past the last commit count as redone.
         """
         leases = self._leases.of(worker)
         for live in leases:
@@ -291,7 +291,7 @@ class PullScheduler(Generic[RequestT]):
         self, lease: Lease[RequestT], requests: Collection[RequestT], now: float
     ) -> LiveLease[RequestT] | None:
         live = self._leases.get(lease.number)
-        held = {} if live is None else live.held  # the quick way for what is still held
+        held = {} if live is None else live.held  # the fast path for what is still held
         strangers = [request for request in requests if request not in held and request not in lease.requests]
         if strangers or lease.number >= self._next_number:
             raise SchedulingError(

@@ -1,4 +1,4 @@
-"""The work there is: images to generate, the leases under which they are, and what is left of a phase.
+"""The vocabulary of work: images to generate, their leases, and the work left in a phase.
 
 Plain values, without torch, Ray or a clock. A request's identity decides every bit of its image.
 """
@@ -14,7 +14,7 @@ from storage.errors import SchedulingError
 
 
 class RequestKind(StrEnum):
-    """Why an image is generated; it decides how (steps, noise) and with what priority."""
+    """The purpose of an image, which decides its steps, its noise and its priority."""
 
     ROLLOUT = "rollout"
     EVALUATE = "evaluate"
@@ -24,17 +24,17 @@ class RequestKind(StrEnum):
 ALL_KINDS = frozenset(RequestKind)
 
 PRIORITIES = ((RequestKind.ROLLOUT, RequestKind.EVALUATE), (RequestKind.EXPLORE,))
-"""Kinds of one line are equals; a line is served when those above it have nothing to give."""
+"""Kinds in order of priority: kinds in one tuple are equals, and a tuple waits for those before it."""
 
 RequestT = TypeVar("RequestT", bound=Hashable)
 
 
 class WeightsVersion(NamedTuple):
-    """Which weights generate: those of a policy version, or their moving average.
+    """The weights to generate with: those of a policy version, or their moving average.
 
     Attributes:
-        policy_version: how often training has changed the policy.
-        averaged: the moving average up to that version, with which a run is evaluated.
+        policy_version: number of times that training has changed the policy.
+        averaged: True for the moving average up to that version, with which a run is evaluated.
     """
 
     policy_version: int
@@ -49,20 +49,20 @@ class SampleRequest:
     """One image to generate; two requests that compare equal give the same bits.
 
     Attributes:
-        kind: why it is generated.
-        run_seed: the run's seed, an unsigned 32-bit integer.
-        iteration: the iteration it belongs to (evaluation uses 0, so that it never changes).
+        kind: purpose of the image.
+        run_seed: seed of the run, an unsigned 32-bit integer.
+        iteration: iteration it belongs to (evaluation uses 0, so that it never changes).
         prompt_id: position of the prompt in its file.
-        seed_index: which of the prompt's noise streams; a seed is the whole stream.
-        policy_version: weights that must be used.
-        prompt: the prompt's text; follows from prompt_id and is not compared.
+        seed_index: number of the prompt's noise stream; a seed is the whole stream.
+        policy_version: version of the weights that must be used.
+        prompt: text of the prompt; follows from prompt_id and is not compared.
         preview_step: denoising steps after which the model's prediction of the image is decoded; 0 for
             the finished image.
         schedule_steps: denoising steps from noise to image; 0 for those of its kind.
-        averaged: the moving average of those weights is used.
-        trainable: a draft that may be trained on: its trajectory is kept, as that of every rollout is.
-        source: the image that the prompt asks to change (`storage.prompts.sources`); empty where there is
-            none. It follows from prompt_id and is not compared.
+        averaged: True if the moving average of those weights is used.
+        trainable: True for a draft that may be trained on: its trajectory is kept, like that of a rollout.
+        source: image that the prompt asks to change (`storage.prompts.sources`); empty if there is none. It
+            follows from prompt_id and is not compared.
     """
 
     kind: RequestKind
@@ -80,32 +80,32 @@ class SampleRequest:
 
     @property
     def keeps_trajectory(self) -> bool:
-        """Whether more is wanted than the image."""
+        """True if the trajectory is wanted, not only the image."""
         return self.trainable or self.kind is not RequestKind.EXPLORE
 
     @property
     def as_rollout(self) -> SampleRequest:
-        """The rollout with the same weights, which a trainable draft equals to the bit."""
+        """Rollout with the same weights, which a trainable draft equals to the bit."""
         return replace(self, kind=RequestKind.ROLLOUT, trainable=False)
 
     @property
     def weights(self) -> WeightsVersion:
-        """The weights that must be used."""
+        """Weights that must be used."""
         return WeightsVersion(self.policy_version, self.averaged)
 
 
 def evaluation_request(
     run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion, source: str = ""
 ) -> SampleRequest:
-    """A held-out image; its noise is the same at every evaluation.
+    """Return the request of a held-out image; its noise is the same at every evaluation.
 
     Args:
-        run_seed: the run's seed.
+        run_seed: seed of the run.
         prompt_id: position of the prompt in the file of held-out ones.
-        seed_index: which of the prompt's noise streams.
-        prompt: the prompt's text.
-        weights: that must be used.
-        source: the image that the prompt asks to change.
+        seed_index: number of the prompt's noise stream.
+        prompt: text of the prompt.
+        weights: weights that must be used.
+        source: image that the prompt asks to change.
     """
     return SampleRequest(
         RequestKind.EVALUATE, run_seed, 0, prompt_id, seed_index, weights.policy_version, prompt,
@@ -118,13 +118,13 @@ class WorkItem(Generic[RequestT]):
     """A request as the scheduler sees it.
 
     Attributes:
-        request: its identity.
-        kind: why it is generated; decides its priority.
+        request: identity of the request.
+        kind: its purpose, which decides its priority.
         steps: all denoising steps it takes, at least 1.
-        version: of the weights it must be generated with, from its first step to its last.
+        version: version of the weights it must be generated with, from its first step to its last.
 
     Raises:
-        SchedulingError: if it takes less than one step.
+        SchedulingError: if it takes fewer than one step.
     """
 
     request: RequestT
@@ -138,11 +138,11 @@ class WorkItem(Generic[RequestT]):
 
 
 class Commit(NamedTuple):
-    """How far a request has got, and where its state lies.
+    """The progress of a request, and the reference to its state.
 
     Attributes:
         step: denoising steps done.
-        state: an opaque reference; None before the first commit.
+        state: opaque reference; None before the first commit.
     """
 
     step: int
@@ -154,14 +154,14 @@ class Lease(Generic[RequestT]):
     """A worker's right to work on requests that can be advanced in one batch.
 
     Attributes:
-        number: grows with every lease that a scheduler grants.
-        holder: the worker.
-        kind: of all its requests.
-        version: of the weights of all its requests.
+        number: number that grows with every lease that a scheduler grants.
+        holder: name of the worker.
+        kind: kind of all its requests.
+        version: version of the weights of all its requests.
         steps: denoising steps that each of them takes in all.
-        step: denoising steps that each of them had behind it when the lease was granted.
-        requests: at least one.
-        states: the state of each request's last commit, in the order of `requests`.
+        step: denoising steps that each of them had done when the lease was granted.
+        requests: requests of the lease, at least one.
+        states: state of each request's last commit, in the order of `requests`.
     """
 
     number: int
@@ -180,7 +180,7 @@ class UnderWay:
 
     Attributes:
         steps: denoising steps left.
-        bound: how many of them are begun: the group does those, whatever is planned.
+        bound: number of them already begun: the group does those, whatever is planned.
     """
 
     steps: int
@@ -189,11 +189,11 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class WorkLeft:
-    """What is left of a phase.
+    """The work left in a phase.
 
     Attributes:
-        waiting: denoising steps left of each batch that no group works on, in the order they are taken in.
-        under_way: what the groups work on, by their names.
+        waiting: denoising steps left of each batch that no group works on, in the order in which they are taken.
+        under_way: batches of the groups, by their names.
     """
 
     waiting: tuple[int, ...]
@@ -201,10 +201,10 @@ class WorkLeft:
 
     @property
     def batches(self) -> int:
-        """Batches that are not finished."""
+        """Number of unfinished batches."""
         return len(self.waiting) + len(self.under_way)
 
     @property
     def steps(self) -> int:
-        """Denoising steps of all batches together that are left."""
+        """Denoising steps left of all batches together."""
         return sum(self.waiting) + sum(one.steps for one in self.under_way.values())

@@ -8,7 +8,7 @@ from pathlib import Path
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 RAY_TOKEN = Path.home() / ".ray" / "auth_token"
-"""The file in which Ray keeps an account's token, by which a cluster knows its clients."""
+"""The file with an account's Ray token, by which a cluster recognises its clients."""
 
 _TOKEN_NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 if any(name in os.environ for name in _TOKEN_NAMES) or RAY_TOKEN.exists():
@@ -18,7 +18,7 @@ if any(name in os.environ for name in _TOKEN_NAMES) or RAY_TOKEN.exists():
 
 
 def provide_token() -> None:
-    """Make a token for a cluster of this process alone where Ray could not keep one, as in a container."""
+    """Make a token only for clusters of this process if Ray could not store one, as in a container."""
     if RAY_TOKEN.exists() or any(name in os.environ for name in _TOKEN_NAMES):
         return
     try:

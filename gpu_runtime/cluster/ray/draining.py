@@ -1,7 +1,7 @@
-"""Ray's own drain of an instance that will be taken: it starts nothing more there.
+"""Ray's drain of an instance that will be taken: Ray starts nothing more there.
 
-The only place that uses these private parts of Ray. A drain cannot be taken back, and an instance that drains
-ends itself once no worker is left on it.
+Only this file uses these private parts of Ray. A drain cannot be undone, and a draining instance ends itself
+once no worker is left on it.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from ray.core.generated.autoscaler_pb2 import (
 from ray.exceptions import RayError
 
 _LIMIT_S = 5.0
-"""For Ray's head to answer; the instance may have half a minute left."""
+"""Seconds for Ray's head to answer; the instance may have half a minute left."""
 
 
 def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
     """Drain a Ray node; the caller is a process of the cluster.
 
     Args:
-        instance: its identifier.
-        reason: in words, which Ray shows.
-        deadline: when it may be gone, in unix seconds; None where that is not known.
+        instance: identifier of the node.
+        reason: reason in words, which Ray shows.
+        deadline: time at which it may be gone, in unix seconds; None if that is not known.
 
-    Returns:
-        Why Ray does not do so; empty where it does.
+        Returns:
+            Why Ray does not drain it; empty if it does.
     """
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = 0 if deadline is None else int(deadline * 1000)

@@ -1,26 +1,26 @@
-"""How the GPUs of a cluster are divided between the workers and the scorers. Pure."""
+"""The division of a cluster's GPUs between the workers and the scorers. Pure."""
 
 from __future__ import annotations
 
 import math
 
 _SMALLEST = 10_000
-"""Ray counts shares of a GPU in ten-thousandths."""
+"""Parts in which Ray counts shares of a GPU: ten-thousandths."""
 
 
 def worker_share(workers: int, gpus: float, scorers: float = 0.0) -> float:
-    """The share of a GPU that each worker takes, beside the scorers.
+    """Return the share of a GPU that each worker takes, beside the scorers.
 
-    Whole GPUs are left to the workers as far as they go: as many on each as it takes, none split. What the
-    scorers need is kept free for them, on GPUs of their own where there are several.
+    Workers share whole GPUs, with as many workers on each as necessary. The scorers' shares are kept free, on
+    separate GPUs if there are several.
 
     Args:
-        workers: how many there are.
-        gpus: of the cluster.
+        workers: number of workers.
+        gpus: GPUs of the cluster.
         scorers: sum of the scorers' shares.
 
     Returns:
-        The share; 0 where no GPU is left, for scorers then need all of them.
+        The share; 0 if no GPU is left, as the scorers then need all of them.
     """
     left = gpus - scorers
     if left <= 0 or not workers:

@@ -1,7 +1,7 @@
 """Real Ray instances on this machine that come and go: a reserved one, and spot ones.
 
-The only place that uses `ray.cluster_utils`, and private parts of Ray with it. Each instance has its own
-raylet, and all its processes are one process group: to lose it is one SIGKILL for all of them.
+Only this file uses `ray.cluster_utils`, and private parts of Ray with it. Each instance has its own raylet,
+and all its processes are one process group: one SIGKILL for all of them makes it lost.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from storage.errors import RuntimeFailure
 _STORE_BYTES = 128 * 1024**2
 _LISTEN_PORT = "dashboard_agent_listen_port"
 _AGENT_PORTS = range(20_000, 32_768)
-"""Linux gives none of them to a connection by itself, and Ray none to a worker. Of those above, a connection
-could take one after it was found free and before the agent listens; a raylet ends with its agent."""
+"""Ports that neither Linux assigns to a connection nor Ray to a worker. A connection could take a higher one
+after it was found free and before the agent listens; a raylet ends with its agent."""
 
 _ATTEMPTS = 4
 _SETTINGS = {
-    # A lost instance, which answers nothing at all, is known in about two seconds, not in fourteen; a busy
-    # one has ten for an answer.
+    # A lost instance, which does not answer at all, is detected in about two seconds, not in fourteen; a busy
+    # one has ten to answer.
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 10_000,
@@ -46,14 +46,14 @@ _SETTINGS = {
 
 
 class LocalInstances:
-    """A Ray cluster of this machine alone, listening on 127.0.0.1. A run joins it by `runtime.cluster`.
+    """A Ray cluster on this machine alone, listening on 127.0.0.1. A run joins it by `runtime.cluster`.
 
-    All instances say how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and other
-    reserved workers are placed on the reserved one, and each spot instance has one spot worker.
+    All instances state how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and
+    other reserved workers are placed on the reserved one, and each spot instance has one spot worker.
 
     Args:
-        reserved_cpus: processes that the reserved instance holds: reserved workers and scorers.
-        reserved_gpus: GPUs that it says it has, for tests of what is counted by them.
+        reserved_cpus: number of processes on the reserved instance: reserved workers and scorers.
+        reserved_gpus: GPUs that it claims to have, for tests of code that counts them.
     """
 
     def __init__(self, reserved_cpus: int, reserved_gpus: int = 0) -> None:
@@ -64,31 +64,31 @@ class LocalInstances:
         }
         with kept_signal_handlers(), without_api_server(), _instance_of_its_own(ports):
             self._cluster = RayNodes(initialize_head=True, head_node_args=head | ports)
-        # Else each instance would take over the process's SIGTERM, which only the main thread can, and end
-        # with the thread that has started it. Without the reserved one they end by themselves.
+        # Else each instance would take over the process's SIGTERM, which only the main thread can do, and end
+        # with the thread that started it. Without the reserved one they end by themselves.
         self._cluster._shutdown_at_exit = False
         self._nodes: dict[str, Node] = {}
         atexit.register(self._remove_all)
 
     @property
     def address(self) -> str:
-        """For `runtime.cluster`."""
+        """Address of the cluster, for `runtime.cluster`."""
         return str(self._cluster.address)
 
     @property
     def names(self) -> list[str]:
-        """The spot instances that are there, in the order in which they came."""
+        """Names of the current spot instances, in the order in which they came."""
         return list(self._nodes)
 
     def add(self, name: str, gpus: int = 0) -> None:
-        """Start a spot instance; returns when the cluster knows it.
+        """Start a spot instance, and wait until the cluster knows it.
 
         Args:
-            name: of the instance.
-            gpus: that it says it has, with a worker for each; one worker where it has none.
+            name: name of the instance.
+            gpus: GPUs that it claims to have, with a worker for each; one worker if it has none.
 
         Raises:
-            RuntimeFailure: if there is one of that name, or it does not start.
+            RuntimeFailure: if an instance of that name exists, or it does not start.
         """
         if name in self._nodes:
             raise RuntimeFailure(f"instance {name!r} is there already; remove it first")
@@ -102,7 +102,7 @@ class LocalInstances:
                         **_arguments(max(1, gpus), gpus, "spot"), **ports
                     )
                 return
-            except Exception as error:  # Ray raises no other where a raylet is slow to start
+            except Exception as error:  # Ray's only type where a raylet is slow to start
                 if "timed out" not in str(error):
                     raise
                 reason = error
@@ -115,30 +115,30 @@ class LocalInstances:
         ) from reason
 
     def warn(self, name: str) -> None:
-        """Give the instance's workers their notice as Kubernetes does: SIGTERM.
+        """Give the instance's workers notice as Kubernetes does: by SIGTERM.
 
-        They stop at the next denoising step where `runtime.notices` is `kubernetes`; else they end.
+        They stop at the next denoising step if `runtime.notices` is `kubernetes`; else they end.
 
         Raises:
-            RuntimeFailure: if there is none of that name.
+            RuntimeFailure: if no instance has that name.
         """
         raylet = psutil.Process(self._process_group(name))
         for process in raylet.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                # The agents of the raylet are no workers, and it ends itself when they do.
+                # The raylet's agents are not workers, and it ends itself when they do.
                 if _is_worker(" ".join(process.cmdline())):
                     process.terminate()
 
     def remove(self, name: str) -> None:
-        """Take the instance away: SIGKILL for all its processes at once.
+        """Take the instance away, by SIGKILL for all its processes at once.
 
         Raises:
-            RuntimeFailure: if there is none of that name.
+            RuntimeFailure: if no instance has that name.
         """
         group = self._process_group(name)
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
-        # Ray's own bookkeeping: it waits for the raylet's end, and deletes what it left in memory.
+        # Ray's own bookkeeping: wait for the raylet's end, and delete what it left in memory.
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ def _arguments(cpus: int, gpus: int, market: str) -> dict[str, Any]:
 
 
 def _free_ports() -> dict[str, Any]:
-    """Ports for the agents of a raylet, by Ray's names of them."""
+    """Return free ports for the agents of a raylet, by Ray's names for them."""
     agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
     ports: dict[str, Any] = {}
     chance = random.SystemRandom()
@@ -184,22 +184,22 @@ def _free_ports() -> dict[str, Any]:
 
 
 def _raylets() -> list[int]:
-    """Processes of raylets below this one; each leads its group, but the reserved instance's."""
+    """Return the raylets below this process; each leads its group, except the reserved instance's."""
     children = psutil.Process().children()
     return [process.pid for process in children if process.name() == "raylet"]
 
 
 def _is_worker(command: str) -> bool:
-    """Whether a child of a raylet is a worker, by its title."""
+    """Return True if a raylet's child with this command line is a worker."""
     return command.startswith("ray::") and "Agent" not in command
 
 
 @contextmanager
 def _instance_of_its_own(ports: dict[str, int]) -> Iterator[None]:
-    """What Ray starts leads a process group, and a raylet knows its agents' ports: no setting of Ray does it.
+    """Make started Ray processes lead a process group, and tell raylets their agents' ports.
 
-    Without, a raylet waits until its agents have chosen their ports, and ends itself when that takes them
-    15 seconds, as it may on a busy machine.
+    Ray has no setting for it. Otherwise a raylet waits until its agents have chosen their ports, and ends
+    itself if that takes 15 seconds, as it may on a busy machine.
     """
     plain = services.ConsolePopen
 

@@ -1,9 +1,9 @@
-"""Ray on 127.0.0.1 alone, where all of a cluster is on this machine.
+"""Ray on 127.0.0.1 alone, for clusters that are entirely on this machine.
 
 Each of Ray's servers listens on 127.0.0.1 if that is the address of its node, and on all addresses of the
-machine otherwise. Ray has no setting for it on Linux: it replaces a loopback address that it is given by one
-that other machines reach. It does not do so where `ENABLE_RAY_CLUSTER` says that there are no other machines,
-as by default on macOS and Windows.
+machine otherwise. Ray has no setting for it on Linux: it replaces a given loopback address by one that other
+machines can reach. It does not do so if `ENABLE_RAY_CLUSTER` rules out other machines, as by default on macOS
+and Windows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOOPBACK_HOSTS = ("localhost", LOOPBACK, "::1")
 
 @contextmanager
 def on_loopback_alone() -> Iterator[None]:
-    """What Ray starts meanwhile listens on 127.0.0.1, and what it joins is looked for there."""
+    """Make Ray listen and look for clusters on 127.0.0.1 within this context."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:
@@ -35,9 +35,9 @@ def on_loopback_alone() -> Iterator[None]:
 
 @contextmanager
 def without_api_server() -> Iterator[None]:
-    """What Ray starts meanwhile has no API server, which without a dashboard serves reports of use alone.
+    """Make Ray start no API server within this context; without a dashboard it only serves usage reports.
 
-    Also where they are off, it asks the metadata services of three clouds which of them it is on.
+    Even if they are off, it asks the metadata services of three clouds where it runs.
     """
     before = services.start_api_server
     services.start_api_server = lambda *_, **__: (None, None)
@@ -48,27 +48,27 @@ def without_api_server() -> Iterator[None]:
 
 
 def found_address(address: str) -> str:
-    """The address that Ray joins for the one it is given: `auto` is the running cluster of this machine.
+    """Return the address that Ray joins for a given one: `auto` is the running cluster of this machine.
 
-    Ray looks for it at the same places: the variable RAY_ADDRESS, then the processes of this machine.
+    As in Ray, it is looked for in the variable RAY_ADDRESS, then among the processes of this machine.
 
     Args:
-        address: as of `runtime.cluster`.
+        address: value of `runtime.cluster`.
 
     Raises:
-        ConnectionError: `auto`, and no cluster runs here.
+        ConnectionError: the address is `auto`, and no cluster runs here.
     """
     if address != "auto":
         return address
-    cast(Any, services.find_gcs_addresses).cache_clear()  # of a cluster that has ended since
+    cast(Any, services.find_gcs_addresses).cache_clear()  # it may hold a cluster that has ended since
     return str(services.get_ray_address_from_environment(address, None))
 
 
 def is_on_loopback_alone(address: str) -> bool:
-    """Whether a cluster that is to be joined answers on this machine's loopback address and on no other.
+    """Return True if a cluster to join answers on this machine's loopback address and on no other.
 
     Args:
-        address: from `found_address`; what is no `HOST:PORT` is left to Ray.
+        address: result of `found_address`; False for anything but `HOST:PORT`, which is left to Ray.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or host.strip("[]") not in _LOOPBACK_HOSTS:

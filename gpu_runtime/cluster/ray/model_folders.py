@@ -1,7 +1,7 @@
-"""Brings the folders of models to hosts of a cluster that do not have them, to the same paths.
+"""Copies of model folders for hosts of a cluster that do not have them, at the same paths.
 
-The driver's host gives the files out in parts, through Ray's object store. A host that has a folder uses
-it. Ray itself is not needed here.
+The driver's host sends the files in parts, through Ray's object store. A host that has a folder uses it. This
+file does not import Ray.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _PART_BYTES = 16 * 1024**2
 
 
 class FolderSource:
-    """Gives out the files of folders of its host, as an actor on the driver's."""
+    """The sender of files from folders of its host, an actor on the driver's host."""
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of each file, by its path in the folder."""
+        """Return the bytes of each file, by its path in the folder."""
         found = (path for path in Path(folder).rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): path.stat().st_size for path in sorted(found)}
 
     def part(self, folder: str, name: str, offset: int) -> bytes:
-        """The next bytes of a file.
+        """Return the next bytes of a file.
 
         Args:
-            folder: that it is in.
-            name: its path in the folder.
-            offset: of the first byte.
+            folder: folder of the file.
+            name: path in the folder.
+            offset: position of the first byte.
         """
         with Path(folder, name).open("rb") as file:
             file.seek(offset)
@@ -40,11 +40,11 @@ class FolderSource:
 
 
 def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
-    """For each folder the outermost one that it lies in, or itself: none is brought into another.
+    """Return for each folder the outermost one that contains it, or itself: none is copied into another.
 
     Args:
         folders: absolute paths.
-        among: other ones that may be brought.
+        among: other folders that may be copied.
     """
     every = [Path(folder) for folder in (*folders, *among)]
     found = {min(one for one in every if Path(folder).is_relative_to(one)) for folder in folders}
@@ -52,22 +52,22 @@ def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
 
 
 def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:
-    """Make a folder here, unless there is one; one process of a host does, and others wait for it.
+    """Copy a folder to this host, unless it exists; one process of a host does so, and others wait for it.
 
     Args:
-        folder: its path, here and there.
-        sizes: bytes of its files.
-        part: the next bytes of a file, from an offset.
+        folder: path of the folder on both hosts.
+        sizes: function that returns the bytes of its files.
+        part: function that returns the next bytes of a file, from an offset.
 
     Raises:
-        ModelError: there is no room for it, or it cannot be written.
+        ModelError: the disk lacks room for it, or it cannot be written.
     """
     if folder.is_dir():
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f".{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the process ends, however it does
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when the process ends, however it ends
             if not folder.is_dir():
                 _fetch(folder, sizes(), part)
     except OSError as error:
@@ -79,7 +79,7 @@ def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str
 
 def _fetch(folder: Path, sizes: dict[str, int], part: Callable[[str, int], bytes]) -> None:
     coming = folder.parent / f".{folder.name}.coming"
-    shutil.rmtree(coming, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(coming, ignore_errors=True)  # left by a process that was killed
     total, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
     if total > free:
         raise ModelError(

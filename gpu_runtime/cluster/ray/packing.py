@@ -1,7 +1,7 @@
-"""What a call carries, and what an actor has beside its class.
+"""The packing of calls and results, and the actor that answers calls.
 
-A call is bytes, as one small argument costs Ray far less than several. Large arrays are left to Ray, which
-moves them through its object store without a copy in a pickle.
+A call is packed into bytes, as one small argument costs Ray far less than several. Large arrays are left to
+Ray, which moves them through its object store without a copy in a pickle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ray
 from gpu_runtime.cluster.ray.model_folders import bring
 
 MOST_ARRAY_BYTES = 1024**2
-"""Bytes of arrays in a value that is packed; one that has more goes as it is."""
+"""Largest number of bytes of arrays in a packed value; one with more is sent as it is."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class _Whole:
 
 @dataclass(frozen=True)
 class _Place:
-    """Stands for a reference, which has to be an argument of its own to be resolved."""
+    """A stand-in for a reference, which Ray resolves only as a separate argument."""
 
     index: int
 
 
 class _TooLarge(Exception):
-    """A value has more arrays than should be copied."""
+    """An error: a value has more bytes of arrays than should be copied."""
 
 
 def pack(value: Any) -> Any:
-    """A value as bytes, or wrapped as it is where its arrays are large."""
+    """Return a value as bytes, or wrapped as it is if its arrays are large."""
     array_bytes = 0
 
     def take_in(buffer: pickle.PickleBuffer) -> bool:
@@ -56,12 +56,12 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """The inverse of `pack`."""
+    """Return the value that `pack` has packed."""
     return packed.value if isinstance(packed, _Whole) else pickle.loads(packed)
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """A call for `Answering.answer`: its method and arguments, packed, then the references among them.
+    """Return the arguments of `Answering.answer`: a call's packed method and arguments, then its references.
 
     Args:
         method: name of the method.
@@ -81,13 +81,13 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 
 
 class Answering:
-    """An actor: it has a worker built, and answers for it by the one method that Ray calls.
+    """An actor that builds a worker, and answers for it by the one method that Ray calls.
 
     Args:
-        build: builds it.
-        folders: that it reads: it is built once they are on this host.
-        source: an actor that gives them out.
-        args: what it is built from.
+        build: function that builds it.
+        folders: folders that it reads: it is built once they are on this host.
+        source: actor that sends them.
+        args: arguments of `build`.
     """
 
     def __init__(self, build: Callable[..., Any], folders: Sequence[str], source: Any, *args: Any) -> None:
@@ -96,18 +96,18 @@ class Answering:
         self._worker = build(*args)
 
     def instance(self) -> str:
-        """The Ray node that this process is on."""
+        """Return the Ray node that this process is on."""
         return ray.get_runtime_context().get_node_id()
 
     def answer(self, packed: Any, *referenced: Any) -> Any:
-        """Call a method of the worker, or one of the actor's own.
+        """Call a method of the worker, or of the actor itself.
 
         Args:
-            packed: its name and arguments, from `pack_call`.
+            packed: name and arguments of the method, from `pack_call`.
             referenced: values of the references among them.
 
         Returns:
-            What it returns, packed.
+            The packed result.
         """
         method, args, kwargs = unpack(packed)
         if referenced:

@@ -45,16 +45,16 @@ from storage.home import close_to_others
 from storage.record.records import Market
 
 MARKET_LABEL = "ray.io/market-type"
-"""Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""
+"""Ray's label for the market of an instance: `spot`, or another word if it is reserved."""
 
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
 _MOST_GPUS = 16
-"""Of one machine."""
+"""Largest number of GPUs of one machine."""
 
 _MOST_WORKERS_A_CPU = 8
 
 _PARTS_AT_ONCE = 4
-"""Of files, that are read for hosts."""
+"""Parts of files that are read for hosts at the same time."""
 
 WorkerT = TypeVar("WorkerT")
 P = ParamSpec("P")
@@ -66,10 +66,10 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
     """A worker as a Ray actor.
 
     Args:
-        name: of the worker.
-        handle: Ray's, of the actor.
-        alone: whether the cluster has one instance only.
-        drains: whether its instance can be drained: it has spot workers alone, and the driver is on the
+        name: name of the worker.
+        handle: Ray's handle of the actor.
+        alone: True if the cluster has only one instance.
+        drains: True if its instance can be drained: it has only spot workers, and the driver is on the
             cluster, too.
     """
 
@@ -77,27 +77,27 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         super().__init__(name)
         self.handle = handle
         self._alone = alone
-        # Asked for now: at a notice the worker may have no time left to answer.
+        # Requested now: at a notice the worker may have no time left to answer.
         self._spot_instance = self.instance() if drains else None
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """As of every actor."""
+        """See `RemoteActor`."""
         return self._answer(method.__name__, args, kwargs)
 
     def kill(self) -> None:
-        """As of every actor."""
+        """See `RemoteActor`."""
         ray.kill(self.handle, no_restart=True)
 
     def instance(self) -> Future[str]:
-        """The Ray node that the process is on."""
+        """Return the Ray node that the process is on; empty if the cluster has only one."""
         if self._alone:
             return super().instance()
         return self._answer(Answering.instance.__name__, (), {})
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """As of every actor, by Ray's own drain; an instance that may have reserved workers is left alone."""
+        """See `RemoteActor`; uses Ray's drain, except for instances that may have reserved workers."""
         instance = self._spot_instance
         if instance is None:
             return ""
@@ -114,7 +114,7 @@ class RayCluster:
     """A Ray cluster that this process started or joined.
 
     Args:
-        config: the run's configuration; `runtime.cluster` says whether a cluster is started here or joined.
+        config: configuration of the run; `runtime.cluster` decides if a cluster is started here or joined.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -125,20 +125,20 @@ class RayCluster:
         self._source_lock = threading.Lock()
         with kept_signal_handlers():
             self._connect()
-        close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
+        close_to_others(RAY_TOKEN)  # Ray creates it by the umask; with it, other users could run code here
         gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
         self.tells_markets_apart = not self._local and any(
             MARKET_LABEL in node["Labels"] for node in ray.nodes()
         )
-        """Whether its instances say how they are rented: workers are then placed by that, and spot
+        """True if its instances state how they are rented: workers are then placed accordingly, and spot
         instances may come and go."""
-        # Where spot instances come and go, those of now say nothing of how many there will be.
+        # Where spot instances come and go, their present number does not predict later ones.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
         self._refuse_far_too_many(counts["reserved"] if self.tells_markets_apart else sum(counts.values()))
         workers = 1 if self.tells_markets_apart else sum(counts.values())
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
-        if self._forks and gpus:  # a fork of what has looked at a GPU could not use it
+        if self._forks and gpus:  # a fork of a process that has queried a GPU could not use it
             end_fork_server()
         elif self._forks:
             self._worker_options = {"runtime_env": {"py_executable": requesting_command()}}
@@ -155,7 +155,7 @@ class RayCluster:
 
     @property
     def _forks(self) -> bool:
-        """Whether its workers can be forked from a process of this machine that has their imports done."""
+        """True if its workers can be forked from a process of this machine that has done their imports."""
         return self._local and sys.platform == "linux"
 
     def _connect(self) -> None:
@@ -189,10 +189,10 @@ class RayCluster:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
-                    # Ray would start processes ahead that are not forked, and end them again.
+                    # Ray would prestart processes that are not forked, and end them again.
                     _system_config={"prestart_worker_first_driver": not self._forks},
                 )
-        except Exception as error:  # Ray raises the bare class where its processes do not start
+        except Exception as error:  # Ray raises the bare class if its processes do not start
             reason = str(error).partition("\n")[0].rstrip(". ")
             advice = "free processor time and memory, then try again"
             if "timed out" not in reason:
@@ -221,8 +221,8 @@ class RayCluster:
         gpu_share: float = 0.0,
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
-        """As of every cluster."""
-        # Ray's own record of each call costs a tenth of it; ours is the time line.
+        """See `Cluster`."""
+        # Ray's record of each call costs a tenth of the call; our record is the timeline.
         options: dict[str, Any] = {
             "num_cpus": 1,
             "max_restarts": 0,
@@ -243,9 +243,9 @@ class RayCluster:
         return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
 
     def _given_out(self, reads: Sequence[str]) -> list[str]:
-        """Folders that are on the driver's host, and perhaps on no other.
+        """Return folders that are on the driver's host, and perhaps on no other.
 
-        A driver that is on no host of the cluster cannot give files out.
+        A driver that is on no host of the cluster cannot send files.
         """
         if not self._config.runtime.driver_is_on_cluster:
             return []
@@ -253,7 +253,7 @@ class RayCluster:
         return outermost(folders, [self._config.model.path])
 
     def _source_of_folders(self) -> Any:
-        """An actor on the driver's host that gives files out; it takes no processor."""
+        """Return the actor on the driver's host that sends files; it reserves no CPU."""
         with self._source_lock:  # workers and scorers are started by several threads
             if self._source is None:
                 self._source = self._start_source()
@@ -268,15 +268,15 @@ class RayCluster:
 
     @property
     def host(self) -> str:
-        """The address by which workers reach this process."""
+        """Address at which workers reach this process."""
         return LOOPBACK if self._local else ray.util.get_node_ip_address()
 
     def needed_processes(self) -> dict[str, int]:
-        """Ray's processes that this process cannot outlive, name -> pid; none of a cluster it has joined."""
+        """Return Ray's processes that this one cannot outlive, name -> pid; none of a joined cluster."""
         return ray_processes() if self._local else {}
 
     def devices(self) -> dict[Market, int]:
-        """As of every cluster: whole GPUs, or instances with a processor where there is no GPU."""
+        """See `Cluster`; counts whole GPUs, or instances with a CPU if the cluster has no GPU."""
         runtime, on_gpus = self._config.runtime, self._config.model.device != "cpu"
         gpus: dict[Market, float] = {"reserved": 0.0, "spot": 0.0}
         instances: dict[Market, int] = {"reserved": 0, "spot": 0}
@@ -289,12 +289,12 @@ class RayCluster:
             instances[market] += node["Resources"].get("CPU", 0.0) >= 1
         if not any(gpus.values()):
             return instances
-        # Scorers are on reserved instances, and no worker shares a GPU with one while there is another.
+        # Scorers are on reserved instances, and workers share no GPU with them while there is another.
         scorers = runtime.scorer_workers * runtime.scorer_gpu
         return {"reserved": math.floor(gpus["reserved"] - scorers), "spot": math.floor(gpus["spot"])}
 
     def request_spot_devices(self, devices: int) -> None:
-        """As of every cluster: a bundle for each device, on instances whose label says `spot`."""
+        """See `Cluster`; requests a bundle for each device, on instances labelled `spot`."""
         from ray.autoscaler.sdk import request_resources  # most runs ask no autoscaler
 
         bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self._gpu_share else {})
@@ -312,7 +312,7 @@ class RayCluster:
         return cast(T, ray.put(value))
 
     def describe(self) -> str:
-        """Resources of the cluster, for messages."""
+        """Return the resources of the cluster, for messages."""
         total = ray.cluster_resources()
         return f"{total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
 
@@ -323,7 +323,7 @@ class RayCluster:
 
 
 def _translated(future: Future[Any], name: str) -> Future[Any]:
-    """The same outcome, unpacked, with Ray's exceptions replaced by ours."""
+    """Return a future of the unpacked outcome, with Ray's exceptions replaced by ours."""
     result: Future[Any] = Future()
 
     def settle(done: Future[Any]) -> None:
@@ -339,22 +339,22 @@ def _translated(future: Future[Any], name: str) -> Future[Any]:
 
 
 def _outcome(done: Future[Any], name: str) -> Any:
-    """What a call has returned; raises what it has raised, or the loss of its actor."""
+    """Return the result of a call; raise its exception, or the loss of its actor."""
     error = done.exception() if not done.cancelled() else WorkerLostError(f"{name!r}: the call was dropped")
     if error is None:
         return unpack(done.result())
     if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-        # Ray's own words have the traceback in the worker.
+        # Ray's message has the traceback in the worker.
         error.cause.add_note(f"in worker {name!r}:\n{error}")
         raise error.cause
     if isinstance(error, RayError):
-        # A process, a machine or a result that is gone: the work can be done by another.
+        # A process, a machine or a result is gone: another worker can do the work.
         raise WorkerLostError(f"worker {name!r} is gone: {_reason(error)}") from error
     raise error
 
 
 def _reason(error: RayError) -> str:
-    """The line of Ray's message that says why: the last one where a constructor failed."""
+    """Return the line of Ray's message with the reason: the last one if a constructor failed."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     failed_in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
     return lines[-1] if failed_in_constructor else lines[0]

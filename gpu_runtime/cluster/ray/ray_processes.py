@@ -1,4 +1,4 @@
-"""Ray's own processes on this machine: when one of them dies, Ray's core ends the driver without a word."""
+"""Ray's processes on this machine: when one of them dies, Ray's core ends the driver without a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARKS = {
 
 
 def ray_processes() -> dict[str, int]:
-    """Name -> pid of those that this process has started."""
+    """Return name -> pid of those that this process has started."""
     found: dict[str, int] = {}
     for process in psutil.Process().children(recursive=True):
         try:

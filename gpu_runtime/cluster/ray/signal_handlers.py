@@ -1,4 +1,4 @@
-"""Ray takes signals over, as it starts and as it ends; this process keeps its own handlers."""
+"""The protection of this process's signal handlers, which Ray replaces as it starts and as it ends."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Keep this process's handlers while Ray starts or ends, which would take SIGTERM over.
+    """Keep this process's handlers while Ray starts or ends, which would replace the one for SIGTERM.
 
-    A cancelled flow would then count as crashed; and one that is cancelled while Ray starts would first wait
-    half a minute for the cluster to empty. As Ray's core ends, it makes SIGTERM fatal: the handlers are put
-    back before Ray then ends its processes, which takes a second.
+    A cancelled flow would then count as crashed; if cancelled while Ray starts, it would first wait half a
+    minute for the cluster to empty. As Ray's core ends, it makes SIGTERM fatal: the handlers are restored
+    before Ray ends its processes, which takes a second.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -30,7 +30,7 @@ def kept_signal_handlers() -> Iterator[None]:
     kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
 
     def put_back() -> None:
-        for number, handler in kept.items():  # parts of Ray that are no Python take signals too
+        for number, handler in kept.items():  # non-Python parts of Ray replace handlers, too
             signal.signal(number, handler)
 
     def end_processes(

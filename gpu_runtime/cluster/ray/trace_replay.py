@@ -1,4 +1,4 @@
-"""Plays a trace on real local instances, in a thread of its own."""
+"""The replay of a trace on real local instances, in a background thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from storage.clock import now
 
 @dataclass
 class Replayed:
-    """What a replay has done.
+    """The actions of a replay so far.
 
     Attributes:
-        added: when instances had come, in seconds from its beginning.
-        removed: when instances were removed, likewise.
-        warned: notices given.
-        happened: instances that had come and went, with their names, at the same times.
-        failure: why it ended early; None where it did not.
+        added: times at which instances had come, in seconds from its beginning.
+        removed: times at which instances were removed, in the same seconds.
+        warned: number of notices given.
+        happened: events of added and removed instances, with their names and the same times.
+        failure: exception that ended it early; None if there was none.
     """
 
     added: list[float] = field(default_factory=list)
@@ -32,17 +32,17 @@ class Replayed:
 
 
 class TraceReplay:
-    """Adds and removes instances as time passes, until it is stopped or nothing is left to do.
+    """A thread that adds and removes instances as time passes, until it is stopped or nothing is left to do.
 
     Args:
-        replay: what is to be done when.
-        instances: where it is done; no other code adds or removes spot instances meanwhile.
+        replay: steps with their times.
+        instances: instances to act on; no other code may add or remove spot instances meanwhile.
     """
 
     def __init__(self, replay: Replay, instances: LocalInstances) -> None:
         self.done = Replayed()
         self.began_at: float | None = None
-        """Unix seconds; None before `start`."""
+        """Beginning in unix seconds; None before `start`."""
         self._replay = replay
         self._instances = instances
         self._stopped = threading.Event()
@@ -50,25 +50,25 @@ class TraceReplay:
 
     @property
     def address(self) -> str:
-        """Of the cluster, for `runtime.cluster`."""
+        """Address of the cluster, for `runtime.cluster`."""
         return self._instances.address
 
     @property
     def skipped(self) -> int:
-        """Instances whose end was due before they were begun."""
+        """Number of instances whose end was due before they were started."""
         return self._replay.skipped
 
     def start(self) -> None:
-        """Time begins to pass, unless it does already."""
+        """Start the clock of the replay, unless it is running."""
         if self._thread.ident is None:
             self.began_at = now()
             self._thread.start()
 
     def stop(self) -> None:
-        """Do nothing more; instances that are there stay. What failed on the way is raised.
+        """Stop the replay; present instances stay.
 
         Raises:
-            BaseException: what ended the replay early.
+            BaseException: the failure that ended the replay early.
         """
         self._stopped.set()
         if self._thread.ident is not None:
@@ -86,7 +86,7 @@ class TraceReplay:
                     self._do(step, began)
                     if self._stopped.is_set():
                         return
-        except BaseException as error:  # noqa: BLE001  (it is raised again where the replay is stopped)
+        except BaseException as error:  # noqa: BLE001  (raised again by `stop`)
             self.done.failure = error
 
     def _do(self, step: ReplayStep, began: float) -> None:

@@ -1,6 +1,6 @@
-"""An autoscaler of the cluster as a provider: devices are asked of it, and it brings instances or takes them.
+"""The cluster's autoscaler as a provider: asked for devices, it adds instances or takes them away.
 
-Ray places workers, so an offer is no instance but one device of those that the cluster has. It stays until
+Ray places workers, so an offer is not an instance but one of the cluster's devices. It stays until
 the run releases it: the cluster itself reports the worker of a lost instance, and the number of devices does
 not say which one is gone. A worker that ends leaves its instance without work, and the autoscaler takes idle
 instances back.
@@ -18,26 +18,26 @@ from storage.record.records import Market
 
 
 class ScalingCluster(Protocol):
-    """What the provider needs of a cluster."""
+    """The part of a cluster that the provider needs."""
 
     def request_spot_devices(self, devices: int) -> None:
         """Ask the autoscaler to have instances for so many spot devices.
 
         Raises:
-            CapacityError: it cannot be asked.
+            CapacityError: the autoscaler cannot be reached.
         """
         ...
 
     def devices(self) -> Mapping[Market, int]:
-        """Devices that the cluster has now."""
+        """Return the number of devices that the cluster has now, by market."""
         ...
 
 
 class AutoscalerCapacity:
-    """Asks the autoscaler of the run's cluster.
+    """A provider that asks the autoscaler of the run's cluster.
 
     Args:
-        cluster: the run's.
+        cluster: cluster of the run.
     """
 
     def __init__(self, cluster: ScalingCluster) -> None:
@@ -72,10 +72,10 @@ class AutoscalerCapacity:
         self._held = [offer for offer in self._held if offer.instance != instance]
 
     def take_troubles(self) -> list[str]:
-        """See `CapacityProvider`. An autoscaler goes on trying what it cannot do; `ray status` says why."""
+        """See `CapacityProvider`. An autoscaler keeps retrying what it cannot do; `ray status` shows why."""
         taken, self._troubles = self._troubles, []
         return taken
 
     def close(self) -> None:
-        """Ask for none any more."""
+        """Ask the autoscaler for no more devices."""
         self.wanted(0, None)

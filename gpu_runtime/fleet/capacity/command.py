@@ -1,11 +1,10 @@
-"""Two shell commands of the user's own as a provider: one acquires instances, the other gives one back.
+"""Two shell commands of the user as a provider: one acquires instances, the other gives one back.
 
 `acquire` gets `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` as its
 standard input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd_per_hour": 2.5}]}` to its
-standard output; `devices` and `usd_per_hour` may be left out. It may return fewer devices than asked for, or
+standard output; `devices` and `usd_per_hour` are optional. It may return fewer devices than asked for, or
 none: it is asked again with the next iteration. `release` gets `{"instance": "i-2"}`, also for an instance
-that is gone already. Both end with status 0; what they write to their standard error is shown where they do
-not.
+that is already gone. Both must exit with status 0; if one does not, its standard error is shown.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from storage.text import one_line
 _SHELL = "/bin/sh"
 _OF_THE_SHELL = {".", "case", "cd", "eval", "exec", "export", "for", "if", "set", "until", "while"}
 _CLOSE_S = 60.0
-"""Seconds that `acquire` may go on when the run ends."""
+"""Seconds that `acquire` may keep running after the run ends."""
 
 _MOST_DEVICES = 1024
 
 
 class CommandOptions(Section):
-    """What the provider `command` reads of `[runtime.options]`."""
+    """Options of the provider `command`, from `[runtime.options]`."""
 
     acquire: str = Field(min_length=1)
     """Shell command that acquires instances."""
@@ -49,13 +48,13 @@ class CommandOptions(Section):
     """Shell command that gives one back."""
 
     timeout_s: float = Field(default=600.0, gt=0, le=86_400)
-    """Seconds that each may take; it is ended then, with all processes that it has started."""
+    """Seconds after which a command is killed, with all processes that it has started."""
 
     def check(self) -> None:
-        """Refuse commands that the shell cannot read, or whose program is not there; runs neither.
+        """Refuse commands that the shell cannot read or whose program is missing, without running them.
 
         Raises:
-            ConfigurationError: which, and why.
+            ConfigurationError: a command is refused; the message names it and the reason.
         """
         for name, command in (("acquire", self.acquire), ("release", self.release)):
             setting = f"runtime.options.{name} = {quoted(command)}"
@@ -83,17 +82,17 @@ class AcquiredInstance(Section):
 
 
 class AcquireAnswer(Section):
-    """What `acquire` writes."""
+    """The answer that `acquire` writes."""
 
     instances: tuple[AcquiredInstance, ...] = Field(max_length=_MOST_DEVICES)
 
 
 class CommandCapacity:
-    """Runs the commands, one at a time, in a thread of its own.
+    """A provider that runs the commands, one at a time, in a background thread.
 
     Args:
-        options: the commands.
-        cluster: address of the cluster that an instance is to join; empty where there is none.
+        options: commands, and their time limit.
+        cluster: address of the cluster that an instance is to join; empty if there is none.
     """
 
     def __init__(self, options: CommandOptions, cluster: str = "") -> None:
@@ -108,7 +107,7 @@ class CommandCapacity:
         self._troubles: list[str] = []
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """See `CapacityProvider`; `acquire` is asked for what is missing, unless it runs already."""
+        """See `CapacityProvider`; runs `acquire` for the missing devices, unless it is already running."""
         with self._lock:
             missing = devices - sum(offer.devices for offer in self._held.values())
             if missing <= 0 or self._closing or (self._acquiring is not None and not self._acquiring.done()):
@@ -134,11 +133,11 @@ class CommandCapacity:
         return taken
 
     def close(self) -> None:
-        """Give back all that is held, and what `acquire` still brings, before this returns."""
+        """Give back all instances, also those that a running `acquire` still brings, before returning."""
         with self._lock:
             self._closing = True
         if self._acquiring is not None:
-            # Ended in its midst, it might leave an instance that is paid for and that is known to no program.
+            # Killed half-way, it might leave an instance that is paid for but that no program knows of.
             wait([self._acquiring], timeout=_CLOSE_S)
             with self._lock:
                 if self._running is not None and not self._acquiring.done():
@@ -174,10 +173,10 @@ class CommandCapacity:
             self._note(f"{instance} may still be rented and paid for: {error}")
 
     def _run(self, name: str, command: str, given: dict[str, Any]) -> str:
-        """What a command wrote.
+        """Run a command and return its standard output.
 
         Raises:
-            CapacityError: it failed, or took too long.
+            CapacityError: the command failed, or took too long.
         """
         try:
             process = subprocess.Popen(
@@ -214,6 +213,6 @@ class CommandCapacity:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a command with all processes of its group."""
+    """Kill a command with all processes of its group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

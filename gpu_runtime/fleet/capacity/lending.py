@@ -1,10 +1,10 @@
-"""A serving fleet as a provider: over HTTP it lends devices that it does not need, and calls them back.
+"""A serving fleet as a provider: it lends the devices that it does not need over HTTP, and calls them back.
 
-Three requests, all of JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 60.0}` says what the run
-could use. `GET /offered` answers `{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`:
-what is lent now; `called_back` says in words why an instance has to be given back. `POST /release` with
-`{"instance": "gpu-3"}` gives one back. The run asks every second; a server that does not answer keeps what
-it lent until it says otherwise. `examples/lending_server.py` is a small server of this form.
+There are three requests, all in JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 60.0}` states what
+the run could use. `GET /offered` answers with the instances lent now:
+`{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`; `called_back` is the reason, in
+words, why one has to be given back. `POST /release` with `{"instance": "gpu-3"}` gives one back. The run asks
+every second; what a silent server lent stays lent. `examples/lending_server.py` is a small such server.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 _ASK_EVERY_S = 1.0
 
 _LAST_TRIES = 3
-"""So often a lender is asked to take all back, once the run ends."""
+"""Times that a lender is asked to take all devices back once the run ends."""
 
 _LATER = (408, 425, 429)
-"""Refusals for now: the same message may be taken later."""
+"""Status codes of temporary refusals: the same message may be accepted later."""
 
 
 class LendingOptions(Section):
-    """What the provider `lending` reads of `[runtime.options]`."""
+    """Options of the provider `lending`, from `[runtime.options]`."""
 
     url: str = Field(pattern=r"^https?://[^\s]+$")
     """Address of the serving fleet's lender, as in `http://HOST:PORT`."""
 
     timeout_s: float = Field(default=5.0, gt=0, le=600)
-    """Seconds that it may take to answer."""
+    """Seconds that the lender may take to answer."""
 
     def check(self) -> None:
-        """Ask the lender once.
+        """Check that the lender answers, by asking it once.
 
         Raises:
-            ConfigurationError: it does not answer, or otherwise than a lender does.
+            ConfigurationError: the lender does not answer, or its answer is malformed.
         """
         import httpx  # here, as below: the registry is imported by commands that answer within a second
 
@@ -66,16 +66,16 @@ class LentInstance(Section):
 
 
 class LentInstances(Section):
-    """What a lender offers."""
+    """The instances that a lender offers."""
 
     instances: tuple[LentInstance, ...] = Field(max_length=1024)
 
 
 def lent_by(client: httpx.Client) -> list[Offer]:
-    """What a lender offers now.
+    """Return what a lender offers now.
 
     Raises:
-        CapacityError: it does not answer, or otherwise than a lender does.
+        CapacityError: the lender does not answer, or its answer is malformed.
     """
     import httpx
 
@@ -90,11 +90,11 @@ def lent_by(client: httpx.Client) -> list[Offer]:
 
 
 class LendingCapacity:
-    """Asks a lender in a thread of its own.
+    """A provider that asks a lender in a background thread.
 
     Args:
-        options: where it is.
-        ask_every_s: seconds between two questions.
+        options: address and timeout of the lender.
+        ask_every_s: seconds between two requests.
     """
 
     def __init__(self, options: LendingOptions, ask_every_s: float = _ASK_EVERY_S) -> None:
@@ -106,7 +106,7 @@ class LendingCapacity:
         self._offers: list[Offer] = []
         self._to_say: list[tuple[str, dict[str, Any]]] = []
         self._released: set[str] = set()
-        self._refused: set[str] = set()  # released, but the lender says no: not released again
+        self._refused: set[str] = set()  # released, but the lender refused it: not released again
         self._troubles: list[str] = []
         self._silent = False
         self._wake = threading.Event()
@@ -134,7 +134,7 @@ class LendingCapacity:
         return taken
 
     def close(self) -> None:
-        """Want none any more, and give all back, before this returns."""
+        """Withdraw the wish for devices and give all back, before returning."""
         self.wanted(0, None)
         for offer in self.offered():
             self.release(offer.instance)
@@ -164,7 +164,7 @@ class LendingCapacity:
             else:
                 with self._lock:
                     self._offers, self._silent = offers, False
-                    # What is still offered after its release has reached the lender is lent anew.
+                    # An instance still offered after its release has reached the lender is lent again.
                     said = {body["instance"] for path, body in self._to_say if path == "/release"}
                     self._refused &= {offer.instance for offer in offers}
                     self._released &= said | self._refused
@@ -176,7 +176,7 @@ class LendingCapacity:
             self._wake.clear()
 
     def _say_all(self) -> None:
-        """Send the messages in order; one that got no answer is sent again, one that was refused is not."""
+        """Send the messages in order; one without an answer is sent again, a refused one is not."""
         import httpx
 
         while True:

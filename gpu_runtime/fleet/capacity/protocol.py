@@ -1,4 +1,4 @@
-"""What a provider of spot instances is asked, and what it offers."""
+"""The protocol of providers of spot instances, and their offers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Offer:
-    """An instance that is there for the run.
+    """An instance that the run may use.
 
     Attributes:
-        instance: its name, unlike that of any other that is offered.
-        devices: that it has.
+        instance: name, unique among the offers.
+        devices: number of its devices.
         usd_per_hour: price of a device; None for `price.spot_usd_per_hour`.
-        called_back: why it has to be given back soon, in words; empty where it may stay.
+        called_back: reason, in words, why it has to be given back soon; empty if it may stay.
     """
 
     instance: str
@@ -25,37 +25,37 @@ class Offer:
 
 
 class CapacityProvider(Protocol):
-    """Rents spot instances. No call waits: what takes long goes on in the background."""
+    """A source of spot instances. No call blocks: slow work runs in the background."""
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """How many devices the run wants from now on, those that it has included.
+        """Set how many devices the run wants from now on, including those that it has.
 
-        Fewer than it has takes none away: the run says with `release` which ones go.
+        A lower number takes none away: the run chooses with `release` which ones go.
 
         Args:
-            devices: in all.
-            deadline_s: seconds after which more are of no use any more; None where that is not known.
+            devices: number wanted in all.
+            deadline_s: seconds after which more devices are of no use; None if that is not known.
         """
         ...
 
     def offered(self) -> Sequence[Offer]:
-        """The instances that the run may use now, in the order in which they came.
+        """Return the instances that the run may use now, in the order in which they came.
 
-        One that is no longer among them is gone.
+        An instance that is no longer among them is gone.
         """
         ...
 
     def release(self, instance: str) -> None:
-        """The run uses an instance no more: it was given back, or its worker died.
+        """Release an instance that the run no longer uses: it was given back, or its worker died.
 
-        It is not offered again as the same one, unless the provider starts it anew.
+        It is not offered again under this name, unless the provider starts it again.
         """
         ...
 
     def take_troubles(self) -> list[str]:
-        """What went wrong since the last call, in words."""
+        """Return what went wrong since the last call, in words."""
         ...
 
     def close(self) -> None:
-        """The run ends: give all back, and wait until that is done."""
+        """Give all instances back at the end of the run, and wait until that is done."""
         ...

@@ -21,13 +21,13 @@ from storage.errors import ConfigurationError, TraceError
 
 @dataclass(frozen=True)
 class CapacityPlugin:
-    """How settings become a provider; one of these is what `runtime.capacity` names.
+    """A provider that `runtime.capacity` can name, and how settings become one.
 
     Attributes:
-        build: makes it of the run's configuration, its cluster and its options; None where the settings alone
-            say how many devices there are.
-        options: what it reads of `[runtime.options]`.
-        check: refuses settings that it cannot work with, before anything starts; raises `ConfigurationError`.
+        build: function that makes it from the run's configuration, cluster and options; None if the settings
+            alone fix the number of devices.
+        options: section of its options in `[runtime.options]`.
+        check: function that refuses unusable settings with `ConfigurationError`, before anything starts.
     """
 
     build: Callable[[RunConfig, Cluster, Any], CapacityProvider] | None
@@ -80,11 +80,10 @@ CAPACITY = Registry(
 
 
 def read_capacity_options(config: RunConfig) -> RunConfig:
-    """The settings with the provider's options as they are stored.
+    """Return the settings with the provider's options in the form in which they are stored.
 
     Raises:
-        ConfigurationError: there is no such provider, an option is wrong, or another setting leaves it no
-            room.
+        ConfigurationError: no provider has that name, an option is wrong, or another setting conflicts.
     """
     plugin = CAPACITY.find(config.runtime.capacity)
     options = _options(config, plugin)
@@ -95,20 +94,20 @@ def read_capacity_options(config: RunConfig) -> RunConfig:
 
 
 def check_capacity(config: RunConfig) -> None:
-    """Look at what the provider needs of this machine: files and programs.
+    """Check that this machine has the files and programs that the provider needs.
 
     Raises:
-        ConfigurationError: it is not there.
+        ConfigurationError: something is missing.
     """
     plugin = CAPACITY.find(config.runtime.capacity)
     plugin.check(config, _options(config, plugin))
 
 
 def build_capacity(config: RunConfig, cluster: Cluster) -> CapacityProvider | None:
-    """The provider that the settings name; None where the settings alone say how many devices there are.
+    """Return the provider that the settings name; None if the settings alone fix the number of devices.
 
     Raises:
-        ConfigurationError: there is none of that name, or an option is wrong.
+        ConfigurationError: no provider has that name, or an option is wrong.
     """
     plugin = CAPACITY.find(config.runtime.capacity)
     return None if plugin.build is None else plugin.build(config, cluster, _options(config, plugin))

@@ -1,4 +1,4 @@
-"""A trace as a provider: what is there is what was there when it was recorded. Nothing is rented."""
+"""A trace as a provider: the instances are those of the recording. Nothing is rented."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from storage.config.section import LONGEST_S, Section
 
 
 class TraceOptions(Section):
-    """What the provider `trace` reads of `[runtime.options]`."""
+    """Options of the provider `trace`, from `[runtime.options]`."""
 
     file: Annotated[str, AfterValidator(os.path.abspath)] = Field(min_length=1)
-    """The trace: .csv, .json or .txt, as of `spotlight chaos --trace`."""
+    """The trace file: .csv, .json or .txt, as for `spotlight chaos --trace`."""
 
     speed: float = Field(default=1.0, gt=0, le=1e6)
-    """How often faster than recorded: at 60, an hour takes a minute."""
+    """Speed-up over the recording: at 60, an hour takes a minute."""
 
     begins_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Seconds of the trace at which the run begins."""
+    """Offset of the run's begin in the trace, in seconds."""
 
     notice_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Seconds before its removal at which an instance is called back; 0 for a loss without notice."""
+    """Seconds between an instance's call back and its removal; 0 for a loss without notice."""
 
     def read(self) -> Trace:
-        """The trace as it is replayed.
+        """Return the trace as it is replayed.
 
         Raises:
             TraceError: the file is missing or malformed, or the trace ends before `begins_s`.
@@ -44,14 +44,14 @@ class TraceOptions(Section):
 
 
 class TraceCapacity:
-    """Offers the instances of a trace, as many as are wanted; time passes from its making on.
+    """A provider that offers the instances of a trace, up to the number wanted, from its creation on.
 
-    An instance that was given back is offered again as long as the trace has it, after those that were not.
+    An instance that was given back is offered again while the trace has it, after those not yet offered.
 
     Args:
-        trace: as it is replayed.
-        notice_s: seconds before its removal at which an instance is called back.
-        clock: seconds, of a clock that never goes back.
+        trace: trace as it is replayed.
+        notice_s: seconds between an instance's call back and its removal.
+        clock: function that returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TraceCapacity:
         self._called_back: set[str] = set()
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """See `CapacityProvider`; what the trace has not is not waited for."""
+        """See `CapacityProvider`; devices that the trace does not have are not waited for."""
         self._wanted = devices
 
     def offered(self) -> Sequence[Offer]:
@@ -86,15 +86,15 @@ class TraceCapacity:
             self._free.append(instance)
 
     def take_troubles(self) -> list[str]:
-        """None: a trace cannot fail."""
+        """Return no troubles: a trace cannot fail."""
         return []
 
     def close(self) -> None:
-        """Nothing is rented."""
+        """Forget the instances; nothing is rented."""
         self._held.clear()
 
     def _take(self, step: ReplayStep) -> None:
-        """Do what the trace says of an instance."""
+        """Apply a step of the trace to its instance."""
         name = step.instance
         if step.kind == "add":
             self._free.append(name)

@@ -1,4 +1,4 @@
-"""The one door to the devices: explore, roll out, reward, train, evaluate, checkpoint.
+"""The only entry to the devices: explore, roll out, reward, train, evaluate, checkpoint.
 
 Each method is one phase of an iteration and knows nothing of Prefect or of the database.
 """
@@ -44,7 +44,7 @@ from storage.record.records import Collected
 
 @dataclass(frozen=True)
 class Rollout:
-    """An iteration's samples, ordered by prompt and seed: P prompts of G."""
+    """The samples of an iteration, ordered by prompt and seed: P prompts of G."""
 
     plan: SeedPlan
     policy_version: int
@@ -52,25 +52,25 @@ class Rollout:
 
     @property
     def prompt_count(self) -> int:
-        """Prompts P."""
+        """Number P of prompts."""
         return len(self.plan.seeds)
 
     @property
     def groups(self) -> list[list[Delivered]]:
-        """The P prompt groups, in the order of their prompts."""
+        """P prompt groups, in the order of their prompts."""
         ordered = sorted(self.delivered, key=lambda one: one.sample.request)
         return [list(group) for _, group in groupby(ordered, lambda one: one.sample.request.prompt_id)]
 
 
 @dataclass(frozen=True)
 class Trained:
-    """An iteration's training.
+    """The training of an iteration.
 
     Attributes:
-        report: of its training steps.
-        advantages: that it used.
-        policy_version: of the new weights.
-        beside_s: seconds of it that passed before the last score was there.
+        report: report on its training steps.
+        advantages: advantages that it used.
+        policy_version: version of the new weights.
+        beside_s: part of its seconds before the last score arrived.
     """
 
     report: TrainingReport
@@ -83,14 +83,14 @@ class Runtime:
     """Devices, scorers and the policy of one run.
 
     Args:
-        config: the run's configuration.
-        cluster: where its processes are started. `close` ends those, and leaves the cluster to its builder.
-        history: folder of the run's history, where it is to keep one.
+        config: configuration of the run.
+        cluster: cluster on which its processes start. `close` ends those, but not the cluster.
+        history: folder of the run's history; None to keep none.
 
-    Attributes:
-        train_prompts: that it rolls out.
-        evaluate_prompts: held-out ones, all of them.
-        compared_prompts: those of them that every evaluation has.
+        Attributes:
+            train_prompts: prompts that it rolls out.
+            evaluate_prompts: all held-out prompts.
+            compared_prompts: held-out prompts that are in every evaluation.
 
     Raises:
         RuntimeFailure: if workers or scorers do not start.
@@ -130,7 +130,7 @@ class Runtime:
 
     @property
     def policy_version(self) -> int:
-        """Version of the trained weights: how often training has changed them."""
+        """Version of the trained weights: the number of times that training has changed them."""
         return self._current.version.policy_version
 
     @property
@@ -140,43 +140,43 @@ class Runtime:
 
     @property
     def failed_starts(self) -> list[FailedStart]:
-        """Workers that died since the start while they loaded."""
+        """Workers that died while loading since the start."""
         return list(self._fleet.failed_starts)
 
     @property
     def lost_standbys(self) -> list[str]:
-        """What happened to each standby that died since the start, in words."""
+        """Reports of the standbys that died since the start, in words."""
         return list(self._fleet.standbys.lost)
 
     @property
     def counters(self) -> Counters:
-        """What the dispatcher has counted since the start: samples given back or dropped, commits."""
+        """Counts of the dispatcher since the start: samples given back or dropped, commits."""
         return self._fleet.counters
 
     def enter(self, phase: str, iteration: int) -> None:
-        """Note in the history that an iteration enters a phase; each method notes its own."""
+        """Record in the history that an iteration enters a phase; each method records its phase itself."""
         self._history.note("phase", phase=phase, iteration=iteration)
 
     def ahead(self, iteration: int) -> Ahead | None:
-        """Return what to do beside the training before an iteration to choose its seeds; None for nothing.
+        """Return the work beside the previous training that chooses an iteration's seeds; None for none.
 
-        Call it before the iteration before is rolled out: `rollout` begins the work, `explore` does the rest.
+        Call it before the previous iteration is rolled out: `rollout` begins the work, `explore` ends it.
 
         Args:
-            iteration: the iteration that will roll the seeds out.
+            iteration: iteration that will roll the seeds out.
         """
         return self._explorer.strategy.ahead(iteration, self._search)
 
     def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
-        """Choose prompts and seeds of an iteration, as exploration.strategy says.
+        """Choose prompts and seeds of an iteration, as exploration.strategy decides.
 
         With `ahead` it may run in another thread while `train` does; drafts of a training window then end
-        with the training steps, or soon after. Otherwise it may draft on all devices, the trainers too, so
-        nothing may run beside it.
+        with the training steps, or soon after. Otherwise it may draft on all devices, including the trainers,
+        so nothing may run beside it.
 
         Args:
-            iteration: the iteration that will roll the seeds out.
-            ahead: that `ahead` gave for it; None where the iteration before is over.
+            iteration: iteration that will roll the seeds out.
+            ahead: result of `ahead` for it; None if the previous iteration is over.
         """
         self.enter("explore", iteration)
         if ahead is not None:
@@ -184,29 +184,29 @@ class Runtime:
         return self._explorer.strategy.before_rollout(iteration, self._search)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
-        """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.
+        """Draft the seeds of a plan again, now with the current weights, as its drafts are not trusted.
 
-        All devices draft, the trainers too, so nothing may run beside it.
+        All devices draft, including the trainers, so nothing may run beside it.
 
         Args:
-            refused: the plan; the new one keeps a record of its drafts.
+            refused: plan to replace; the new one keeps a record of its drafts.
         """
         return self._explorer.strategy.redraft(refused.iteration, self._search).in_place_of(refused)
 
     def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
 
-        Drafts that are trained on are taken as they are: their seeds are not generated again.
+        Drafts to train on are used as they are: their seeds are not generated again.
 
         Args:
-            plan: the seeds.
-            ahead: the next iteration's; devices that find nothing more to roll out begin its drafts. None
-                lets them be idle.
+            plan: seeds.
+            ahead: work for the next iteration: devices that find nothing more to roll out begin its drafts;
+                with None they idle.
         """
         self.enter("rollout", plan.iteration)
         drafts = self._search.kept.of(plan.iteration)
         wanted = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
-        # By prompts, as they are trained on: what trains begins with the first groups.
+        # By prompts, in the order of training: the trainers begin with the first groups.
         requests = sorted(one for one in wanted if (one.prompt_id, one.seed_index) not in drafts)
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
@@ -233,14 +233,14 @@ class Runtime:
         return Rollout(plan, self.policy_version, samples)
 
     def reward(self, rollout: Rollout) -> list[Score]:
-        """The scores of a rollout in the order of its samples, once scorers have judged the last of them.
+        """Wait until a rollout is judged, and return its scores in the order of its samples.
 
         Prompt groups are given to the trainers as they are judged (`TrainingFeed`).
 
         Raises:
             RewardError: if the scorer failed on every image.
-            RuntimeFailure: if scorers die again and again.
-            TrainingError: if a sample is of weights that it must not be of.
+            RuntimeFailure: if scorers keep dying.
+            TrainingError: if a sample has weights of a forbidden version.
         """
         self.enter("reward", rollout.plan.iteration)
         try:
@@ -258,12 +258,12 @@ class Runtime:
             raise
 
     def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
-        """Advantages, training steps on the devices that train, and the new weights' publication.
+        """Compute advantages, take training steps on the training devices, and publish the new weights.
 
-        The window of the exploration beside it closes when the training steps are done.
+        The window of the parallel exploration closes when the training steps are done.
 
         Raises:
-            TrainingError: if a sample is of weights that it must not be of, the first ratio is off, a loss
+            TrainingError: if a sample has weights of a forbidden version, the first ratio is off, a loss
                 is not finite, or nothing changed.
             RewardError: if the scorer failed in every prompt group.
         """
@@ -291,38 +291,38 @@ class Runtime:
         next_plan: SeedPlan | None,
         evidence: TrainingEvidence | None = None,
     ) -> SeedReview:
-        """What an iteration has shown of its seeds, once both `train` and `explore` have ended.
+        """Return the evidence of an iteration about its seeds, once both `train` and `explore` have ended.
 
         Args:
-            rollout: the iteration's samples.
-            scores: their scores.
-            next_plan: what `explore` has chosen meanwhile for the next iteration.
-            evidence: of its training.
+            rollout: samples of the iteration.
+            scores: scores of the samples.
+            next_plan: plan that `explore` has chosen meanwhile for the next iteration.
+            evidence: evidence from its training.
         """
         made = [delivered.sample.request for delivered in rollout.delivered]
         scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
     def explorer_state(self) -> dict[str, Any]:
-        """What exploration has learned, as JSON values, for a checkpoint."""
+        """Return the learned state of exploration, as JSON values, for a checkpoint."""
         return self._explorer.state()
 
     def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
-        """Held-out images by the ODE with the moving average, their scores, and what they look like.
+        """Generate, score and measure held-out images by the ODE with the moving average.
 
         Args:
             prompts: some of `evaluate_prompts`, or all.
         """
         weights = self._current
-        if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, it is the same
+        if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, both are the same
             weights = self._fleet.trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
         return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
-        """The trainer's complete state, for a checkpoint.
+        """Return the trainer's complete state, for a checkpoint.
 
         Args:
-            iteration: that follows: the drafts that it will be trained on are saved, too. None for no drafts.
+            iteration: next iteration, whose drafts to train on are saved, too; None for no drafts.
         """
         self._use_training_weights()
         drafts = {} if iteration is None else self._search.kept.blobs(iteration)
@@ -331,12 +331,12 @@ class Runtime:
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Go on from a checkpoint's state.
+        """Continue from the state of a checkpoint.
 
         Args:
-            blobs: what `blobs` gave.
-            policy_version: of the restored weights.
-            explorer_state: of the exploration, where it had one.
+            blobs: result of `blobs`.
+            policy_version: version of the restored weights.
+            explorer_state: state of the exploration; None if it had none.
         """
         self._search.forget()
         self._feed.abandon()
@@ -348,12 +348,12 @@ class Runtime:
         self._current = self._fleet.trainers.publish(WeightsVersion(policy_version))
 
     def return_to(self, blobs: Mapping[str, bytes]) -> None:
-        """Put the trainer into an earlier state of this run, as the next policy version.
+        """Return the trainer to an earlier state of this run, as the next policy version.
 
-        What exploration has learned stays; drafts of the weights that are given up are dropped.
+        The state of exploration stays; drafts of the abandoned weights are dropped.
 
         Args:
-            blobs: of a checkpoint.
+            blobs: files of a checkpoint.
         """
         state = self.explorer_state()
         trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}
@@ -361,20 +361,20 @@ class Runtime:
         self._explorer.restore(state)
 
     def set_kl_weight(self, weight: float) -> None:
-        """Train with another weight of the KL to the reference policy from now on."""
+        """Train with another weight of the KL divergence from the reference policy from now on."""
         self._use_training_weights()
         self._fleet.trainers.ask(Worker.set_kl_weight, weight)
 
     def collect(self) -> Collected:
-        """Return what devices and judges did since the last call, states and paid time up to one moment."""
+        """Return the data on devices and judges since the last call, up to one moment."""
         return self._fleet.collector.close()
 
     def device_kinds(self) -> set[str]:
-        """What the workers that have joined so far compute on: `cpu`, or names of GPUs."""
+        """Return the hardware of the workers that have joined so far: `cpu`, or names of GPUs."""
         return self._fleet.accounts.kinds()
 
     def needed_processes(self) -> dict[str, int]:
-        """Processes that this one cannot outlive, name -> pid."""
+        """Return the processes that this one cannot outlive, name -> pid."""
         return self._cluster.needed_processes()
 
     def close(self) -> None:
@@ -385,7 +385,7 @@ class Runtime:
         self._history.close()
 
     def _training_weights(self) -> Weights:
-        """Return the current weights, which the trainers hold then."""
+        """Return the current weights, after making the trainers hold them."""
         self._use_training_weights()
         return self._current
 

@@ -55,7 +55,7 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         return here
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """Let the cluster start nothing more on its instance, which will be taken, even if a notice is withdrawn.
+        """Let the cluster start nothing more on its instance, which will be taken, even if the notice ends.
 
         It does nothing if the cluster has one instance, or does not state how instances are rented.
 
@@ -142,5 +142,5 @@ class Cluster(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """End all processes that it has started, but none of a cluster that it has joined."""
+        """End all processes that it has started; leave a cluster that it has joined running."""
         ...

@@ -30,7 +30,7 @@ _IMAGES_A_CALL = {
     RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
     RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
 }
-"""Most images a call; half for drafts: near the window's end an early answer matters more than a cheap one."""
+"""Most images a call; half for drafts, as near the window's end an early answer is worth more."""
 
 _CLOSE_LIMIT_S = 10.0
 

@@ -110,32 +110,32 @@ class GroupedFleet:
         return [group.device for group in self._groups.values() if group not in self._forming]
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Take in newcomers and plan anew; the calls of those on their way, and of groups being formed."""
+        """Register newcomers and plan again; return the calls of newcomers and groups on their way."""
         self._end_forming()
         if self._broken:
-            self._plan()  # first of all: to start a replacement takes longer than to go on without it
+            self._plan()  # first: starting a replacement takes longer than going on without it
         coming = self._fleet.add_ready_workers()
         self._plan()
         return [*coming, *self._forming.values()]
 
     @property
     def forming(self) -> bool:
-        """Whether groups are being formed."""
+        """True while groups are being formed."""
         return bool(self._forming)
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Where there are more devices; never by what is left of a phase, as the degree is fixed."""
+        """Return True only if devices were added: the degree is fixed, whatever is left of the phase."""
         return self._fleet.regroups(left, freed)
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a group does from now on: all its members do."""
+        """Record the state of a group from now on, which is that of all its members."""
         for group in self._groups.values():
             if group.name == worker:
                 for device in group.devices:
                     self._fleet.enter(device.name, state)
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """What the providers of a group's members say now."""
+        """Take over what the providers of a group's members say now."""
         group = group_of(device)
         self._failures = 0  # it has done a chunk
         for member in group.devices:
@@ -143,10 +143,10 @@ class GroupedFleet:
                 self._fleet.on_notice(member, group.notices[member.name])
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """A group has broken: who of it is gone is lost, the others go on in other groups.
+        """Remove a broken group: its dead members are lost, the others continue in other groups.
 
         Raises:
-            RuntimeFailure: if the trainer is gone, or groups break again and again though all members live.
+            RuntimeFailure: if the trainer is gone, or groups keep breaking although all members live.
         """
         group = group_of(device)
         self._end(group)
@@ -154,10 +154,10 @@ class GroupedFleet:
             self._count_failure(str(error))
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """A group makes no progress: it is called off, and members that do not even answer that are killed.
+        """Call off a group that makes no progress, and kill members that do not even answer that.
 
         Raises:
-            RuntimeFailure: if that is the trainer, or none of them although they do no step.
+            RuntimeFailure: if the trainer is among them, or groups keep stalling although all members answer.
         """
         group = group_of(device)
         silent = {group.name}
@@ -174,9 +174,9 @@ class GroupedFleet:
             self._count_failure(reason)
 
     def close(self) -> None:
-        """The phase is over: all devices work alone again."""
+        """End the groups with the phase: all devices work alone again."""
         for group in list(self._groups.values()):
-            if group.open_calls:  # of a window that has closed: its members need not wait for each other
+            if group.open_calls:  # its window has closed: members need not wait for each other
                 self._call_off(group.place)
             self._retire(group)
         self._registry.follow(Layout((), ()))
@@ -185,7 +185,7 @@ class GroupedFleet:
                 device.actor.call(Worker.leave_group)
 
     def _plan(self) -> None:
-        """Go over to the groups that the devices of now should form."""
+        """Change to the groups that the present devices should form."""
         usable = self._usable()
         if not self._is_due(usable):
             return
@@ -201,19 +201,19 @@ class GroupedFleet:
                 self._members[name].actor.call(Worker.leave_group)
 
     def _is_due(self, usable: Mapping[str, Device]) -> bool:
-        """Whether other groups may be wanted."""
+        """Return True if other groups may be wanted."""
         return frozenset(usable) != self._planned or bool(self._broken)
 
     def _layout(self, usable: Mapping[str, Device]) -> Layout:
-        """The groups that the devices should form."""
+        """Return the groups that the devices should form."""
         return plan_layout(self._places(usable), self._step_s, self._standing)
 
     def _usable(self) -> dict[str, Device]:
-        """The devices that are under no notice, by name."""
+        """Return the devices that are not under notice, by name."""
         return {d.name: d for d in self._fleet.workers(self._version) if d.notice is None}
 
     def _places(self, usable: Mapping[str, Device]) -> dict[str, str]:
-        """Devices and their instances."""
+        """Return the instances of devices, by device name."""
         for device in usable.values():
             if device.name not in self._instances:
                 self._instances[device.name] = self._instance_of(device)
@@ -221,20 +221,20 @@ class GroupedFleet:
 
     @property
     def _standing(self) -> list[Group]:
-        """The groups of now."""
+        """Current groups."""
         return [Group(self._instances[place.leader], place.members) for place in self._registry.groups]
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
         self._members |= {device.name: device for device in devices}
-        # A member may have two chunks to do first; the driver is quicker to give up than the members are.
+        # A member may have two chunks to do first; the driver gives up earlier than the members.
         limit_s = 2 * self._lease_s
         self._forming[group] = group.ask(
             lambda device: device.actor.call(Worker.join_group, place, 2 * limit_s), limit_s
         )
 
     def _end_forming(self) -> None:
-        """Take note of groups that are formed, or could not be."""
+        """Handle groups that are formed, or could not be."""
         for group, formed in list(self._forming.items()):
             if not formed.done():
                 continue
@@ -253,11 +253,11 @@ class GroupedFleet:
                 raise error
 
     def _begin(self, group: GeneratingGroup) -> None:
-        """A group is formed."""
+        """Begin with a group that is formed."""
         self._since[group.place] = now()
 
     def _end(self, group: GeneratingGroup) -> None:
-        """A group is broken; its members that live wait for another one."""
+        """End a broken group; its live members wait for another one."""
         self._call_off(group.place)
         for member, error in group.gone:
             if member.name not in self._lost:
@@ -273,7 +273,7 @@ class GroupedFleet:
         group.over = True
 
     def _retire(self, group: GeneratingGroup) -> None:
-        """A group gets no further chunk; one that is not formed yet, or broken, is called off."""
+        """Give a group no further chunk; one that is not yet formed, or is broken, is called off."""
         del self._groups[group.place]
         group.device.retiring = True
         self._over.append(group)
@@ -310,6 +310,6 @@ class GroupedFleet:
 
 
 def group_of(device: Device) -> GeneratingGroup:
-    """The group that the loop sees as a device."""
+    """Return the group that the loop sees as this device."""
     assert isinstance(device.actor, GeneratingGroup), "the loop was given groups"
     return device.actor

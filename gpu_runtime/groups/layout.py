@@ -1,10 +1,10 @@
-"""Which devices share a sequence: from the devices that are left to groups. Pure: no torch, no clock.
+"""The division of the remaining devices into groups that share a sequence. Pure: no torch, no clock.
 
-In this order: the most denoising steps a second, the fewest idle devices, the most devices that need
-not regroup, the most groups. Groups never cross instances.
+The aims, in this order: the most denoising steps a second, the fewest idle devices, the most devices that
+need not regroup, the most groups. Groups never cross instances.
 
-Rates that differ by less than a thousandth of the best one count as equal: they come from measured
-times, and noise must not tear groups apart.
+Rates that differ by less than a thousandth of the best one count as equal: they come from measured times, and
+noise must not tear groups apart.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Group:
     """Devices of one instance that share a sequence; the first one leads.
 
     Attributes:
-        instance: where they are.
-        members: device names; how many is the Ulysses degree.
+        instance: instance that they are on.
+        members: device names; their number is the Ulysses degree.
     """
 
     instance: str
@@ -38,8 +38,8 @@ class Layout:
     """Groups, and the devices that no group can use.
 
     Attributes:
-        groups: by instance, the largest first.
-        idle: names; empty where a device may work alone.
+        groups: groups by instance, the largest first.
+        idle: device names; empty if a device may work alone.
     """
 
     groups: tuple[Group, ...]
@@ -47,7 +47,7 @@ class Layout:
 
 
 class _Worth(NamedTuple):
-    """What a choice is worth; more is better, the first field that differs decides."""
+    """The worth of a choice; more is better, and the first field that differs decides."""
 
     rate: int = 0
     idle: int = 0  # negative
@@ -62,9 +62,9 @@ class _Choice(NamedTuple):
     """One way to divide an instance.
 
     Attributes:
-        worth: of it.
-        working: groups that count against `at_once`.
-        degrees: of all groups, those that work alone because nothing else is left included.
+        worth: worth of the choice.
+        working: number of groups that count against `at_once`.
+        degrees: degrees of all groups, including devices that work alone because nothing else is left.
     """
 
     worth: _Worth
@@ -83,15 +83,15 @@ def plan_layout(
     Args:
         devices: live device → its instance.
         step_s: degree → measured seconds of a denoising step at the resolution in question. Only these
-            degrees are used; leave out what does not divide or does not fit into memory.
-        before: the groups so far; those that stay as they are need no regroup. Members that are gone
-            are not in `devices`.
-        at_once: sequences that may be worked on at a time; None for more than there are devices. With
-            fewer sequences than devices sharing pays; with many, one device each is mostly fastest.
-            Devices beyond work alone, if degree 1 is measured.
+            degrees are used; leave out degrees that do not divide the sequence or do not fit into memory.
+        before: groups so far; those that stay as they are need not regroup. Members that are gone are not
+            in `devices`.
+        at_once: number of sequences in progress at a time; None for more than there are devices. With fewer
+            sequences than devices, sharing pays; with many, one device each is usually fastest. Surplus
+            devices work alone, if degree 1 is measured.
 
     Raises:
-        ConfigurationError: if a degree, a time or `at_once` is no positive number.
+        ConfigurationError: if a degree, a time or `at_once` is not a positive number.
     """
     rates = rate_of(step_s)
     if at_once is not None and at_once < 1:
@@ -121,22 +121,22 @@ def plan_layout(
 
 
 def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
-    """What `plan_layout` is to weigh degrees by where one is fixed: as many groups of it as there can be.
+    """Return weights with which `plan_layout` forms as many groups of a fixed degree as possible.
 
-    Each group weighs more than any smaller ones of as many devices, which what is left over forms.
+    A group weighs more than smaller groups of the same devices, which only the remaining devices form.
 
     Args:
-        degrees: by how many devices the model's sequences may be shared.
-        most: the fixed degree; larger ones are left out.
+        degrees: numbers of devices that may share the model's sequences.
+        most: fixed degree; larger ones are left out.
     """
     return {degree: 1 / degree**2 for degree in degrees if degree <= most}
 
 
 def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
-    """Denoising steps a second by degree, in thousandths of the best: what the layout compares.
+    """Return the denoising steps a second by degree, in thousandths of the best, as the layout compares them.
 
     Raises:
-        ConfigurationError: if a degree or a time is no positive number.
+        ConfigurationError: if a degree or a time is not a positive number.
     """
     if not step_s:
         raise ConfigurationError("no step time is measured for any degree; measure at least one")
@@ -158,12 +158,12 @@ def _intact(group: Group, devices: Mapping[str, str]) -> bool:
 def _choices(
     size: int, rates_by_degree: tuple[tuple[int, int], ...], standing_of: tuple[tuple[int, int], ...]
 ) -> tuple[_Choice, ...]:
-    """Every way to divide an instance that could be best; asked for the same one again and again.
+    """Return every way to divide an instance that could be best; cached, as calls repeat.
 
     Args:
-        size: devices of the instance.
-        rates_by_degree: degree and rate.
-        standing_of: degree and number of its groups that exist.
+        size: number of devices of the instance.
+        rates_by_degree: pairs of degree and rate.
+        standing_of: pairs of degree and number of existing groups.
     """
     rates, standing = dict(rates_by_degree), Counter(dict(standing_of))
     found: list[_Choice] = []
@@ -179,7 +179,7 @@ def _choices(
 
 
 def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Falling sequences of degrees with a sum of at most `size`."""
+    """Yield falling sequences of degrees with a sum of at most `size`."""
     yield ()
     for place, degree in enumerate(degrees):
         if degree <= size:
@@ -188,8 +188,8 @@ def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _best(choices: Sequence[Sequence[_Choice]], at_once: int) -> list[_Choice]:
-    """One choice for each instance, together worth the most, with at most `at_once` working groups."""
-    # working groups so far → what is best with exactly that many
+    """Return a choice for each instance, together worth the most, with at most `at_once` working groups."""
+    # working groups so far → the best choices with exactly that many
     best: dict[int, tuple[_Worth, tuple[_Choice, ...]]] = {0: (_Worth(), ())}
     for options in choices:
         # Of options with equally many working groups only the best one matters.
@@ -228,7 +228,7 @@ def _assign(
     taken = {member for group in groups for member in group.members}
     free = [device for device in devices if device not in taken]
     former_group = {member: (-len(g.members), g.members) for g in before for member in g.members}
-    # Survivors of a large group stay together, in their order: they hold the same samples. New ones last.
+    # Survivors of a large group stay together, in order: they hold the same samples. New devices come last.
     order = {member: place for g in before for place, member in enumerate(g.members)}
     free.sort(key=lambda name: (former_group.get(name, (1, ())), order.get(name, 0), name))
     for degree in sorted(wanted.elements(), reverse=True):

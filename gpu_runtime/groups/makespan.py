@@ -1,4 +1,4 @@
-"""When batches would end with planned groups: what is left of a phase, simulated by measured times. Pure."""
+"""The ends of batches with planned groups: the rest of a phase, simulated by measured times. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import WorkLeft
 
 _SIMULATED_EACH = 8
-"""Batches for each group that are simulated one by one; of more, the others count by their steps alone."""
+"""Batches a group that are simulated one by one; if there are more, the others count only by their steps."""
 
 
 def name_of(group: Group) -> str:
-    """A group's name, as leases have it."""
+    """Return the name of a group, as in leases."""
     return MEMBERS_JOINED_BY.join(group.members)
 
 
@@ -27,20 +27,20 @@ def batch_ends_s(
     step_s: Mapping[int, float],
     regroup_s: float,
 ) -> list[float]:
-    """Seconds until each batch that is left is done, if these groups pull from now on.
+    """Return the seconds until each remaining batch is done, if these groups pull from now on.
 
-    A group that exists goes on with what it has. One that is to be formed waits until its members have done
-    the steps that they are bound to, and `regroup_s`; what those had is taken first by the next free group.
+    An existing group continues its work. A new one waits until its members have done the steps that they are
+    bound to, and for `regroup_s`; the next free group takes the rest of their batches first.
 
     Args:
-        groups: as planned; at least one.
-        standing: the groups so far.
-        left: what is to be done.
-        step_s: degree → seconds of a denoising step; a degree that is not there counts as the slowest.
+        groups: planned groups, at least one.
+        standing: groups so far.
+        left: work left.
+        step_s: degree → seconds of a denoising step; a missing degree counts as the slowest.
         regroup_s: seconds that a group of several devices takes to form.
 
     Returns:
-        One time a batch, in no order; where very many wait, of the last ones only.
+        One time a batch, unordered; if very many wait, only those of the last ones.
     """
     slowest = max(step_s.values())
 
@@ -61,7 +61,7 @@ def batch_ends_s(
             else:
                 ends_s.append(until_s)
     simulated = min(len(left.waiting), _SIMULATED_EACH * len(groups))
-    # The first ones: they are done while all groups are busy, so their order does not matter.
+    # The first batches are done while all groups are busy, so their order does not matter.
     later = left.waiting[: len(left.waiting) - simulated]
     ahead_s = sum(later) / sum(1 / seconds(len(group.members)) for group in groups)
     free: list[tuple[float, str, float]] = []
@@ -77,7 +77,7 @@ def batch_ends_s(
     returned, waiting = deque(sorted(back)), deque(left.waiting[len(later) :])
     while returned or waiting:
         free_s, name, step = heapq.heappop(free)
-        # What comes back is taken first, once it is there.
+        # Returned batches are taken first, once they are back.
         comes_s, steps = returned[0] if returned else (math.inf, 0)
         if waiting and comes_s > free_s:
             done_s = free_s + waiting.popleft() * step

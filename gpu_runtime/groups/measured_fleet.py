@@ -1,9 +1,9 @@
-"""The fleet as groups whose degree measured times choose: `sequence_parallel.rollout = "auto"`.
+"""The fleet as groups whose degree is chosen by measured times: `sequence_parallel.rollout = "auto"`.
 
-A phase begins with the groups that the times of the phases before speak for. It looks again when a lease has
-ended, before the next one begins, and when a degree's time becomes known; so groups grow where fewer batches
-are left than devices. Whether a change pays is decided by `choose_layout`, and it is made as any planned one:
-between chunks, no step is done again.
+A phase begins with the best groups by the times of earlier phases. The choice is reviewed when a lease has
+ended, before the next one begins, and when a degree's time becomes known; so groups grow when fewer batches
+than devices are left. `choose_layout` decides if a change pays off. Like any planned change, it happens
+between chunks, and no step is repeated.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class MeasuredFleet(GroupedFleet):
     """A fleet whose devices work in the groups that end the phase soonest, for one phase of generating.
 
     Args:
-        fleet: the devices.
-        version: of the weights that they generate with.
-        step_times: the run's measured times for requests of this class; what this phase measures is added.
-        degrees: by how many devices samples may be shared, 1 among them, rising.
-        rendezvous: where members meet.
-        registry: the run's epochs.
-        instance_of: where a device is.
-        lease_s: seconds without a word after which a device counts as hung.
-        clock: seconds, of a clock that never goes back.
+        fleet: devices.
+        version: version of the weights that they generate with.
+        step_times: measured times of the run for requests of this class; those of this phase are added.
+        degrees: numbers of devices that may share a sample, including 1, in rising order.
+        rendezvous: place where members meet.
+        registry: epochs of the run.
+        instance_of: function that returns the instance of a device.
+        lease_s: seconds without an answer after which a device counts as hung.
+        clock: function that returns the seconds of a monotonic clock.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class MeasuredFleet(GroupedFleet):
         self._busy_until: dict[str, float] = {}
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether other groups would end the phase clearly sooner, by what is left of it."""
+        """Return True if other groups would end the phase clearly sooner, or devices were added."""
         self._left = left
         look, self._look = self._look or freed, False
         if super().regroups(left, freed):
@@ -74,7 +74,7 @@ class MeasuredFleet(GroupedFleet):
         return wanted != {place.members for place in self._registry.groups}
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """What the providers of a group's members say now, and how long its chunk took."""
+        """Take over what the providers of a group's members say now, and the times of its chunks."""
         group = group_of(device)
         before = self._step_times.known.keys()
         for member in group.devices:
@@ -90,11 +90,11 @@ class MeasuredFleet(GroupedFleet):
         super().on_notice(device, notice)
 
     def _is_due(self, usable: Mapping[str, Device]) -> bool:
-        """At any time, once it is known what the phase has to do."""
+        """Return True once the work of the phase is known."""
         return self._left is not None
 
     def _layout(self, usable: Mapping[str, Device]) -> Layout:
-        """The groups that end the phase soonest."""
+        """Return the groups that end the phase soonest."""
         assert self._left is not None, "the loop says what is left before groups are planned"
         return choose_layout(
             self._places(usable), self._standing, self._left(), self._step_times, self._degrees
@@ -105,7 +105,7 @@ class MeasuredFleet(GroupedFleet):
         super()._form(place, devices)
 
     def _begin(self, group: GeneratingGroup) -> None:
-        """A group is formed: what that took since its last member was free."""
+        """Begin with a group that is formed, and record its time since its last member was free."""
         super()._begin(group)
         since = max(
             self._asked_at.pop(group.place),

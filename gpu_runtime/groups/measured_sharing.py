@@ -1,4 +1,4 @@
-"""Sharing whose degree may be `auto`: the run's measured times, and fleets that choose by them."""
+"""Sharing whose degree may be `auto`: the measured times of a run, and fleets that choose by them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from storage.record.records import StepTimeRecord
 
 
 class MeasuredSharing(Sharing):
-    """Makes groups of the fleet; where a degree is `auto`, groups that measured times choose.
+    """Sharing by groups of the fleet; for the degree `auto`, measured times choose the groups.
 
     All requests of a run are of one class: rollouts and evaluations have the same resolution and batches.
 
     Args:
-        cluster: where the workers run.
-        config: the run's configuration.
-        degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
-        rendezvous: where groups meet; None where each device works alone.
+        cluster: cluster on which the workers run.
+        config: configuration of the run.
+        degrees_up_to: function that returns the possible degrees of the model's sequences up to a number.
+        rendezvous: place where groups meet; None if each device works alone.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class MeasuredSharing(Sharing):
         )
 
     def _book_step_times(self) -> None:
-        """Book seconds of a denoising step by degree, of the degrees that were timed since the last time."""
+        """Record the seconds of a denoising step, for degrees that were timed since the last call."""
         changed = self._step_times.take_changed()
         with self._collector.writing() as since:
             since.step_times += [

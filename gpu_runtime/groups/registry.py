@@ -1,8 +1,8 @@
 """Groups with numbers: which devices are in which group now, and whose answers still count. Pure.
 
-Every change of groups is an epoch. A group keeps the number of the epoch that formed it for as long
-as it exists, and its number is part of the keys that its members meet at and of all they report. So
-a member that comes back late from an old group meets no other member, and its answers are dropped.
+Every change of groups is an epoch. A group keeps the number of the epoch that formed it as long as it exists,
+and its number is part of the keys at which its members meet and of all their reports. So a member that comes
+back late from an old group meets no other member, and its answers are dropped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from storage.errors import SchedulingError
 
 @dataclass(frozen=True)
 class Change:
-    """What an epoch changes.
+    """The changes of an epoch.
 
     Attributes:
-        epoch: its number.
+        epoch: number of the epoch.
         dissolved: groups that end.
         formed: groups that begin.
-        idle: members of dissolved groups that are in no group now.
+        idle: members of dissolved groups that are now in no group.
     """
 
     epoch: int
@@ -33,7 +33,7 @@ class Change:
 
 
 class GroupRegistry:
-    """The groups of now, by number."""
+    """The current groups, by number."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -42,27 +42,27 @@ class GroupRegistry:
 
     @property
     def epoch(self) -> int:
-        """The number of the last change; 0 before the first."""
+        """Number of the last change; 0 before the first."""
         return self._epoch
 
     @property
     def groups(self) -> tuple[WorkerGroup, ...]:
-        """The groups of now."""
+        """Current groups."""
         return tuple(self._standing)
 
     def group_of(self, member: str) -> WorkerGroup | None:
-        """The group that a member is in now."""
+        """Return the group that a member is in now; None if it is in none."""
         return self._group_of.get(member)
 
     def follow(self, layout: Layout, broken: Sequence[WorkerGroup] = ()) -> Change | None:
-        """Go over to another layout; groups that are in it already stay, with their numbers.
+        """Change to another layout; groups that are already in it stay, with their numbers.
 
         Args:
-            layout: the groups that shall be.
-            broken: groups that must be formed anew even if their members stay.
+            layout: groups to have.
+            broken: groups that must be formed again even if their members stay.
 
         Returns:
-            What changes; None if nothing does, and then no epoch begins.
+            The changes; None if nothing changes, and then no epoch begins.
 
         Raises:
             SchedulingError: if a member is in two groups.

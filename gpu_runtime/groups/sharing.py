@@ -1,4 +1,4 @@
-"""By how many devices the samples of each phase are shared, and which groups a run has had."""
+"""The sharing of each phase's samples by devices, and the groups that a run has had."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from storage.errors import ConfigurationError, WorkerLostError
 
 
 class Sharing:
-    """Makes groups of the fleet for phases whose samples are shared; others get the fleet as it is.
+    """Sharing by groups of the fleet, for phases that share samples; others get the fleet as it is.
 
     Args:
-        cluster: where the workers run; it says which of them are on one instance.
-        config: the run's configuration.
-        degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
-        rendezvous: where groups meet; None where each device works alone.
-        collector: takes the groups that end.
+        cluster: cluster on which the workers run, which knows their instances.
+        config: configuration of the run.
+        degrees_up_to: function that returns the possible degrees of the model's sequences up to a number.
+        rendezvous: place where groups meet; None if each device works alone.
+        collector: collector of ended groups.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Sharing:
         self._instances: dict[str, str] = {}
         self._collector = collector
         self.late = 0
-        """Answers of workers that came when their group was over, and were dropped."""
+        """Number of answers that came after their group was over, and were dropped."""
 
     @contextmanager
     def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
-        """The fleet as a phase's samples are to be shared by it: itself, where each device works alone.
+        """Provide the fleet in the groups of a phase within a context; the fleet itself for degree 1.
 
         Args:
-            fleet: the devices.
-            phase: what they do.
+            fleet: devices.
+            phase: phase that they do.
 
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
@@ -62,7 +62,7 @@ class Sharing:
         settings = self._config.sequence_parallel
         degree = settings.by_kind[phase.kind]
         if settings.largest > 1 and not self._degrees:
-            # Asked in a run's first phase, which is none of drafts: later the trainer may be training.
+            # Asked in a run's first phase, which never drafts: later the trainer may be training.
             self._degrees = self._degrees_up_to(settings.largest)
         if degree == 1:
             yield fleet
@@ -91,7 +91,7 @@ class Sharing:
         )
 
     def _instance_of(self, device: Device) -> str:
-        """The instance of a device, by its name; asked once."""
+        """Return the instance of a device, by its name; the device is asked only once."""
         if device.name not in self._instances:
             try:
                 answer = device.actor.instance().result(timeout=self._config.runtime.lease_s)

@@ -1,7 +1,7 @@
-"""How long a denoising step takes by degree, and how long a group takes to form: a running table. Pure.
+"""A running table of the time of a denoising step by degree, and of the time to form a group. Pure.
 
-A table is for one class of requests: their resolution and the shape of their batches decide what a step
-costs.
+A table is for one class of requests: their resolution and the shape of their batches decide the cost of a
+step.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass
 from statistics import median
 
 KEPT = 9
-"""Times of each degree that the median is taken over: the newest ones."""
+"""Number of newest times of each degree that the median is taken over."""
 
 _ENOUGH = 2
-"""Times that make a degree known."""
+"""Number of times that make a degree known."""
 
 _ENOUGH_FIRST = 3
-"""The same where all of them are first ones of their groups."""
+"""The same if all of them are the first ones of their groups."""
 
 REGROUP_GUESS_S = 0.25
-"""What forming a group is taken to last before the first one was formed."""
+"""Assumed seconds to form a group, before the first one was formed."""
 
 
 @dataclass(frozen=True)
 class RequestClass:
-    """What requests have in common whose denoising steps cost the same.
+    """The properties shared by requests whose denoising steps cost the same.
 
     Attributes:
-        height, width: of an image in pixels; 0 for the model's own size.
-        batch: samples in a forward pass.
+        height, width: size of an image in pixels; 0 for the model's own size.
+        batch: number of samples in a forward pass.
     """
 
     height: int
@@ -43,10 +43,10 @@ class RequestClass:
 
 
 class StepTimeTable:
-    """Measured times of one class of requests.
+    """The measured times of one class of requests.
 
-    What a group does first also warms it up: connections are made, buffers found. Such a time counts only
-    while a degree has no others, as in phases where every group does one chunk.
+    The first chunk of a group also warms it up: it opens connections and allocates buffers. Its time counts
+    only while a degree has no others, as in phases where every group does one chunk.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class StepTimeTable:
         self._changed: dict[int, int] = {}
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
-        """A chunk was done.
+        """Record the time of a chunk.
 
         Args:
-            degree: devices that shared it.
-            step_s: seconds of one of its denoising steps; what is not above 0 is no measurement.
-            first: whether it was the first one of its group.
+            degree: number of devices that shared it.
+            step_s: seconds of one of its denoising steps; ignored unless above 0.
+            first: True if it was the first one of its group.
         """
         if not step_s > 0:
             return
@@ -71,19 +71,19 @@ class StepTimeTable:
         self._changed[degree] = self._changed.get(degree, 0) + 1
 
     def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
-        """A group was formed.
+        """Record the time to form a group.
 
         Args:
-            seconds: how long that took.
-            members: its devices. One that is in a group for the first time starts up for it, which no later
-                group costs again: such a time is not counted.
+            seconds: time in seconds.
+            members: its devices. A device in its first group has extra start-up, which does not recur: such a
+                time is not counted.
         """
         if self._have_shared.issuperset(members):
             self._regroups.append(max(0.0, seconds))
         self._have_shared.update(members)
 
     def step_s(self, degree: int) -> float | None:
-        """Seconds of a denoising step; None while too little is measured."""
+        """Return the seconds of a denoising step; None while too few times are measured."""
         for times, enough in ((self._steady, _ENOUGH), (self._first, _ENOUGH_FIRST)):
             measured = times.get(degree, ())
             if len(measured) >= enough:
@@ -92,7 +92,7 @@ class StepTimeTable:
 
     @property
     def known(self) -> Mapping[int, float]:
-        """Seconds of a denoising step by degree, of the degrees that are known."""
+        """Seconds of a denoising step by known degree."""
         degrees = sorted(self._steady.keys() | self._first.keys())
         return {degree: step_s for degree in degrees if (step_s := self.step_s(degree)) is not None}
 
@@ -102,13 +102,13 @@ class StepTimeTable:
         return median(self._regroups) if self._regroups else REGROUP_GUESS_S
 
     def state(self) -> tuple[object, ...]:
-        """All that its answers depend on, now and after further times."""
+        """Return everything that its results depend on, now and after further times."""
         kept = ((degree, tuple(times)) for degree, times in sorted(self._steady.items()))
         first = ((degree, tuple(times)) for degree, times in sorted(self._first.items()))
         return tuple(kept), tuple(first), tuple(self._regroups), frozenset(self._have_shared)
 
     def take_changed(self) -> dict[int, int]:
-        """Known degrees of which chunks were timed since they were last taken: how many chunks."""
+        """Return the number of chunks timed since the last call, by known degree."""
         taken = {degree: count for degree, count in self._changed.items() if degree in self.known}
         for degree in taken:
             del self._changed[degree]

@@ -224,7 +224,7 @@ class _Life:
         return next(one for one in reversed(self.phases) if kind is None or one.drafts == drafts)
 
     def to_blame(self, lease: _Lease) -> str:
-        """Return the worker that a lease was given back for; if several shared it, the one lost or warned then."""
+        """Return the worker that a lease went back for; if several shared it, the one lost or warned then."""
         members = lease.worker.split(MEMBERS_JOINED_BY)
         if len(members) == 1 or lease.back_at is None:
             return lease.worker

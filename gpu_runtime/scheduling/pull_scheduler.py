@@ -169,8 +169,8 @@ class PullScheduler(Generic[RequestT]):
             kinds: kinds that it may do.
 
         Returns:
-            A lease of requests of one kind, version, number of steps and committed step; None if nothing fits or
-            the worker is full.
+            A lease of requests of one kind, version, number of steps and committed step; None if nothing
+            fits or the worker is full.
         """
         count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
         if count <= 0:

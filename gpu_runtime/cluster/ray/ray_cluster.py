@@ -272,7 +272,7 @@ class RayCluster:
         return LOOPBACK if self._local else ray.util.get_node_ip_address()
 
     def needed_processes(self) -> dict[str, int]:
-        """Return Ray's processes that this one cannot outlive, name -> pid; none of a joined cluster."""
+        """Return Ray's processes that this one cannot outlive, name -> pid; empty for a joined cluster."""
         return ray_processes() if self._local else {}
 
     def devices(self) -> dict[Market, int]:

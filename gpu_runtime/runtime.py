@@ -87,10 +87,10 @@ class Runtime:
         cluster: cluster on which its processes start. `close` ends those, but not the cluster.
         history: folder of the run's history; None to keep none.
 
-        Attributes:
-            train_prompts: prompts that it rolls out.
-            evaluate_prompts: all held-out prompts.
-            compared_prompts: held-out prompts that are in every evaluation.
+    Attributes:
+        train_prompts: prompts that it rolls out.
+        evaluate_prompts: all held-out prompts.
+        compared_prompts: held-out prompts that are in every evaluation.
 
     Raises:
         RuntimeFailure: if workers or scorers do not start.

@@ -41,9 +41,9 @@ class ForkedProcess:
         link: connection to it.
         output: descriptor of the file that it prints to.
 
-        Attributes:
-            pid: process number.
-            link: connection to it.
+    Attributes:
+        pid: process number.
+        link: connection to it.
     """
 
     def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
@@ -96,7 +96,7 @@ class _ForkServer:
 
     @property
     def alive(self) -> bool:
-        """True if it is running."""
+        """True if it is running and was started by this very process."""
         return self._process.poll() is None
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ def start_fork_server(modules: Sequence[str] = ()) -> None:
     """Start the fork server of this process and its imports, unless it runs.
 
     Args:
-        modules: modules to import beside those that all workers need.
+        modules: modules to import besides those that all workers need.
     """
     _running(modules)
 

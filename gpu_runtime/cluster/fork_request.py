@@ -1,4 +1,4 @@
-"""The script that Ray starts as a worker: it has the fork server fork the worker, in its own environment.
+"""The script that Ray starts for a worker: it has the fork server fork one with this process's environment.
 
 A plain worker would spend ten seconds on imports that the fork server has done. If no fork server answers,
 this process becomes the worker. It uses only the standard library, to start within milliseconds.

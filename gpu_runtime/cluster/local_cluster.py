@@ -190,7 +190,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
             call.set_exception(self._lost())
 
     def _receive_until_the_end(self) -> str:
-        """Settle calls until the process ends; return why it could not build its worker, if so, else ""."""
+        """Settle calls until the process ends; return why the worker was not built, empty if it was."""
         built = self._next_answer()
         if built is None:
             return ""

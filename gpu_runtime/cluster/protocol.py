@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class RemoteActor(ABC, Generic[WorkerT_co]):
-    """A worker in a separate process; it serves its calls one at a time, in the order of their making.
+    """A worker in a separate process; it serves calls one at a time, in the order in which they are made.
 
     `WorkerT_co` is the protocol of its calls, one of `gpu_runtime/worker/protocol.py`.
 

@@ -3,14 +3,14 @@
 Rollouts, evaluations and drafts all go through it. Invariants:
 
 - A device has at most one lease, for weights that it holds; it pulls only while it is not known to be under
- notice.
+  notice.
 - Work that a device loses or gives back continues elsewhere from its last commit, to the same bits. Results
- that it still sends for such a lease are committed or delivered like any other, once.
+  that it still sends for such a lease are committed or delivered like any other, once.
 - A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk
- of denoising steps once requests of the first one wait.
+  of denoising steps once requests of the first one wait.
 - Nothing is started for a phase that is over, and its late results are dropped.
 - The loop waits in one place: for the next call to end, for a wake-up, or for the time when something counts
- as hung. One thread runs it at a time.
+  as hung. One thread runs it at a time.
 """
 
 from __future__ import annotations

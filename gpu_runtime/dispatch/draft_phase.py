@@ -2,7 +2,7 @@
 
 It begins beside a rollout, on the devices that find nothing more to roll out, and continues in the thread of
 the `explore` task, beside reward and training. It ends with the planner's last draft, or at once with the
-training window; work in flight, at most one chunk of denoising steps a device, is then dropped.
+training window; work in flight, at most one chunk of denoising steps per device, is then dropped.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PlannedDrafts:
         self._task = task
 
     def more(self) -> list[DraftTask]:
-        """Return the planner's next round; none before the last but one is judged."""
+        """Return the planner's next round; none until the last round but one is judged."""
         if not self._planner.can_plan:
             return []
         drafts = self._planner.next_round()

@@ -25,7 +25,7 @@ from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
-"""A function that has scorers judge images while devices go on; one score an image."""
+"""A function that has scorers judge images while devices go on; one score per image."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Phase(Protocol):
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """Calls that the phase waits for beside those of devices, such as scores."""
+        """Calls that the phase waits for, besides those of devices, such as scores."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
@@ -137,7 +137,7 @@ class GeneratingFleet(Protocol):
         ...
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Take over what a device's provider says now: a notice, or None."""
+        """Apply what a device's provider says now: a notice, or None."""
         ...
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
@@ -155,7 +155,7 @@ class Scorers(Protocol):
     def judge(
         self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
     ) -> list[Future[Score]]:
-        """Let scorers judge images; return one score an image, in order."""
+        """Let scorers judge images; return one score per image, in order."""
         ...
 
     def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:

@@ -228,7 +228,7 @@ class SeedSearch:
         policy_version: int,
         evidence: TrainingEvidence | None = None,
     ) -> SeedReview:
-        """Review an iteration: return figures of its seeds, and decide if the next ones can be trusted.
+        """Review an iteration: return figures of its seeds, and decide whether to trust the next ones.
 
         Args:
             plan: plan of the iteration.
@@ -358,5 +358,5 @@ class SeedSearch:
 
 
 def _is_stale(plan: SeedPlan, policy_version: int) -> bool:
-    """Return True if other weights than these drew any of its drafts: the same would draw the same again."""
+    """Return True if other weights drew any of its drafts; the same weights would draw the same again."""
     return any(draft.policy_version != policy_version for draft in plan.stale_drafts)

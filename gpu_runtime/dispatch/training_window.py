@@ -20,10 +20,10 @@ class TrainingWindow:
         plan: plan that is rolled out.
         version: version of the weights of the rollout, which the devices hold until the window closes.
 
-        Attributes:
-            length_s: seconds from its opening to its close; None until then.
-            rescored: drafts of `plan` scored again with the rollout's weights.
-            lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
+    Attributes:
+        length_s: seconds from its opening to its close; None until then.
+        rescored: drafts of `plan` scored again with the rollout's weights.
+        lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
     """
 
     def __init__(self, plan: SeedPlan, version: WeightsVersion) -> None:
@@ -46,7 +46,7 @@ class TrainingWindow:
 
     @property
     def abandoned(self) -> bool:
-        """True once the run is ending: work in the window is of no use."""
+        """True once abandoned: work in the window is of no more use."""
         return self._abandoned.is_set()
 
     def open(self, now_s: float) -> float:

@@ -4,7 +4,7 @@ The live run and the simulator call the same function. With R reserved devices, 
 seconds each and r seconds of an iteration without rollout, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
 device's time beside training that is of use (1 if it explores there, 0 if it idles). Another instance
-pays off while the time that it saves, times what waits meanwhile, is more than its own price: while C falls.
+pays off while the time that it saves, times what waits meanwhile, is more than its price: while C falls.
 Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is given by
 `IterationForecast.course`. How fast the number grows is bounded by the rule of AstraFlow
 (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f the trainer's share of waiting.

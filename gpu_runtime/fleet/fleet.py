@@ -278,7 +278,7 @@ class Fleet:
         return device in self.trainers
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Take over what a device's provider says now, and record any change."""
+        """Apply what a device's provider says now, and record any change."""
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
             return

@@ -2,8 +2,8 @@
 
 ROSE rolls out on serving devices while their requests can wait for a step: the deadline of a request, less
 its own predicted time, leaves more than the time of a step. Under pressure it halves the devices lent and
-freezes that number until the next training step. A denoising step takes a known time, so one slack decides if
-lending is possible at all, and the load how many devices. A lender of the provider `lending` decides itself;
+freezes that number until the next training step. A denoising step takes a known time, so one slack decides
+whether it can lend at all, and the load how many devices. A lender of the provider `lending` decides itself;
 `spotlight what-if` simulates one that decides by this rule.
 """
 

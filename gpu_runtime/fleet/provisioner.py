@@ -31,7 +31,7 @@ Arrival = tuple[Device, "Future[WorkerReady]"]
 
 
 class WorkerProvisioner:
-    """Starts workers, at most one a slot. No call waits for one: without an instance, its start is pending.
+    """The start of workers, at most one per slot. No call waits: without an instance, a start is pending.
 
     Args:
         cluster: cluster on which they are started.

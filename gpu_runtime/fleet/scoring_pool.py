@@ -30,7 +30,7 @@ _IMAGES_A_CALL = {
     RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
     RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
 }
-"""Most images a call; half for drafts, as near the window's end an early answer is worth more."""
+"""Most images per call; half for drafts, as near the window's end an early answer is worth more."""
 
 _CLOSE_LIMIT_S = 10.0
 
@@ -66,8 +66,7 @@ class ScoringPool:
         cluster: cluster on which they run.
         config: configuration of the run.
         history: place of their histories; None to keep none.
-        look: function called repeatedly while a thread waits for a phase's scores, in that thread; None for
-            none.
+        look: function called repeatedly by a thread while it waits for a phase's scores; None for none.
         collector: collector of the cost of judging.
     """
 
@@ -124,7 +123,7 @@ class ScoringPool:
     def judge(
         self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
     ) -> list[Future[Score]]:
-        """Let scorers judge images, and return one score an image, in order. Callable from any thread.
+        """Let scorers judge images, and return one score per image, in order. Callable from any thread.
 
         A score that is no longer wanted can be cancelled. If scorers keep dying, a draft's score carries the
         error, and that of any other image raises `RuntimeFailure`.

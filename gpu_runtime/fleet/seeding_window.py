@@ -59,7 +59,7 @@ def trainers_go_on(batches: float, others: int, batch_s: float, train_s: float) 
 
 
 class LiveWindow:
-    """The decision if trainers go on with a rollout, taken before each of their batches.
+    """The decision whether trainers go on with a rollout, taken before each of their batches.
 
     The rule is that of `solved_window_s` for the work left now, so a lost spot device brings the trainers
     back, and no number of devices has to be remembered. On a tie, they train first.

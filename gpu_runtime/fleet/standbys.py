@@ -108,8 +108,8 @@ class Standbys:
     def fill(self) -> None:
         """Start missing standbys in the background; call it when no worker is on its way.
 
-        Otherwise the worker's start would take longer.
-        One that dies while loading is retried only with a later phase: what killed it may kill the next one.
+        Otherwise the worker's start would take longer. A standby that dies while loading is retried only with
+        a later phase: what killed it may kill the next one.
         """
         with self._lock:
             self._look()

@@ -32,7 +32,7 @@ class Asked(Generic[R]):
     Attributes:
         method: name of the method.
         devices: devices that execute it.
-        calls: one future a device.
+        calls: one future per device.
     """
 
     method: str

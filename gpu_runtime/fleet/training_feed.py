@@ -46,8 +46,8 @@ class TrainingFeed:
         trainers: training devices.
         enter: function that records a device's state from now on; callable from any thread.
 
-        Attributes:
-            time: training time of the last iteration; `beside_s` is the part before `finish`.
+    Attributes:
+        time: training time of the last iteration; `beside_s` is the part before `finish`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Devices that share each sequence, called as if they were one device.
 
 Every member gets the same calls in the same order. The leader's answer counts, as only it carries states and
-images; the others' answers show that they are alive and if they are under notice. A member that dies breaks
-the group: it is called off at once, which frees the others wherever they wait for it.
+images; the others' answers show that they are alive and whether they are under notice. A member that dies
+breaks the group: it is called off at once, which frees the others wherever they wait for it.
 """
 
 from __future__ import annotations

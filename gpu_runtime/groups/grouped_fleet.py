@@ -135,7 +135,7 @@ class GroupedFleet:
                     self._fleet.enter(device.name, state)
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Take over what the providers of a group's members say now."""
+        """Apply what the providers of a group's members say now."""
         group = group_of(device)
         self._failures = 0  # it has done a chunk
         for member in group.devices:
@@ -154,7 +154,7 @@ class GroupedFleet:
             self._count_failure(str(error))
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """Call off a group that makes no progress, and kill members that do not even answer that.
+        """Call off a group that makes no progress, and kill members that do not even answer then.
 
         Raises:
             RuntimeFailure: if the trainer is among them, or groups keep stalling although all members answer.

@@ -12,7 +12,7 @@ from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import WorkLeft
 
 _SIMULATED_EACH = 8
-"""Batches a group that are simulated one by one; if there are more, the others count only by their steps."""
+"""Batches per group that are simulated one by one; any others count only by their steps."""
 
 
 def name_of(group: Group) -> str:
@@ -40,7 +40,7 @@ def batch_ends_s(
         regroup_s: seconds that a group of several devices takes to form.
 
     Returns:
-        One time a batch, unordered; if very many wait, only those of the last ones.
+        One time per batch, unordered; if very many wait, only those of the last ones.
     """
     slowest = max(step_s.values())
 

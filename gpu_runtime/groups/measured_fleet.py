@@ -2,7 +2,7 @@
 
 A phase begins with the best groups by the times of earlier phases. The choice is reviewed when a lease has
 ended, before the next one begins, and when a degree's time becomes known; so groups grow when fewer batches
-than devices are left. `choose_layout` decides if a change pays off. Like any planned change, it happens
+than devices are left. `choose_layout` decides whether a change pays off. Like any planned change, it happens
 between chunks, and no step is repeated.
 """
 
@@ -74,7 +74,7 @@ class MeasuredFleet(GroupedFleet):
         return wanted != {place.members for place in self._registry.groups}
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """Take over what the providers of a group's members say now, and the times of its chunks."""
+        """Apply what the providers of a group's members say now, and record the times of its chunks."""
         group = group_of(device)
         before = self._step_times.known.keys()
         for member in group.devices:

@@ -7,7 +7,7 @@ samples were requested, and how often each was accepted; which worker held a sam
 - No two workers hold a sample at the same time.
 - An accepted sample has had all its denoising steps.
 - A loss with notice costs a sample at most one denoising step; a loss without notice costs at most the commit
- interval, and a commit that was sent and died with its sender on the way.
+  interval, and a commit that was sent and died with its sender on the way.
 
 The same holds for drafts, except that none has to be accepted: a closing training window drops the rest. A
 draft that is trained on counts as a requested sample; it may have been accepted in the previous life.
@@ -43,7 +43,7 @@ class HistoryLine:
     """One line of a history.
 
     Attributes:
-        life: life of the run, from 1; each resumption begins a new one.
+        life: number of the run's life, from 1; each resumption begins a new one.
         by: name of the process that wrote it.
         at: time in unix seconds.
         event: name of the event.
@@ -62,7 +62,7 @@ class Redone:
     """Denoising steps that were repeated because a worker gave samples up.
 
     Attributes:
-        life: life of the run.
+        life: number of the run's life.
         worker: worker that had done them first.
         with_notice: True if it had a preemption notice in time.
         interval: most denoising steps between two commits of its samples.
@@ -90,10 +90,10 @@ class Redone:
 
 @dataclass(frozen=True)
 class MissingHistory:
-    """The history of a worker that is missing here, as it is on another machine.
+    """A worker that joined, with its history on another machine.
 
     Attributes:
-        life: life of the run.
+        life: number of the run's life.
         worker: name of the worker.
         host: name of the machine.
         path: path of the file there.

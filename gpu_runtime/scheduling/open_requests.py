@@ -4,9 +4,9 @@ No clock, no Ray, no torch: time is an argument, in seconds. Invariants:
 
 - An open request waits in one lane, or is held by one valid lease; it and its lease point at each other.
 - A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising steps and
- committed step, in the order in which they came.
-- Every change takes constant time, however many requests wait; choosing a lane takes the logarithm of the
- number of different committed steps, by a heap.
+  committed step, in the order in which they came.
+- The cost of a change does not depend on how many requests wait; choosing a lane costs the logarithm of the
+  number of different committed steps, by a heap.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@ Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one cl
 
 - A request is accepted once. A repeated delivery is dropped and counted.
 - No two valid leases hold the same request. A lease is valid until it is expired, handed back or
- lost, and as long as part of it is undelivered; being overdue alone does not end it.
+  lost, and as long as part of it is undelivered; being overdue alone does not end it.
 - The committed step of a request never falls. A commit counts if it is ahead of the known one, from
- any worker: one that was given up and still computes saves the next one those steps, since a sample's
- numbers do not depend on the worker. It does not get its lease back by that.
+  any worker: one that was given up and still computes saves the next one those steps, since a sample's
+  numbers do not depend on the worker. It does not get its lease back by that.
 - A delivery counts if the request is still open, even from a worker that was given up.
 """
 
@@ -23,7 +23,7 @@ from gpu_runtime.scheduling.requests import ALL_KINDS, Commit, Lease, RequestKin
 from storage.errors import SchedulingError
 
 _COMMIT_STEPS = 4
-"""Denoising steps between two commits, or a divisor of them, unless the settings fix the number."""
+"""Unit of the denoising steps between two commits, unless the settings fix their number."""
 
 _WORTH_A_COMMIT_S = 1.0
 """Least seconds of work between two commits, unless the settings fix the number of steps."""
@@ -59,7 +59,7 @@ class Counters:
         duplicates: deliveries of requests no longer open: delivered before, or dropped.
         expired: leases not renewed in time.
         stale_commits: commits behind the known one, or of requests no longer open.
-        commits: commits of the states of a lease, together as one.
+        commits: calls that committed states, one for all those of a lease.
         redone_steps: denoising steps past the last commit that were lost with workers.
     """
 
@@ -103,7 +103,7 @@ class PullScheduler(Generic[RequestT]):
         self._next_number = 0
 
     def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
-        """Add requests to wait behind the earlier ones of their kind and version; all of them or none.
+        """Add requests behind the earlier ones of their kind, version and steps; all of them or none.
 
         Raises:
             SchedulingError: if a request is already open.
@@ -236,11 +236,11 @@ class PullScheduler(Generic[RequestT]):
             requests: finished requests.
             now: time in seconds.
 
-            Returns:
-                The accepted requests; the others were delivered before, or dropped, and are counted.
+        Returns:
+            The accepted requests; the others were delivered before, or dropped, and are counted.
 
-            Raises:
-                SchedulingError: if a request is not in this lease; nothing is then accepted.
+        Raises:
+            SchedulingError: if a request is not in this lease; nothing is then accepted.
         """
         requests = tuple(requests)
         self._renew(lease, requests, now)

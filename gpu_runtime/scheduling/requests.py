@@ -192,7 +192,7 @@ class WorkLeft:
     """The work left in a phase.
 
     Attributes:
-        waiting: denoising steps left of each batch that no group works on, in the order of their taking.
+        waiting: denoising steps left of each batch that no group works on, in their order.
         under_way: batches of the groups, by their names.
     """
 

@@ -18,7 +18,7 @@ if any(name in os.environ for name in _TOKEN_NAMES) or RAY_TOKEN.exists():
 
 
 def provide_token() -> None:
-    """Make a token only for clusters of this process if Ray could not store one, as in a container."""
+    """Make a token for this process's cluster alone if Ray could not store one, as in a container."""
     if RAY_TOKEN.exists() or any(name in os.environ for name in _TOKEN_NAMES):
         return
     try:

@@ -25,8 +25,8 @@ def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
         reason: reason in words, which Ray shows.
         deadline: time at which it may be gone, in unix seconds; None if that is not known.
 
-        Returns:
-            Why Ray does not drain it; empty if it does.
+    Returns:
+        Why Ray does not drain it; empty if it does.
     """
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = 0 if deadline is None else int(deadline * 1000)

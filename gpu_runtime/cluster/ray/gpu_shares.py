@@ -11,8 +11,8 @@ _SMALLEST = 10_000
 def worker_share(workers: int, gpus: float, scorers: float = 0.0) -> float:
     """Return the share of a GPU that each worker takes, beside the scorers.
 
-    Workers share whole GPUs, with as many workers on each as necessary. The scorers' shares are kept free, on
-    separate GPUs if there are several.
+    Workers get the remaining whole GPUs, with as many workers on each as necessary. The scorers' shares are
+    kept free, on separate GPUs if there are several.
 
     Args:
         workers: number of workers.

@@ -37,7 +37,7 @@ def on_loopback_alone() -> Iterator[None]:
 def without_api_server() -> Iterator[None]:
     """Make Ray start no API server within this context; without a dashboard it only serves usage reports.
 
-    Even if they are off, it asks the metadata services of three clouds where it runs.
+    Even with these off, it asks the metadata services of three clouds which one it is on.
     """
     before = services.start_api_server
     services.start_api_server = lambda *_, **__: (None, None)

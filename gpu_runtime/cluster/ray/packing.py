@@ -35,7 +35,7 @@ class _Place:
 
 
 class _TooLarge(Exception):
-    """An error: a value has more bytes of arrays than should be copied."""
+    """Raised for a value with more bytes of arrays than should be copied."""
 
 
 def pack(value: Any) -> Any:

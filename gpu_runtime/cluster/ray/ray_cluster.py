@@ -114,7 +114,7 @@ class RayCluster:
     """A Ray cluster that this process started or joined.
 
     Args:
-        config: configuration of the run; `runtime.cluster` decides if a cluster is started here or joined.
+        config: configuration of the run; it decides whether a cluster is started here or joined.
     """
 
     def __init__(self, config: RunConfig) -> None:

@@ -133,7 +133,7 @@ class CommandCapacity:
         return taken
 
     def close(self) -> None:
-        """Give back all instances, also those that a running `acquire` still brings, before returning."""
+        """Give back all instances, including those that a running `acquire` still brings, and wait for it."""
         with self._lock:
             self._closing = True
         if self._acquiring is not None:

@@ -134,7 +134,7 @@ class LendingCapacity:
         return taken
 
     def close(self) -> None:
-        """Withdraw the wish for devices and give all back, before returning."""
+        """Set the wanted number of devices to 0 and give all back, before returning."""
         self.wanted(0, None)
         for offer in self.offered():
             self.release(offer.instance)

@@ -26,10 +26,10 @@ class TraceOptions(Section):
     """Speed-up over the recording: at 60, an hour takes a minute."""
 
     begins_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Offset of the run's begin in the trace, in seconds."""
+    """Position in the trace, in seconds, at which the run begins."""
 
     notice_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Seconds between an instance's call back and its removal; 0 for a loss without notice."""
+    """Seconds by which an instance is called back before its removal; 0 for a loss without notice."""
 
     def read(self) -> Trace:
         """Return the trace as it is replayed.
@@ -50,7 +50,7 @@ class TraceCapacity:
 
     Args:
         trace: trace as it is replayed.
-        notice_s: seconds between an instance's call back and its removal.
+        notice_s: seconds by which an instance is called back before its removal.
         clock: function that returns the seconds of a monotonic clock.
     """
 

@@ -2,8 +2,7 @@
 
 Rollouts, evaluations and drafts all go through it. Invariants:
 
-- A device has at most one lease, for weights that it holds; it pulls only while it is not known to be under
-  notice.
+- A device has at most one lease, for weights that it holds; it pulls only while no notice is known for it.
 - Work that a device loses or gives back continues elsewhere from its last commit, to the same bits. Results
   that it still sends for such a lease are committed or delivered like any other, once.
 - A device that finds no work in the first phase works on the phase beside it, and stops there after a chunk

@@ -65,7 +65,7 @@ class PlannedDrafts:
         self._task = task
 
     def more(self) -> list[DraftTask]:
-        """Return the planner's next round; none until the last round but one is judged."""
+        """Return the planner's next round; none until the round before the last one is judged."""
         if not self._planner.can_plan:
             return []
         drafts = self._planner.next_round()

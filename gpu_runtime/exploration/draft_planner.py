@@ -7,16 +7,16 @@ computed, not learned: scores to come are drawn from a model of all prompts' sco
 exact selection is run on them (`expected_gain`). A prompt whose group cannot get better, because it has
 as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
 
-A round is the first part of the plan that spends the whole rest of the budget best if no score came any
-more; with the scores that do come, the next round is planned anew (open-loop feedback control; Bertsekas,
+A round is the first part of the plan that would spend the rest of the budget best if no more scores
+came; with the scores that do come, the next round is planned again (open-loop feedback control; Bertsekas,
 Dynamic Programming and Optimal Control, section 6.2: never worse in expectation than the plan without
-feedback). The plan reaches to the last draft because drafts pay together: G of a prompt leave nothing to
-select.
+feedback). The plan reaches to the last draft because drafts pay off together: with only G
+drafts of a prompt there is nothing to select.
 
 Drafts are planned in rounds. A round is planned once the one before the last is judged, so devices seldom
 wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
 
-What earlier iterations say of a prompt's scores (`ScoreHistory`) is forgotten with a half-life: the policy
+Scores of a prompt from earlier iterations (`ScoreHistory`) are forgotten with a half-life: the policy
 moves.
 """
 
@@ -33,31 +33,31 @@ from gpu_runtime.exploration.prediction.score_model import PastScores, ScoreMode
 from gpu_runtime.exploration.selection import max_variance_subset, random_spread
 
 _MINIMUM_GAIN = 1e-4
-"""Gain in spread a draft, over the variance of all scores, below which a prompt is left alone."""
+"""Gain in spread per draft, over the variance of all scores, below which a prompt is left alone."""
 
 _LOOK_SHARE = 1 / 3
-"""Part of the budget for first drafts, so that what is left can still be aimed."""
+"""Part of the budget for first drafts, so that the rest can still be aimed."""
 
 _LEAST_LOOK = 2
-"""First drafts of a prompt: one alone says nothing about how much its scores differ."""
+"""Fewest first drafts of a prompt: one alone does not show how much its scores differ."""
 
 _LEAST_JUDGED = 4
-"""Judged drafts from which the variance of a random group of a prompt is estimated."""
+"""Fewest judged drafts from which the variance of a random group of a prompt is estimated."""
 
 _ROUNDING = 1e-9
-"""Budgets are sums of fractions."""
+"""Tolerance for budgets, which are sums of fractions."""
 
 KEPT_SCORES = 32
-"""Most scores remembered of a prompt, spread over those that were seen."""
+"""Most scores remembered per prompt, spread over those that were seen."""
 
 _MOST_WEIGHT = 8.0
-"""A prompt's past counts as at most so many drafts of today."""
+"""Most drafts of today that a prompt's past counts as."""
 
 _COMMON_ITERATIONS = 4
-"""Iterations whose prompts say how prompts differ."""
+"""Iterations whose prompts are used to estimate how prompts differ."""
 
 _MOST_OTHERS = 256
-"""Most prompts that say so."""
+"""Most prompts used for that."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Arm:
-    """A fidelity: how to draft, at what cost and how far its scores can be trusted.
+    """A fidelity: how to draft, the cost, and how far the scores can be trusted.
 
     Attributes:
         fidelity: name, `full` or `preview-K`.
-        cost: of one draft, in full drafts.
+        cost: cost of one draft, in full drafts.
         reliability: squared correlation of its scores with those of full drafts, in [0, 1].
-        expected: from a draft's score to the full draft's expected score.
+        expected: map from a draft's score to the full draft's expected score.
     """
 
     fidelity: str = "full"
@@ -88,15 +88,15 @@ class Arm:
 
 @dataclass(frozen=True)
 class PlannerSettings:
-    """What a plan has to keep to.
+    """Limits of a plan.
 
     Attributes:
-        group_size: seeds to keep of a prompt, G.
+        group_size: seeds to keep per prompt, G.
         prompts_kept: prompts to keep, P; more may be explored.
-        candidates: most drafts of a prompt, N.
+        candidates: most drafts per prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: most drafts of every prompt before scores aim further ones.
-        rounds: how many rounds the budget is divided into, roughly.
+        first_drafts: most drafts per prompt before scores aim further ones.
+        rounds: approximate number of rounds that the budget is divided into.
     """
 
     group_size: int
@@ -109,13 +109,13 @@ class PlannerSettings:
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, by prompt.
+    """The chosen seeds and their variance, by prompt.
 
     Attributes:
-        seeds: of the kept prompts, G each.
-        spread: variance of the kept drafts' scores; what is to be expected of untried seeds
-            where too few were judged.
-        random: the variance to expect of a random group of the judged drafts, where there are enough.
+        seeds: seeds of the kept prompts, G each.
+        spread: variance of the kept drafts' scores; the expected variance of untried seeds where too few
+            were judged.
+        random: expected variance of a random group of the judged drafts, where there are enough.
     """
 
     seeds: dict[int, tuple[int, ...]]
@@ -137,11 +137,11 @@ class DraftPlanner:
     """Plans one iteration's drafts and chooses among them.
 
     Args:
-        prompts: what may be explored, in a fixed order.
-        settings: see there.
+        prompts: prompts that may be explored, in a fixed order.
+        settings: limits of the plan.
         arms: at least one fidelity.
-        past: what earlier iterations say of the prompts.
-        key: numbers that make the random outcomes this plan's own, such as run seed and iteration.
+        past: scores from earlier iterations.
+        key: numbers that seed this plan's random outcomes, such as run seed and iteration.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class DraftPlanner:
         self._past = past
         self._key = key
         self._rounds: list[_Round] = []
-        # In the order of their numbers: the order in which prompts are given changes nothing.
+        # Sorted, so that the order in which prompts are given changes nothing.
         self._order = sorted(self.prompts)
         self._place = {prompt: place for place, prompt in enumerate(self._order)}
         self._issued = np.zeros(len(self._order), dtype=int)
@@ -172,11 +172,11 @@ class DraftPlanner:
 
     @property
     def can_plan(self) -> bool:
-        """Whether the next round may be planned now: the one before the last is judged."""
+        """True if the next round may be planned now: the one before the last is judged."""
         return not self._finished and all(issued.complete for issued in self._rounds[:-1])
 
     def next_round(self) -> list[Draft]:
-        """The next drafts; empty when the budget is spent or nothing is worth it.
+        """Return the next drafts; empty when the budget is spent or no draft is worth its cost.
 
         Raises:
             RuntimeError: if `can_plan` is False.
@@ -195,11 +195,11 @@ class DraftPlanner:
         return drafts
 
     def observe(self, draft: Draft, score: float | None) -> None:
-        """Note a draft's score; None where there is no judgement. A second one changes nothing."""
+        """Record a draft's score; None where there is no judgement. A second score changes nothing."""
         self._rounds[self._round_of[draft]].results.setdefault(draft, score)
 
     def expected(self, fidelity: str, score: float) -> float:
-        """The full score to expect of a draft with such a score."""
+        """Return the expected full score of a draft with this score."""
         return self._arms[fidelity].expected(score)
 
     def round_of(self, draft: Draft) -> int:
@@ -207,10 +207,10 @@ class DraftPlanner:
         return self._round_of[draft]
 
     def choose(self) -> Choice:
-        """The seeds to roll out, from all that was judged.
+        """Return the seeds to roll out, from all judged drafts.
 
         Prompts that were not reached, or that have fewer than G judged drafts, are filled up with
-        untried seeds: random ones.
+        untried seeds, which are random.
         """
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}
@@ -233,7 +233,7 @@ class DraftPlanner:
                 first = int(self._issued[place])
                 seeds[prompt] = tuple(sorted((*tried, *range(first, first + group - len(tried)))))
                 spread[prompt] = float(expected[place])
-        # sorted() is stable: of equal prompts the first stay.
+        # sorted() is stable: among equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
         return Choice(kept, spread, random)
@@ -247,13 +247,13 @@ class DraftPlanner:
         return max(1.0, self.settings.budget / self.settings.rounds)
 
     def _affordable(self, budget: float) -> int:
-        """How many drafts such a part of the budget pays for."""
+        """Return how many drafts this part of the budget pays for."""
         return int((min(self._room, budget) + _ROUNDING) / self._arm.cost)
 
     def _first_look(self) -> list[Draft]:
-        """First drafts of as many prompts as a part of the budget reaches, in two rounds.
+        """Return first drafts of as many prompts as a part of the budget reaches, in two rounds.
 
-        The second round is planned before the first is judged: unless there is a past, it cannot aim either.
+        The second round is planned before the first is judged, so without past scores it cannot aim either.
         """
         prompts = len(self._order)
         paid = self._affordable(self.settings.budget * _LOOK_SHARE)
@@ -276,7 +276,7 @@ class DraftPlanner:
         return known
 
     def _by_gain(self, count: int) -> list[Draft]:
-        """The first `count` drafts of the plan that spends what is left of the budget best."""
+        """Return the first `count` drafts of the plan that spends the rest of the budget best."""
         complete = len(self._rounds) - 1
         self._known, self._absorbed = self._judged(complete), complete
         curves, variance = self._curves(self._known, complete)
@@ -289,7 +289,7 @@ class DraftPlanner:
         return self._issue(_share(np.minimum(planned, self.settings.candidates - self._issued), count))
 
     def _issue(self, wanted: np.ndarray) -> list[Draft]:
-        """The next drafts of each prompt, `wanted` of them, seed by seed."""
+        """Return the next `wanted` drafts of each prompt, seed by seed, and charge their cost."""
         drafts = [
             Draft(self._order[place], int(self._issued[place]) + turn, self._arm.fidelity)
             for turn in range(int(wanted.max(initial=0)))
@@ -300,7 +300,7 @@ class DraftPlanner:
         return drafts
 
     def _curves(self, known: list[list[tuple[int, float]]], rounds: int) -> tuple[ValueCurves, float]:
-        """What the prompts may gain by further drafts, and the variance of all scores."""
+        """Return the prompts' expected gain by further drafts, and the variance of all scores."""
         # Sorted: the order of arrival must not matter.
         judged = [np.array([score for _, score in sorted(scores)], dtype=float) for scores in known]
         nothing: tuple[tuple[float, ...], float] = ((), 0.0)
@@ -311,18 +311,18 @@ class DraftPlanner:
         return curves, model.variance
 
     def _bars(self, now: np.ndarray) -> np.ndarray:
-        """The spread that each prompt has to exceed to count: another prompt's that it would replace."""
+        """Return the spread that each prompt has to exceed to count: that of the prompt it would replace."""
         kept = self.settings.prompts_kept
         if kept >= len(now):
             return np.zeros(len(now))
         ranked = np.sort(now)[::-1]
-        # One that is among the kept competes with the best of the others, one of those with the last kept.
+        # A kept prompt competes with the best of the others, and one of the others with the last kept.
         last, next_best = ranked[kept - 1], ranked[kept]
         return np.where(now >= last, next_best, last)
 
 
 def _share(planned: np.ndarray, count: int) -> np.ndarray:
-    """`count` drafts in proportion to those planned, none above its own; of equal remainders the first's."""
+    """Share `count` drafts in proportion to the planned ones, never above them; ties go to the first."""
     total = int(planned.sum())
     if total <= count:
         return planned
@@ -343,17 +343,17 @@ class ScoreHistory:
         self._of_prompt: dict[int, tuple[int, list[float]]] = {}
 
     def add(self, iteration: int, scores: Mapping[int, Sequence[float]]) -> None:
-        """Note the scores of an iteration's drafts, by prompt; a prompt's older ones give way."""
+        """Record the scores of an iteration's drafts, by prompt; they replace a prompt's older ones."""
         for prompt, values in scores.items():
             if values:
                 self._of_prompt[prompt] = (iteration, _spread(values))
 
     def past(self, prompts: Sequence[int], iteration: int) -> PastScores:
-        """What earlier iterations say of these prompts and of how prompts differ.
+        """Return past scores of these prompts, and of others to estimate how prompts differ.
 
         Args:
-            prompts: to be explored.
-            iteration: for which.
+            prompts: prompts to explore.
+            iteration: iteration to explore for.
         """
         own: dict[int, tuple[tuple[float, ...], float]] = {}
         others: list[tuple[int, int]] = []
@@ -374,12 +374,12 @@ class ScoreHistory:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`; what earlier versions kept beside it is not needed."""
+        """Restore from what `state` returned; other keys of earlier versions are not needed."""
         self._of_prompt = {prompt: (seen, list(values)) for prompt, seen, values in state["of_prompt"]}
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    """At most KEPT_SCORES of the values, evenly from the lowest to the highest."""
+    """Return at most KEPT_SCORES of the values, evenly from the lowest to the highest."""
     ordered = sorted(values)
     if len(ordered) <= KEPT_SCORES:
         return ordered

@@ -1,4 +1,4 @@
-"""Exploration across iterations: what was learned of prompts, drafts and windows, and what follows.
+"""Exploration across iterations: statistics of prompts, drafts and windows, and the plans based on them.
 
 Pure: it neither generates nor judges. The runtime asks `begin` for an iteration's planner, makes the
 drafts that the planner wants, and gets the seeds from `finish`; the staleness monitor's re-scores go
@@ -28,11 +28,11 @@ from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
 
 _MOST_ROUNDS = 16
-"""Rounds that an iteration's drafts are planned in; more learn little more."""
+"""Most rounds in which an iteration's drafts are planned; more would learn little more."""
 
 
 class Judgement(Protocol):
-    """What a scorer said of an image."""
+    """A scorer's judgement of an image."""
 
     @property
     def value(self) -> float:
@@ -41,17 +41,17 @@ class Judgement(Protocol):
 
     @property
     def exact(self) -> bool:
-        """Whether the image does all that its prompt asks."""
+        """True if the image does all that its prompt asks."""
         ...
 
 
 class SeedExplorer:
-    """What a run has learned of seeds, whatever its strategy.
+    """A run's knowledge of prompts and seeds, whatever its strategy.
 
     Args:
         config: the run's configuration.
         prompt_ids: all training prompts.
-        strategy: chooses among the drafts; the runtime calls it when drafts may be made.
+        strategy: strategy that chooses among the drafts; the runtime calls it when drafts may be made.
 
     Raises:
         ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
@@ -74,14 +74,14 @@ class SeedExplorer:
         self._monitor = RankMonitor(self._settings)
 
     def prompts(self, iteration: int) -> list[int]:
-        """The prompts to explore for an iteration, of which the strategy chooses those to train on."""
+        """Return the prompts to explore for an iteration; the strategy picks those to train on."""
         config = self._config
         trained, explored = config.algorithm.prompts_per_iteration, config.prompts_explored
         count = explored if self.strategy.drafts else trained
         return prompts_of_iteration(self._prompt_ids, count, config.seed, iteration)
 
     def plain(self, iteration: int, *notes: Note) -> SeedPlan:
-        """The plan without exploration: the first prompts and seeds."""
+        """Return the plan without exploration: the first prompts and seeds."""
         algorithm = self._config.algorithm
         prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
         plan = plain_plan(prompts, algorithm.group_size, iteration)
@@ -91,12 +91,12 @@ class SeedExplorer:
         return replace(plan, notes=notes, figures=figures)
 
     def begin(self, iteration: int, budget: float | None, devices: int = 1) -> DraftPlanner:
-        """The planner of an iteration's drafts.
+        """Return the planner of an iteration's drafts.
 
         Args:
-            iteration: to roll out next.
+            iteration: iteration to roll out next.
             budget: cost of all drafts, in full drafts; None for every candidate.
-            devices: that draft one batch each at a time. The plan depends on it.
+            devices: devices that draft one batch each at a time. The plan depends on their number.
         """
         prompts = self.prompts(iteration)
         everything = float(len(prompts) * self._settings.candidates)
@@ -120,11 +120,11 @@ class SeedExplorer:
         )
 
     def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
-        """The seeds to roll out, from the drafts that were judged in time.
+        """Return the seeds to roll out, from the drafts that were judged in time.
 
         Args:
-            iteration: to roll out next.
-            planner: that asked for the drafts.
+            iteration: iteration to roll out next.
+            planner: planner that asked for the drafts.
             candidates: the drafts that were made.
         """
         made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
@@ -141,9 +141,9 @@ class SeedExplorer:
         return SeedPlan(iteration, choice.seeds, made, compared, _figures(planner, choice, made))
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
-        """The drafts to make with the rollout's weights, to see whether ranks hold.
+        """Return the drafts to make with the rollout's weights, to check that ranks hold.
 
-        None while drafts are trained on: their scores are those of the samples.
+        Empty while drafts are trained on: their scores are those of the samples.
         """
         return [] if self.strategy.trains_on_drafts else self._monitor.to_rescore(plan)
 
@@ -158,19 +158,19 @@ class SeedExplorer:
         Args:
             plan: the iteration's plan.
             rescored: the judged drafts of `monitored`.
-            rolled: the rollout's judgements by prompt and seed, where there are any.
+            rolled: the rollout's judgements by prompt and seed; may be empty.
 
         Returns:
             None where there is nothing to compare.
         """
-        # What was drafted anew in place of refused drafts is of the rollout's weights, as re-scores are.
+        # Drafts made again in place of refused ones have the rollout's weights, as re-scores have.
         anew = plan.candidates if plan.superseded else ()
         again = [draft for draft in (*rescored, *anew) if draft.error is None]
         fresh: dict[tuple[int, int], Judgement] = dict(rolled)
         fresh |= {(draft.prompt_id, draft.seed_index): draft for draft in again if draft.fidelity == FULL}
         judged = [draft for draft in plan.stale_drafts if draft.error is None]
-        # The kept seeds alone are extremes, which correlate better than candidates do: a prompt counts
-        # only if the window held all its re-scores.
+        # The kept seeds alone are extremes, which correlate better than all candidates do: a prompt
+        # counts only if the window held all its re-scores.
         partly = {d.prompt_id for d in judged if (d.prompt_id, d.seed_index) not in fresh}
         monitored = {draft.prompt_id for draft in again} - partly
         drafts = [draft for draft in judged if draft.prompt_id in monitored]
@@ -198,7 +198,7 @@ class SeedExplorer:
         return self._monitor.verdict(plan.iteration, agreement, moved)
 
     def signal(self, judgement: Judgement) -> float:
-        """What is learned from: the graded score, or 1 for an exact match."""
+        """Return the score to learn from: the graded score, or 1 for an exact match."""
         return judgement.value if self._config.reward.signal == "graded" else float(judgement.exact)
 
     def state(self) -> dict[str, Any]:
@@ -214,14 +214,14 @@ class SeedExplorer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self._history.restore(state["history"])
-        # A checkpoint of an earlier version has none: they are measured anew.
+        # A checkpoint of an earlier version lacks them: they are measured again.
         self._fidelities.restore(state.get("fidelities", {}))
         self.forecast.restore(state["forecast"])
         self._monitor.restore(state["ranks"])
         self.strategy.restore(state["strategy"])
 
     def _arms(self) -> list[Arm]:
-        """Full drafts, and the previews that were measured; full ones also where nothing else is."""
+        """Return full drafts and the measured previews; full drafts also where no preview is measured."""
         full = self._fidelities.full_draft()
         previews = {
             name: self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL
@@ -231,8 +231,8 @@ class SeedExplorer:
 
 
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
-    """What exploration reports of itself."""
-    # Of the same prompts, to be compared: those that enough was seen of.
+    """Return the metrics of an iteration's exploration."""
+    # Both means are over the same prompts, those with enough judged drafts, so that they can be compared.
     explored = [prompt for prompt in choice.seeds if prompt in choice.random]
     reached = {draft.prompt_id for draft in made if draft.error is None}
     figures = {

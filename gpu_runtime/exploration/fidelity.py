@@ -1,9 +1,9 @@
-"""How faithful drafts are to rollouts: what each fidelity costs, and how far its scores can be trusted.
+"""How faithful drafts are to rollouts: the cost of each fidelity, and how far its scores can be trusted.
 
-Trust is measured, by pairs of a draft's score and the full score. The kept extremes of noisy scores look
+Trust is measured from pairs of a draft's score and the full score. The kept extremes of noisy scores look
 better than they are (winner's curse; DRIFT, arXiv 2601.12401). A change of scale that is the same for all
-candidates cannot help, because it moves no rank; what can is the expected full score given the draft's, which
-pulls those scores in that rarely come true.
+candidates cannot help, because it moves no rank; the expected full score given the draft's can, because it
+pulls in the scores that rarely come true.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from gpu_runtime.exploration.draft_planner import Arm
 from storage.config.run_config import SamplingConfig
 
 FULL = "full"
-"""A rollout in everything but the weights."""
+"""Fidelity of a draft that differs from a rollout in the weights alone."""
 
 _ITERATIONS = 8
-"""Iterations whose pairs count: the policy moves."""
+"""Iterations whose pairs count; older ones do not, because the policy moves."""
 
 _BINS = 20
 """Scores are distinguished in steps of 1 / _BINS."""
 
 _TRUST = 4.0
-"""A draft's own score counts as much as so many pairs."""
+"""Pairs that a draft's own score counts as."""
 
 _ENOUGH = 64
-"""Pairs from which a correlation is believed."""
+"""Fewest pairs from which a correlation is trusted."""
 
 Pair = tuple[int, float, float]
 """Prompt, draft score, full score."""
 
 
 def costs_of(names: Iterable[str], sampling: SamplingConfig) -> dict[str, float]:
-    """What a draft of each fidelity costs, in rollouts.
+    """Return the cost of a draft of each fidelity, in rollouts.
 
     `full` is a rollout. `preview-K` does K of its denoising steps and judges the image that the model then
-    predicts, which takes one evaluation of the model more. `steps-K` goes from the same initial noise to an
+    predicts, which takes one more evaluation of the model. `steps-K` goes from the same initial noise to an
     image in K denoising steps.
 
     Raises:
-        ValueError: if there is no such fidelity, or the sampling does not allow it.
+        ValueError: if a fidelity is unknown, or the sampling does not allow it.
     """
     kinds = dict.fromkeys(names)
     for name in kinds:
@@ -60,17 +60,17 @@ def costs_of(names: Iterable[str], sampling: SamplingConfig) -> dict[str, float]
 
 
 def denoising_steps(name: str, rollout_steps: int) -> int:
-    """Denoising steps of a draft."""
+    """Return the denoising steps of a draft."""
     return preview_step(name) or own_schedule(name) or rollout_steps
 
 
 def preview_step(name: str) -> int:
-    """Denoising steps before a preview's prediction; 0 for other drafts."""
+    """Return the denoising steps before a preview's prediction; 0 for other drafts."""
     return _number(name, "preview")
 
 
 def own_schedule(name: str) -> int:
-    """Denoising steps of a draft with a schedule of its own; 0 where it has the rollout's."""
+    """Return the denoising steps of a draft with its own schedule; 0 where it has the rollout's."""
     return _number(name, "steps")
 
 
@@ -96,29 +96,29 @@ def _check(name: str, sampling: SamplingConfig) -> None:
 
 
 class DraftReliability:
-    """Windowed pairs of one fidelity."""
+    """Pairs of scores of one fidelity, over a window of iterations."""
 
     def __init__(self) -> None:
         self._window: list[list[Pair]] = []
         self._now: list[Pair] = []
 
     def note(self, prompt: int, draft: float, full: float) -> None:
-        """Note a pair of the running iteration; it counts once the iteration has ended.
+        """Record a pair of the running iteration; it counts once the iteration has ended.
 
         Args:
-            prompt: its identifier.
+            prompt: identifier of the prompt.
             draft: score of the draft.
             full: score of the full sample.
         """
         self._now.append((prompt, draft, full))
 
     def end_iteration(self) -> None:
-        """The pairs noted since the last call, few or none, become the window's newest."""
+        """Make the pairs recorded since the last call, if any, the window's newest."""
         self._window = [*self._window, self._now][-_ITERATIONS:]
         self._now = []
 
     def reliability(self) -> float | None:
-        """Squared correlation within prompts; None while there are too few pairs or no spread."""
+        """Return the squared correlation within prompts; None if there are too few pairs or no spread."""
         if sum(len(pairs) for pairs in self._window) < _ENOUGH:
             return None
         groups: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -131,7 +131,7 @@ class DraftReliability:
         return float(draft @ full) ** 2 / size if size > 0 else None
 
     def expected(self, score: float) -> float:
-        """The full score to expect of a draft with this score."""
+        """Return the expected full score of a draft with this score."""
         alike = [
             full
             for pairs in self._window
@@ -150,11 +150,11 @@ class DraftReliability:
 
 
 class MeasuredFidelities:
-    """What every fidelity has shown of itself, and what may be drafted by it.
+    """The measured reliability of every fidelity, and the arms to draft with.
 
-    A draft in use is judged stale: older weights drew it, and a fresh full score says what it should
-    have been. Previews are also judged fresh, drawn by the weights of that score, in use or not: so a
-    preview can prove itself before it is used, and staleness is known also while no full draft is made.
+    A draft in use is judged stale: older weights drew it, and a fresh full score shows what it should
+    have been. Previews, in use or not, are also judged fresh, drawn by the weights of that score: so a
+    preview can prove itself before it is used, and staleness is known even while no full draft is made.
 
     Args:
         previews: names of the previews that may be used.
@@ -165,38 +165,38 @@ class MeasuredFidelities:
         self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
 
     def note_stale(self, fidelity: str, prompt: int, draft: float, full: float) -> None:
-        """Note a draft that was used, and its fresh full score.
+        """Record a draft that was used, and its fresh full score.
 
         Args:
-            fidelity: of the draft.
-            prompt: its identifier.
+            fidelity: fidelity of the draft.
+            prompt: identifier of the prompt.
             draft: score of the draft.
             full: score of the full sample with the rollout's weights.
         """
         self._stale[fidelity].note(prompt, draft, full)
 
     def note_fresh(self, preview: str, prompt: int, draft: float, full: float) -> None:
-        """Note a preview and a full score of the same weights.
+        """Record a preview and a full score of the same weights.
 
         Args:
-            preview: its fidelity.
-            prompt: its identifier.
+            preview: fidelity of the preview.
+            prompt: identifier of the prompt.
             draft: score of the preview.
             full: score of the full sample.
         """
         self._fresh[preview].note(prompt, draft, full)
 
     def end_iteration(self) -> None:
-        """What was noted counts from now on."""
+        """Let the recorded pairs count from now on."""
         for known in (*self._stale.values(), *self._fresh.values()):
             known.end_iteration()
 
     def full_draft(self) -> Arm:
-        """Full drafts, at what staleness leaves of their reliability."""
+        """Return the arm of full drafts, with the reliability that staleness leaves."""
         return Arm(FULL, 1.0, self._staleness())
 
     def preview(self, name: str, cost: float) -> Arm | None:
-        """Drafts by a preview, of such a cost in full drafts; None before it is measured."""
+        """Return the arm of a preview at a cost in full drafts; None before it is measured."""
         stale, fresh = self._stale[name].reliability(), self._fresh[name].reliability()
         if stale is not None:
             return Arm(name, cost, stale, self._stale[name].expected)
@@ -205,14 +205,14 @@ class MeasuredFidelities:
         return None
 
     def _staleness(self) -> float:
-        """Squared correlation that older weights alone leave; 1 while nothing is known."""
+        """Return the squared correlation that older weights alone leave; 1 while nothing is known."""
         measured = self._stale[FULL].reliability()
         if measured is not None:
             return measured
         for name, known in self._fresh.items():
             stale, fresh = self._stale[name].reliability(), known.reliability()
             if stale is not None and fresh:
-                # A used preview has lost by both its haste and its age.
+                # A used preview has lost reliability by both its haste and its age.
                 return min(1.0, stale / fresh)
         return 1.0
 
@@ -224,7 +224,7 @@ class MeasuredFidelities:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`; fidelities that it does not know begin anew."""
+        """Restore from what `state` returned; fidelities that it lacks start from scratch."""
         for name, known in self._stale.items():
             known.restore(state.get("stale", {}).get(name, ()))
         for name, known in self._fresh.items():

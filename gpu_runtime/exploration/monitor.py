@@ -1,9 +1,9 @@
-"""The staleness monitor: what to score again with newer weights, and what follows from the ranks.
+"""The staleness monitor: which drafts to score again with newer weights, and the verdict on the ranks.
 
 Do seeds keep their rank when the weights move on? Stale and fresh scores of the same seeds are compared
 within each prompt, because seeds compete within a prompt only: easy and hard prompts would make any two
 policies look alike. Prompts count by the spread of their ranks, so one whose candidates all score the same
-says nothing.
+counts for nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpu_runtime.exploration.selection import max_variance_subset
 from storage.config.exploration import ExplorationConfig
 
 MONITOR_ROUND = -1
-"""The round of a candidate that the staleness monitor scored again."""
+"""Round number of candidates that the staleness monitor scored again."""
 
 _REVIEWS = 3
 """Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
 
 _ENOUGH_PAIRS = 16
-"""Candidates compared in them before drafts are refused."""
+"""Fewest candidates compared in them before drafts are refused."""
 
 Pairs = Mapping[int, tuple[Sequence[float], Sequence[float]]]
 """Stale and fresh scores of the same candidates, by prompt."""
@@ -37,14 +37,14 @@ RankSums = tuple[int, float, float, float]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far stale and fresh scores agree.
+    """The agreement of stale and fresh scores.
 
     Attributes:
         pairs: candidates compared.
         spearman: rank correlation in [-1, 1], ties at their average rank; None where nothing differs.
         kendall: tau-b, in [-1, 1]; None where nothing differs.
-        rank_sums: products of stale and fresh ranks, their squares, each summed: what several iterations'
-            agreement is put together from.
+        rank_sums: products of stale and fresh ranks, and the squares of both, each summed; the agreement of
+            several iterations is computed from them.
         kept_overlap: share of the kept seeds that fresh scores would keep too; None where no prompt
             has more candidates than are kept.
     """
@@ -58,11 +58,11 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Review:
-    """What the staleness monitor found.
+    """The staleness monitor's finding.
 
     Attributes:
-        agreement: of stale and fresh scores.
-        trusted: whether drafts with stale weights may go on choosing seeds.
+        agreement: agreement of stale and fresh scores.
+        trusted: True if drafts with stale weights may go on choosing seeds.
         notes: events to record.
     """
 
@@ -72,10 +72,10 @@ class Review:
 
 
 class RankMonitor:
-    """Checks some prompts' drafts every iteration, and remembers the last reviews.
+    """A check of some prompts' drafts every iteration, which remembers the last reviews.
 
     Args:
-        settings: of exploration.
+        settings: settings of exploration.
     """
 
     def __init__(self, settings: ExplorationConfig) -> None:
@@ -83,11 +83,11 @@ class RankMonitor:
         self._ranks: list[RankSums] = []
 
     def to_rescore(self, plan: SeedPlan) -> list[Draft]:
-        """The drafts to make with the rollout's weights, to see whether a plan's ranks hold.
+        """Return the drafts to make with the rollout's weights, to check that a plan's ranks hold.
 
-        All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
-        already; and by every preview, in use or not: what it is worth under equal weights. What was
-        drafted anew in place of refused drafts has fresh scores too.
+        They are all candidates of some prompts, in full except for the kept seeds, whose rollouts are fresh
+        scores already, and by every preview, in use or not, to measure it under equal weights. Drafts made
+        again in place of refused ones have fresh scores too.
         """
         anew = plan.candidates if plan.superseded else ()
         fresh = {Draft(draft.prompt_id, draft.seed_index, draft.fidelity) for draft in anew}
@@ -95,7 +95,7 @@ class RankMonitor:
         for draft in plan.stale_drafts:
             if draft.error is None and draft.prompt_id in plan.seeds:
                 judged.setdefault(draft.prompt_id, []).append(draft)
-        # The prompts with the most drafts have the most to say of ranks; of equal ones, the first.
+        # The prompts with the most drafts tell the most about ranks; among equal ones, take the first.
         most = sorted(judged, key=lambda prompt: (-len(judged[prompt]), prompt))
         chosen = [
             draft for prompt in sorted(most[: self._settings.monitor_prompts]) for draft in judged[prompt]
@@ -108,12 +108,12 @@ class RankMonitor:
         return [draft for draft in wanted if draft not in fresh]
 
     def verdict(self, iteration: int, agreement: Agreement, moved: bool) -> Review:
-        """What follows from an iteration's agreement, together with the reviews before it.
+        """Return the verdict on an iteration's agreement, together with the reviews before it.
 
         Args:
-            iteration: whose drafts were compared.
-            agreement: of their stale and fresh scores.
-            moved: whether any graded score has changed.
+            iteration: iteration whose drafts were compared.
+            agreement: agreement of their stale and fresh scores.
+            moved: True if any graded score has changed.
         """
         least = self._settings.min_spearman
         # Sums and not correlations: candidates that have all lost their success have no correlation, but
@@ -149,11 +149,11 @@ class RankMonitor:
 
 
 def compare(pairs: Pairs, group_size: int) -> Agreement:
-    """Agreement of stale and fresh scores, within prompts.
+    """Return the agreement of stale and fresh scores, within prompts.
 
     Args:
         pairs: as many stale as fresh scores of each prompt, in the order of their seeds.
-        group_size: seeds kept of a prompt.
+        group_size: seeds kept per prompt.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
     ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]
@@ -173,7 +173,7 @@ def compare(pairs: Pairs, group_size: int) -> Agreement:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks minus their mean; equal values share the average of their places."""
+    """Return ranks minus their mean; equal values share the average of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     average = last - (counts - 1) / 2
@@ -181,13 +181,13 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _signs(values: np.ndarray) -> np.ndarray:
-    """Which of each two candidates is the better one: 1, 0 or -1, for all pairs."""
+    """Return 1, 0 or -1 for every pair of candidates: which of the two is better."""
     first, second = np.triu_indices(len(values), k=1)
     return np.sign(values[first] - values[second])
 
 
 def _correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
-    """Sum of products over the root of the products of sums of squares."""
+    """Return the sum of products over the root of the product of both sums of squares."""
     product, first, second = _sums(pairs)
     return product / (first * second) ** 0.5 if first * second > 0 else None
 

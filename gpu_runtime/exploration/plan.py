@@ -1,6 +1,6 @@
-"""Which prompts and which seeds of them are rolled out in an iteration, and what came of them.
+"""The prompts and seeds that an iteration rolls out, and how they turned out.
 
-A plan is what exploration hands to the rollout. `plain_plan` makes it from the configuration alone;
+A plan is handed from exploration to the rollout. `plain_plan` makes it from the configuration alone;
 strategies that draft candidate seeds keep what they tried. `seed_figures` compares it with the rollout's
 scores.
 """
@@ -18,10 +18,10 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.prompts.files import PromptRecord
 
 Note = tuple[str, str]
-"""What people should know, as (kind of event, message)."""
+"""An event to record, as (kind of event, message)."""
 
 Scores = Mapping[tuple[int, int], float]
-"""By (prompt_id, seed index)."""
+"""Scores by (prompt_id, seed index)."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Candidate:
     """A draft that was made.
 
     Attributes:
-        prompt_id, seed_index: whose noise stream it used.
+        prompt_id, seed_index: identity of its noise stream.
         fidelity: `full`, or the name of a cheaper draft.
-        policy_version: weights that drew it.
+        policy_version: version of the weights that drew it.
         value, exact, error: the judgement, as `rewards.protocol.Score` has it.
-        round: the planner's round that asked for it; -1 for a re-score of the staleness monitor.
+        round: planner's round that asked for it; -1 for a re-score of the staleness monitor.
     """
 
     prompt_id: int
@@ -48,17 +48,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SeedPlan:
-    """Chosen seeds of an iteration.
+    """The chosen seeds of an iteration.
 
     Attributes:
-        iteration: the iteration that will roll them out.
+        iteration: iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
-        candidates: the drafts that it was chosen from; none in a plain plan.
-        compared: prompts with enough drafts to say what a random group's variance would have been.
-        figures: what exploration has to report, by metric name.
-        notes: what people should know.
-        refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
-        superseded: drafts of a plan that was refused, in whose place this one came.
+        candidates: drafts that it was chosen from; empty in a plain plan.
+        compared: prompts with enough drafts to estimate the variance of a random group.
+        figures: metrics of exploration, by name.
+        notes: events to record.
+        refused: True if the ranks of its drafts cannot be trusted; draft again with fresh weights.
+        superseded: drafts of the refused plan that this one replaces.
     """
 
     iteration: int
@@ -72,14 +72,14 @@ class SeedPlan:
 
     @property
     def stale_drafts(self) -> tuple[Candidate, ...]:
-        """The drafts that newer weights may contradict: those that were refused, where some were.
+        """The drafts that newer weights may contradict: the refused ones, if there are any.
 
-        The drafts that came in their place are of the rollout's own weights.
+        The drafts that replaced them have the rollout's own weights.
         """
         return self.superseded or self.candidates
 
     def in_place_of(self, refused: SeedPlan) -> SeedPlan:
-        """This plan with the drafts of a refused one: they were paid for, and show how wrong they were."""
+        """Return this plan with a refused one's drafts: they were paid for, and their error is measured."""
         figures = self.figures | {"drafts_refused": float(len(refused.candidates))}
         return replace(self, superseded=refused.candidates, figures=figures)
 
@@ -94,13 +94,13 @@ class SeedPlan:
 
 
 def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
-    """A plan as JSON values, to travel in a checkpoint."""
+    """Return a plan as JSON values, for a checkpoint."""
     # JSON has no integer keys.
     return asdict(plan) | {"seeds": list(plan.seeds.items())}
 
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
-    """The inverse of `plan_to_json`."""
+    """Return the plan that `plan_to_json` has turned into JSON values."""
     return SeedPlan(
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
@@ -116,16 +116,16 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
 
 
 def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, iteration: int) -> list[int]:
-    """The `count` prompts of an iteration (from 1): every prompt once an epoch, each in a new order.
+    """Return the `count` prompts of an iteration: every prompt once per epoch, in a new order each epoch.
 
     The order follows from (run seed, epoch, prompt), so a resumed run sees the same prompts. No
-    prompt comes twice in an iteration.
+    prompt occurs twice in an iteration.
 
     Args:
         prompt_ids: all training prompts.
-        count: prompts of an iteration.
-        run_seed: of the run.
-        iteration: counted from 1.
+        count: prompts per iteration.
+        run_seed: seed of the run.
+        iteration: number of the iteration, from 1.
 
     Raises:
         ValueError: if `count` exceeds the number of prompts.
@@ -144,10 +144,10 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
 
 @lru_cache(maxsize=8)
 def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of an epoch's prompts.
+    """Return the order of an epoch's prompts.
 
-    Where an iteration reaches over from the epoch before, its prompts of then must not open this
-    epoch too: others are drawn forward. So an order depends on the one before, from the first on.
+    Where an iteration spans two epochs, its prompts from the earlier one must not open the later one
+    too: others are moved forward. So each order depends on all orders before it.
     """
     order: tuple[int, ...] = ()
     for number in range(epoch + 1):
@@ -161,12 +161,12 @@ def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) ->
 
 
 def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> SeedPlan:
-    """The first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
+    """Return the first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
 
     Args:
-        prompt_ids: of the iteration.
+        prompt_ids: prompts of the iteration.
         group_size: seeds of each prompt, G.
-        iteration: counted from 1.
+        iteration: number of the iteration, from 1.
     """
     return SeedPlan(iteration, {prompt: tuple(range(group_size)) for prompt in prompt_ids})
 
@@ -178,13 +178,13 @@ def _shuffle_key(run_seed: int, epoch: int, prompt_id: int) -> bytes:
 def rollout_requests(
     plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
 ) -> list[SampleRequest]:
-    """The requests of a plan, ordered by prompt and seed.
+    """Return the requests of a plan, ordered by prompt and seed.
 
     Args:
-        plan: the seeds of the iteration.
-        prompts: the prompts by identifier.
-        run_seed: of the run.
-        policy_version: of the weights to generate with.
+        plan: seeds of the iteration.
+        prompts: prompts by identifier.
+        run_seed: seed of the run.
+        policy_version: version of the weights to generate with.
     """
     return [
         SampleRequest(
@@ -203,18 +203,18 @@ def rollout_requests(
 
 
 def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, float]:
-    """Metrics of an iteration: what exploration reported, and what came of it.
+    """Return the metrics of an iteration: those of exploration, and how its seeds turned out.
 
     Args:
         plan: the iteration's plan.
-        signal: what was learned from, of every sample that was judged.
-        value: the graded scores of the same.
+        signal: score learned from, of every judged sample.
+        value: graded scores of the same samples.
 
     Returns:
-        The plan's figures, `spread_rollout` (of the signal within a prompt, the mean over the prompts that
-        the plan's own spread is of; over all where it has none; without those of which a sample was not
-        judged) and, where kept seeds were drafted, `draft_error` (mean distance of a seed's draft and
-        rollout score).
+        The plan's figures, `spread_rollout` (variance of the signal within a prompt, as the mean over the
+        prompts that the plan's own spread covers, or over all prompts where it covers none; prompts with a
+        sample that was not judged are left out) and, where kept seeds were drafted, `draft_error` (mean
+        distance between a seed's draft and rollout score).
     """
     explored = [prompt for prompt in plan.seeds if prompt in plan.compared] or list(plan.seeds)
     spreads = []

@@ -21,13 +21,13 @@ from storage.prompts.files import PromptRecord
 
 @dataclass(frozen=True)
 class StrategyPlugin:
-    """How settings become a strategy; one of these is what `exploration.strategy` names.
+    """A strategy that `exploration.strategy` can name: how to build it from settings.
 
     Attributes:
-        build: makes it of its options.
-        options: what it reads of `[exploration.options]`.
-        explorer: learns of prompts and plans drafts; a subclass explores other prompts, allocates drafts in
-            another way, or reviews them by another measure.
+        build: function that builds it from its options.
+        options: model of its `[exploration.options]`.
+        explorer: class that learns about prompts and plans drafts; a subclass explores other prompts,
+            allocates drafts in another way, or reviews them by another measure.
     """
 
     build: Callable[[Any], Strategy]
@@ -49,20 +49,20 @@ STRATEGIES = Registry(
 
 
 def strategy_of(config: RunConfig) -> Strategy:
-    """The strategy that the settings name, as it is at the beginning of a run.
+    """Return the strategy that the settings name, in its state at the start of a run.
 
     Raises:
-        ConfigurationError: there is none of that name, or its options are not valid.
+        ConfigurationError: if there is no strategy of that name, or its options are not valid.
     """
     plugin = STRATEGIES.find(config.exploration.strategy)
     return plugin.build(_options(config, plugin))
 
 
 def read_strategy_options(config: RunConfig) -> RunConfig:
-    """The settings with the strategy's options as they are stored.
+    """Return the settings with the strategy's options as they are stored.
 
     Raises:
-        ConfigurationError: there is no such strategy, or a setting leaves it no room.
+        ConfigurationError: if there is no such strategy, or a setting leaves it no room.
     """
     options = _options(config, STRATEGIES.find(config.exploration.strategy))
     strategy_of(config).check(config)
@@ -71,10 +71,10 @@ def read_strategy_options(config: RunConfig) -> RunConfig:
 
 
 def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
-    """The explorer of a run's training prompts, by the strategy that the settings name.
+    """Return the explorer of a run's training prompts, for the strategy that the settings name.
 
     Raises:
-        ConfigurationError: there is no such strategy, a fidelity is unknown, or more prompts are to be
+        ConfigurationError: if there is no such strategy, a fidelity is unknown, or more prompts are to be
             explored than there are.
     """
     plugin = STRATEGIES.find(config.exploration.strategy)

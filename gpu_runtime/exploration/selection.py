@@ -1,4 +1,4 @@
-"""Which G of N scored candidates carry the most gradient: the group with the largest variance, exactly.
+"""The G of N scored candidates that carry the most gradient: the group of largest variance, exactly.
 
 PODS (arXiv 2504.13818) shows that it is a prefix and a suffix of the sorted scores, so G + 1 splits have to
 be compared; running sums make each of them O(1), and the whole O(n log n).
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 _TIE = 1e-12
-"""Variances closer than this are the same number, rounded differently."""
+"""Difference below which two variances are the same number, rounded differently."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Selection:
     """A subset of candidates.
 
     Attributes:
-        indices: places in the list that was given, ascending.
+        indices: indices in the given list, ascending.
         spread: variance of their scores.
     """
 
@@ -29,18 +29,18 @@ class Selection:
 
 
 def random_spread(scores: Sequence[float] | np.ndarray, size: int) -> float:
-    """The variance to expect of `size` scores picked at random; errors as in `max_variance_subset`."""
+    """Return the expected variance of `size` randomly picked scores; errors as in `max_variance_subset`."""
     values = _checked(scores, size)
     # The mean of a small group lies among its own scores.
     return float(values.var(ddof=1)) * (size - 1) / size if size > 1 else 0.0
 
 
 def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Selection:
-    """The `size` candidates whose scores have the largest population variance.
+    """Return the `size` candidates whose scores have the largest population variance.
 
-    Of equal scores the first candidates are taken, and of equally good splits the one with the most
-    high scores: what is rare is worth more than what is common. So the answer depends on nothing but
-    the order of `scores`.
+    Among equal scores the first candidates are taken, and among equally good splits the one with the
+    most high scores: the rare is worth more than the common. So the answer depends on nothing but the
+    order of `scores`.
 
     Args:
         scores: N finite scores.
@@ -63,7 +63,7 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
 
 
 def _split_variances(sorted_N: np.ndarray, size: int) -> np.ndarray:
-    """Variance of every prefix-and-suffix subset of ascending scores.
+    """Return the variance of every prefix-and-suffix subset of ascending scores.
 
     Returns:
         (G + 1,): entry k takes the k lowest and the G - k highest scores.

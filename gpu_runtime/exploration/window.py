@@ -1,4 +1,4 @@
-"""How many drafts the next training window holds, from what the last ones took. Times are arguments."""
+"""A forecast of how many drafts the next training window holds. Times are arguments."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _MEMORY = 5
-"""Iterations that an estimate rests on."""
+"""Iterations on which an estimate rests."""
 
 HEADROOM = 1.5
-"""Drafts planned for a window, over those that it is predicted to hold."""
+"""Ratio of the drafts planned for a window to those that it is predicted to hold."""
 
 
 class WindowForecast:
@@ -21,16 +21,16 @@ class WindowForecast:
         self._draft_s: list[float] = []
 
     def add_window(self, train_s: float) -> None:
-        """A training window took so many seconds."""
+        """Record a training window's length in seconds."""
         self._train_s = [*self._train_s, train_s][-_MEMORY:]
 
     def add_drafts(self, lease_s: float, full_drafts: float) -> None:
-        """Batches with room for `full_drafts` full drafts took their devices so many seconds."""
+        """Record `lease_s` device seconds, taken by batches with room for `full_drafts` full drafts."""
         if full_drafts > 0 and lease_s > 0:
             self._draft_s = [*self._draft_s, lease_s / full_drafts][-_MEMORY:]
 
     def budget(self, devices: int) -> float | None:
-        """Full drafts that the next window holds; None while nothing is known."""
+        """Return the number of full drafts that the next window holds; None while nothing is known."""
         if devices == 0:
             return 0.0
         if not self._train_s or not self._draft_s:
@@ -38,14 +38,14 @@ class WindowForecast:
         return statistics.median(self._train_s) * devices / statistics.median(self._draft_s)
 
     def fits(self, elapsed_s: float, full_drafts: float) -> bool:
-        """Whether drafts begun now, one after another on one device, end within a window like the last.
+        """Return True if drafts begun now, in sequence on one device, end within a window like the last.
 
         True while nothing is known. The longest of the windows counts: an unused draft costs only
-        energy, a device left idle costs drafts.
+        energy, an idle device costs drafts.
 
         Args:
             elapsed_s: time since the window opened.
-            full_drafts: what is to be begun, in full drafts.
+            full_drafts: cost of the drafts to begin, in full drafts.
         """
         if not self._train_s or not self._draft_s:
             return True
@@ -61,12 +61,12 @@ class WindowForecast:
 
 
 class DraftGate:
-    """Which devices may begin a batch of drafts in a window: those whose batch can end in it.
+    """A gate for batches of drafts in a window: a device may begin one that can end in it.
 
-    A device's first batch is always tried: what it takes is how forecasts come true again.
+    A device's first batch is always tried: its duration is how a wrong forecast is corrected.
 
     Args:
-        fits: whether so many full drafts may be begun after so many seconds (`WindowForecast.fits`).
+        fits: function of elapsed seconds and full drafts: True if these may begin (`WindowForecast.fits`).
     """
 
     def __init__(self, fits: Callable[[float, float], bool]) -> None:
@@ -74,12 +74,12 @@ class DraftGate:
         self._tried: set[str] = set()
 
     def may_begin(self, device: str, elapsed_s: float, full_drafts: float) -> bool:
-        """Whether a device may begin a batch.
+        """Return True if a device may begin a batch.
 
         Args:
-            device: its name.
+            device: name of the device.
             elapsed_s: time since the window opened.
-            full_drafts: what the batch costs, in full drafts.
+            full_drafts: cost of the batch, in full drafts.
         """
         if device in self._tried and not self._fits(elapsed_s, full_drafts):
             return False

@@ -1,9 +1,9 @@
-"""What further drafts of each prompt are expected to gain: the exact selection on random outcomes.
+"""The expected gain of further drafts of each prompt: the exact selection on random outcomes.
 
 The value of a prompt with m drafts is the expected spread of its best group, over random outcomes of the
 drafts that are not judged yet. One draft may gain nothing where ten gain much (before a group is complete, or
-where successes are rare), so values are computed up to the last candidate, and what counts is the smallest
-concave curve above them.
+where successes are rare), so values are computed up to the last candidate, and gains are read off the
+smallest concave curve above them.
 
 Shapes: P prompts, R random outcomes, M totals of drafts, N candidates.
 """
@@ -19,20 +19,20 @@ _OUTCOMES = 16384
 """Random outcomes of all prompts together."""
 
 _FEWEST, _MOST = 16, 64
-"""Limits of a prompt's random outcomes."""
+"""Limits of the number of a prompt's random outcomes."""
 
 _AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
-"""Totals whose value is computed, as parts of the way from a group to all candidates."""
+"""Totals of drafts whose value is computed, as parts of the way from a group to all candidates."""
 
 
 @dataclass(frozen=True)
 class Segments:
-    """Stretches of the concave curves, by falling rate; of equal rates the earlier prompt's first.
+    """Segments of the concave curves, by falling rate; at equal rates the earlier prompt's come first.
 
     Attributes:
-        prompt: place of the prompt, integers.
-        rate: gain in spread a draft.
-        drafts: length, integers.
+        prompt: index of the prompt, integers.
+        rate: gain in spread per draft.
+        drafts: length in drafts, integers.
     """
 
     prompt: np.ndarray
@@ -41,14 +41,14 @@ class Segments:
 
 
 class ValueCurves:
-    """Expected spread of each prompt's best group, by how many drafts it has.
+    """The expected spread of each prompt's best group, by how many drafts it has.
 
     Args:
-        draws: scores of drafts to come, as `ScoreModel.draws`.
+        draws: function for scores of drafts to come, such as `ScoreModel.draws`.
         judged: each prompt's scores so far.
         group_size: seeds to keep, G.
-        candidates: most drafts of a prompt, N.
-        key: numbers that make the random outcomes; all prompts share them, so that none is preferred by
+        candidates: most drafts per prompt, N.
+        key: numbers that seed the random outcomes; all prompts share them, so that none is preferred by
             chance.
     """
 
@@ -79,18 +79,18 @@ class ValueCurves:
             spread[ahead] = best_spread(found[ahead, :, :total], group_size)
 
     def now(self) -> np.ndarray:
-        """The spread to expect of each prompt without further drafts, (P,).
+        """Return the expected spread of each prompt without further drafts, (P,).
 
-        Where there are fewer than a group, seeds that were not tried fill it up.
+        A prompt with fewer judged drafts than a group is filled up with untried seeds.
         """
         return np.where(self._known >= self._group, self._now, self._found[0].mean(axis=1))
 
     def segments(self, issued: np.ndarray, bars: np.ndarray) -> Segments:
-        """What further drafts gain.
+        """Return the gain of further drafts, as segments.
 
         Args:
             issued: drafts of each prompt so far, judged or under way, (P,).
-            bars: the spread that each prompt has to exceed to count, (P,).
+            bars: spread that each prompt has to exceed to count, (P,).
         """
         totals, known = self._totals, self._known
         values = np.stack([np.maximum(found, bars[:, None]).mean(axis=1) for found in self._found], axis=1)
@@ -98,7 +98,7 @@ class ValueCurves:
         blind = np.maximum(self._found[0].mean(axis=1), bars)
         rows, later = np.arange(len(issued)), np.minimum(np.searchsorted(totals, issued), len(totals) - 1)
         earlier = np.maximum(later - 1, 0)
-        # Between two totals the value is taken to be linear, from what is known on.
+        # Between two totals the value is taken to be linear, beginning at the known one.
         passed = (totals[earlier] <= known) & (known >= self._group)
         left = np.where(passed, known, totals[earlier])
         height = np.where(passed, np.maximum(self._now, bars), values[rows, earlier])
@@ -109,18 +109,18 @@ class ValueCurves:
 
 
 def best_spread(scores: np.ndarray, size: int) -> np.ndarray:
-    """The largest variance of `size` scores along the last axis, which has at least as many.
+    """Return the largest variance of `size` scores along the last axis, which has at least as many.
 
     Args:
-        scores: of candidates, shape (..., candidates).
-        size: of the group that is chosen from them.
+        scores: scores of candidates, shape (..., candidates).
+        size: size of the group to choose from them.
     """
     # The best group is a prefix and a suffix of the sorted scores: see `selection`.
     ordered = np.sort(scores, axis=-1)
     ordered -= ordered.mean(axis=-1, keepdims=True)
     low = np.ascontiguousarray(np.moveaxis(ordered[..., :size], -1, 0))
     high = np.ascontiguousarray(np.moveaxis(ordered[..., -size:], -1, 0))
-    # From the G highest to the G lowest, one taken for one given.
+    # From the G highest to the G lowest, one exchanged at a time.
     total, squares = high.sum(axis=0), (high**2).sum(axis=0)
     best = _spread(total, squares, size)
     for taken, given in zip(low, high, strict=True):
@@ -131,7 +131,7 @@ def best_spread(scores: np.ndarray, size: int) -> np.ndarray:
 
 
 def _spread(total: np.ndarray, squares: np.ndarray, size: int) -> np.ndarray:
-    """The variance of `size` scores, from their sum and the sum of their squares."""
+    """Return the variance of `size` scores, from their sum and the sum of their squares."""
     return squares / size - (total / size) ** 2
 
 
@@ -143,10 +143,10 @@ def _totals(group: int, candidates: int) -> np.ndarray:
 def _random_outcomes(
     key: tuple[int, ...], outcomes: int, drafts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `ScoreModel.draws` takes: R ascending uniform numbers; logistic and uniform ones, one a draft.
+    """Return `ScoreModel.draws`'s arguments: R ascending uniforms; a logit and a uniform per draft.
 
-    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube): how often
-    it succeeds is then hardly left to chance.
+    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube), which
+    leaves little of its success rate to chance.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
 
@@ -160,7 +160,7 @@ def _random_outcomes(
 
 
 def _concave(start: np.ndarray, here: np.ndarray, totals: np.ndarray, values: np.ndarray) -> Segments:
-    """The smallest concave curves above the points (start, here) and (totals, values) to their right."""
+    """Return the smallest concave curves above (start, here) and the points (totals, values) right of it."""
     rows = np.arange(len(start))
     at, height = start.astype(float), here.astype(float)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []

@@ -1,24 +1,24 @@
-"""What a prompt's next draft may score: a posterior predictive distribution for every prompt at once.
+"""The distribution of a prompt's next draft score: a posterior predictive, for all prompts at once.
 
-The model is an ordinal regression with a location and a scale of each prompt (McCullagh, Regression models
+The model is an ordinal regression with a location and a scale for each prompt (McCullagh, Regression models
 for ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the
 prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
 logistic distribution to theirs. A value that occurs again and again is an atom, so that 0 and 1 stay 0 and 1;
-between other values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
+between other values g is linear, and beyond the extremes it continues with their slope, so that a further
 draft may be better than any before. Such a model needs no unit, and outliers do not move it; but where
-prompts differ, it takes equal noise for unequal, as g is steep where few scores lie. So scores without atoms
-are fitted by a linear g too, and the one stays that explains them better.
+prompts differ, it mistakes equal noise for unequal, as g is steep where few scores lie. So scores without
+atoms are fitted with a linear g too, and the g that explains them better is used.
 
 The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
 maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
-as one prompt. So the data say how alike prompts are, in success rate and in noise. A few drafts of each
+as one prompt. So the data determine how alike prompts are, in success rate and in noise. A few drafts of each
 prompt differ in noise by chance. Where scores are graded, the weights of the scales are therefore averaged
 over three hypotheses, by how well each explains the scores (Bayesian model averaging; Hoeting et al., 1999):
-one scale for all prompts, any scale alike, and the weights as they are estimated. Where continuous scores
+one scale for all prompts, all scales equally likely, and the estimated weights. Where continuous scores
 predict each other better than that, as those with two modes do, drafts come from an urn (`score_urn`).
 
-Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of scores (one a value,
-or equal shares of all scores), C hypotheses, R random outcomes, N drafts.
+Shapes: P prompts, S scales and M locations of the grid, K = S * M its points, B bins of scores (one per
+value, or equal shares of all scores), C hypotheses, R random outcomes, N drafts.
 """
 
 from __future__ import annotations
@@ -31,74 +31,74 @@ import numpy as np
 from gpu_runtime.exploration.prediction.score_urn import ScoreUrn, best_width, bin_probabilities
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
-"""Scales of the grid, relative to that of all scores; variances lie a factor of 2 apart."""
+"""Scales of the grid, relative to that of all scores; variances are a factor of 2 apart."""
 
 _LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
 
 _PRIOR_PROMPTS = 1.0
-"""The smooth start of the prior counts as so many prompts; with more, equally rare successes look unequal."""
+"""Prompts that the prior's smooth start counts as; with more, equally rare successes look unequal."""
 
 _MOST_FOR_PRIOR = 256
-"""The prior is estimated from at most so many prompts, which is plenty."""
+"""Most prompts from which the prior is estimated, which is plenty."""
 
 _EM_ITERATIONS = 40
-"""Few: the prior stays smooth where the scores say little."""
+"""Iterations of expectation maximisation; few keep the prior smooth where the scores tell little."""
 
 _MOST_BINS = 64
-"""The likelihood tells apart so many values; more are put together by rank."""
+"""Most values that the likelihood tells apart; more are merged by rank."""
 
 _FEW_VALUES = 5
-"""So many different values are a discrete scale."""
+"""Most distinct values that are always a discrete scale."""
 
 _RARE_TIES = 4.0
-"""More values are one too where each occurs more often than this; else only a value so much more frequent
-than the others stands by itself, such as the 0 of what fails among graded scores."""
+"""Mean count above which more values are a discrete scale too; else only a value that is so many times
+more frequent than the mean is an atom, such as the 0 of failures among graded scores."""
 
 _UNSEEN = 0.5
-"""Weight, in drafts, of failure and of success where few values and not these were seen so far."""
+"""Weight, in drafts, of failure and of success where few values, and not these, were seen so far."""
 
 _PENALTY_OF_RANKS = 20.0
-"""By so many nats g that is read off the scores has to explain them better than a linear one: it has been
-fitted to them. This and the next one were chosen on tables of `benchmarks.allocation` that it does not
+"""Nats by which a g read off the scores has to explain them better than a linear one, as it was fitted
+to them. This and the next one were chosen on tables of `benchmarks.allocation` that it does not
 report."""
 
 _PENALTY_OF_WEIGHTS = 8.0
-"""Likewise of the scales' weights that are estimated from the scores."""
+"""The same for the scales' weights, which are estimated from the scores."""
 
 _DEVIATION = 1.8
-"""Of the standard logistic distribution."""
+"""Standard deviation of the standard logistic distribution."""
 
 _EDGE = 10.0
-"""Latent numbers beyond it are cut off: one draft in 20,000."""
+"""Largest latent number; those beyond are cut off, one draft in 20,000."""
 
 _CELLS = 32
-"""Entries of g's table for each latent unit."""
+"""Entries of g's table per latent unit."""
 
 _QUANTUM = 2.0**-20
-"""Log-likelihoods are multiples of it: sums are then exact, in whatever order a library adds them."""
+"""Unit of log-likelihoods: sums of its multiples are exact, in whatever order a library adds them."""
 
 _WEIGHT_QUANTUM = 2.0**-6
-"""Weights of past scores are multiples of it, likewise."""
+"""Unit of the weights of past scores, for the same reason."""
 
 _GRID_S, _GRID_M = (grid.ravel() for grid in np.meshgrid(_SCALES, _LOCATIONS, indexing="ij"))
-# In the smooth start, of every scale the locations lie so that all prompts together have the deviation of the
-# standard logistic distribution: prompts that hardly vary differ much from each other.
+# In the smooth start, the locations of every scale are spread so that all prompts together have the deviation
+# of the standard logistic distribution: prompts that hardly vary differ much from each other.
 _SPREAD = np.maximum(_DEVIATION * np.sqrt(np.maximum(1 - _GRID_S**2, 0.0)), 0.3)
 _START = np.exp(-0.5 * (_GRID_M / _SPREAD) ** 2)
 _START /= _START.reshape(len(_SCALES), -1).sum(axis=1).repeat(len(_LOCATIONS)) * len(_SCALES)
-# One scale for all prompts, whichever it is; and any scale alike.
+# One scale for all prompts, whichever it is; and all scales equally likely.
 _SCALE_HYPOTHESES_CS = np.vstack([np.eye(len(_SCALES)), np.full(len(_SCALES), 1 / len(_SCALES))])
 _LOG_HYPOTHESES_C = np.array([*[-np.log(len(_SCALES))] * len(_SCALES), 0.0, -_PENALTY_OF_WEIGHTS])
 
 
 @dataclass(frozen=True)
 class PastScores:
-    """What earlier iterations say.
+    """The scores of earlier iterations.
 
     Attributes:
-        own: a prompt's own former scores and the weight of each, in drafts of today, by prompt.
-        others: scores of other prompts, prompt by prompt; they say how prompts differ.
+        own: a prompt's past scores and the weight of each, in drafts of today, by prompt.
+        others: scores of other prompts, prompt by prompt; they show how prompts differ.
     """
 
     own: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class ScoreModel:
 
     Args:
         judged: each prompt's scores so far, P of them.
-        own: each prompt's former scores and the weight of each of them, P of them.
+        own: each prompt's past scores and the weight of each of them, P of them.
         others: scores of other prompts, prompt by prompt.
     """
 
@@ -141,17 +141,17 @@ class ScoreModel:
         self._posterior_PK, self._table = posterior_PK[: len(judged)], scale.table
 
     def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
-        """Scores of drafts to come: of each random outcome one location and scale, and then drafts.
+        """Return scores of drafts to come: each random outcome has one location and scale, and then drafts.
 
         So a draft that fails makes the next ones of the same outcome less likely to succeed.
 
         Args:
-            uniforms_R: in [0, 1), ascending; they choose the location and scale.
-            logits_RN: standard logistic numbers, one a draft; N is a prompt's judged drafts at least.
-            picks_RN: in [0, 1), one a draft; where scores come back, they choose which.
+            uniforms_R: numbers in [0, 1), ascending; they choose the location and scale.
+            logits_RN: standard logistic numbers, one per draft; N is at least a prompt's judged drafts.
+            picks_RN: numbers in [0, 1), one per draft; where scores repeat, they choose which.
 
         Returns:
-            (P, R, N): of a prompt with n judged drafts, what counts begins at the n + 1st.
+            (P, R, N): for a prompt with n judged drafts, only the scores from the n + 1st on count.
         """
         prompts, count = self._posterior_PK.shape
         heights = np.cumsum(self._posterior_PK, axis=1)
@@ -170,10 +170,10 @@ class ScoreModel:
 
 @dataclass(frozen=True)
 class _Scale:
-    """How latent numbers become scores.
+    """The map from latent numbers to scores.
 
     Attributes:
-        table: g, at `_latents`.
+        table: values of g at `_latents`.
         edges: latent numbers between the bins, (B - 1,).
         logs_BK: logarithm of each bin's probability at each grid point.
     """
@@ -183,21 +183,21 @@ class _Scale:
     logs_BK: np.ndarray
 
     def latents(self, scores: np.ndarray) -> np.ndarray:
-        """The latent numbers of scores; those beyond the table are its ends."""
+        """Return the latent numbers of scores; scores beyond the table get its ends."""
         return np.interp(scores, self.table, _latents())
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """All scores together, of P prompts and then of other ones.
+    """The scores of P prompts and then of other ones, all together.
 
     Attributes:
         values, counts: distinct scores, ascending, and how often each occurs.
-        weight_of_values: likewise, former scores by their weight.
-        bins: of the distinct scores.
+        weight_of_values: weight of each distinct score, past scores by their weight.
+        bins: bin of each distinct score.
         weight_PB: weight of each prompt's scores in each bin.
-        drafts_PB: of these, scores that count as a draft.
-        mean, variance: of all.
+        drafts_PB: number of these scores that count as a draft.
+        mean, variance: mean and variance of all scores.
     """
 
     values: np.ndarray
@@ -216,7 +216,7 @@ def _together(
     weights_P: np.ndarray,
     others: Sequence[Sequence[float]],
 ) -> _Scores:
-    """Arguments as of `ScoreModel`, past scores and their weights apart."""
+    """Put all scores together; arguments as in `ScoreModel`, with past scores and weights separate."""
     prompts, further = len(judged), len(others)
     groups = [*judged, *past, *others]
     sizes = [len(group) for group in groups]
@@ -247,9 +247,9 @@ def _together(
 
 
 def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float | None:
-    """`score_urn.best_width`, by as many prompts as the prior is estimated from."""
+    """Return `score_urn.best_width`, from as many prompts as the prior is estimated from."""
     sample = slice(None, None, -(-len(posterior_PK) // _MOST_FOR_PRIOR))
-    # Without one score of a bin the posterior is that with it over the bin's probability.
+    # The posterior without one score of a bin is the posterior with it, over the bin's probability.
     model_PB = 1 / np.einsum("pk,bk->pb", posterior_PK[sample], np.exp(-scale.logs_BK))
     centres_B = np.bincount(seen.bins, scale.latents(seen.values)) / np.bincount(seen.bins)
     return best_width(
@@ -261,9 +261,9 @@ def _urn_width(seen: _Scores, scale: _Scale, posterior_PK: np.ndarray) -> float 
 
 
 def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct values, each score's place among them, and how often each occurs; at least two values.
+    """Return at least two distinct values, each score's index among them, and how often each occurs.
 
-    Where few different values were seen, another stays possible: failure and success, 0 and 1, if all scores
+    Where few distinct values were seen, others stay possible: failure and success, 0 and 1, if all scores
     lie between them.
     """
     unseen = np.zeros(0)
@@ -283,24 +283,24 @@ def _logit(shares: np.ndarray) -> np.ndarray:
 
 
 def _atoms(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Which of the distinct values stand by themselves."""
+    """Return a mask of the distinct values that are atoms."""
     often = counts.sum() / len(values)
     few = len(values) <= _FEW_VALUES or often > _RARE_TIES
-    # Of many values a tie now and then is chance or rounding.
+    # Among many values an occasional tie is chance or rounding.
     return (counts != 1) if few else counts > _RARE_TIES * often
 
 
 def _latents() -> np.ndarray:
-    """The latent numbers of g's table, from -_EDGE to _EDGE."""
+    """Return the latent numbers of g's table, from -_EDGE to _EDGE."""
     return np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
 
 
 def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """g that maps the standard logistic distribution to that of all scores."""
+    """Return the table of the g that maps the standard logistic distribution to that of all scores."""
     share = counts / counts.sum()
     lower = np.concatenate([[0.0], upper[:-1]])
     atom = _atoms(values, counts)
-    # An atom is level over its interval; a value seen once is passed in the middle of its own.
+    # g is level over an atom's interval, and passes a value seen once in the middle of its interval.
     ends = np.stack(
         [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1
     )
@@ -317,7 +317,7 @@ def _ranked_table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> 
 
 
 def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Each distinct value's bin, ascending from 0."""
+    """Return each distinct value's bin, ascending from 0."""
     if len(upper) <= _MOST_BINS:
         return np.arange(len(upper))
     middle = upper - counts / counts.sum() / 2
@@ -325,14 +325,14 @@ def _bins(upper: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _ranked(values: np.ndarray, counts: np.ndarray, bins: np.ndarray) -> _Scale:
-    """g that is read off the ranks of all scores."""
+    """Return the g that is read off the ranks of all scores."""
     upper = np.cumsum(counts) / counts.sum()
     edges = _logit(upper[np.flatnonzero(np.diff(bins))])
     return _Scale(_ranked_table(values, counts, upper), edges, _logs(edges))
 
 
 def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) -> _Scale:
-    """A linear g that gives the scores their mean and variance."""
+    """Return the linear g that gives the scores their mean and variance."""
     slope = max(np.sqrt(variance), 1e-12) / _DEVIATION
     last = np.flatnonzero(np.diff(bins))
     edges = ((values[last] + values[last + 1]) / 2 - mean) / slope
@@ -340,17 +340,17 @@ def _linear(values: np.ndarray, bins: np.ndarray, mean: float, variance: float) 
 
 
 def _logs(edges: np.ndarray) -> np.ndarray:
-    """Logarithms of the probabilities of the B bins between B - 1 latent numbers, (B, K)."""
+    """Return logarithms of the probabilities of the B bins between B - 1 latent numbers, (B, K)."""
     logs = np.log(bin_probabilities(edges, _GRID_M, _GRID_S))
     return np.round(logs / _QUANTUM) * _QUANTUM
 
 
 def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
-    """Each prompt's probabilities of the grid points, with a prior estimated from all prompts.
+    """Return each prompt's probabilities of the grid points, with a prior estimated from all prompts.
 
     Args:
         logs_PK: log-likelihoods of the prompts' scores.
-        graded: there are more values than failure and success, so that scores tell noise from level.
+        graded: True if there are more values than failure and success, so that scores tell noise from level.
 
     Returns:
         The probabilities, and the logarithm of the evidence.
@@ -359,7 +359,7 @@ def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
     likelihood = np.exp(logs_PK - highest_P)
     sample = likelihood[:: -(-len(likelihood) // _MOST_FOR_PRIOR)]
     prior = _START
-    # einsum adds in an order of its own, never in one that depends on the number of threads.
+    # einsum adds in a fixed order, which does not depend on the number of threads.
     for _ in range(_EM_ITERATIONS):
         evidence = np.einsum("pk,k->p", sample, prior)
         expected = prior * np.einsum("pk,p->k", sample, 1 / evidence)
@@ -372,7 +372,7 @@ def _posterior(logs_PK: np.ndarray, graded: bool) -> tuple[np.ndarray, float]:
 
 
 def _averaged_over_scales(likelihood_PK: np.ndarray, prior_K: np.ndarray) -> np.ndarray:
-    """The prior with the weights of its scales averaged over the hypotheses; the locations of each stay."""
+    """Return the prior with its scales' weights averaged over the hypotheses; each keeps its locations."""
     prior_SM = prior_K.reshape(len(_SCALES), -1)
     weights_S = prior_SM.sum(axis=1)
     located_SM = prior_SM / weights_S[:, None]

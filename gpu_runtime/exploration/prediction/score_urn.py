@@ -1,14 +1,15 @@
-"""Scores that come back: a prompt's next draft may score as one of its drafts before, or as any prompt's.
+"""Scores that repeat: a prompt's next draft may score like one of its earlier drafts, or like any prompt's.
 
 A location and a scale of each prompt (`score_model`) describe scores with one mode. Where images succeed or
 fail on a graded scale, a prompt has two modes, which that model takes for wide noise; and if a prompt has
 shown one of them, the model expects no other. There the next draft is drawn from an urn (Blackwell and
 MacQueen, Ferguson distributions via Pólya urn schemes, 1973): it repeats one of the prompt's n drafts so far,
-past ones by their weights included, with probability n / (n + 2); else it is one of the model, or one like
-any prompt's, equally likely. What is repeated gets a little noise. Whether scores are like that is asked of
-them: each is predicted from the others (Geisser, The predictive sample reuse method, 1975).
+counting past ones by their weights, with probability n / (n + 2); else it comes from the model or from the
+scores of all prompts, equally likely. Repeated scores get a little noise. The scores themselves decide
+whether the urn is used: each is predicted from the others (Geisser, The predictive sample reuse method,
+1975).
 
-Everything is in latent numbers of `score_model`.
+All numbers are latent numbers of `score_model`.
 
 Shapes: P prompts, B bins of scores, R random outcomes, N drafts.
 """
@@ -21,22 +22,22 @@ from dataclasses import dataclass
 import numpy as np
 
 _WIDTHS = (0.125, 0.25, 0.5)
-"""Scales of the logistic noise with which a draft is repeated; that of all scores is 1."""
+"""Scales of the logistic noise added to repeated drafts; that of all scores is 1."""
 
 _OF_MODEL, _OF_ALL = 1.0, 1.0
 """Weights, in drafts, of the model and of all prompts' scores."""
 
 _PENALTY = 8.0
-"""By so many nats the urn has to explain the scores better than the model alone."""
+"""Nats by which the urn has to explain the scores better than the model alone."""
 
 
 def bin_probabilities(edges: np.ndarray, locations: np.ndarray, scales: np.ndarray | float) -> np.ndarray:
-    """Probabilities of the B bins between B - 1 latent numbers, at least 1e-12: shape (B, locations).
+    """Return probabilities of the B bins between B - 1 latent numbers, at least 1e-12: (B, locations).
 
     Args:
-        edges: between the bins, ascending, (B - 1,).
-        locations: of logistic distributions.
-        scales: of these.
+        edges: latent numbers between the bins, ascending, (B - 1,).
+        locations: locations of logistic distributions.
+        scales: their scales.
     """
     bounds = np.concatenate([[-np.inf], edges, [np.inf]])
     below = 1 / (1 + np.exp(np.clip((locations - bounds[:, None]) / scales, -700, 700)))
@@ -49,13 +50,13 @@ def best_width(
     model_PB: np.ndarray,
     noise_BB: Callable[[float], np.ndarray],
 ) -> float | None:
-    """The noise of repeated drafts with which the urn explains the scores best; None where the model does.
+    """Return the noise of repeated drafts that explains the scores best; None where the model does.
 
     Args:
-        whole_PB: how many scores that count as a draft each prompt has in each bin. These are predicted.
-        counted_PB: weight of all its scores there, former ones included; at least `whole_PB`.
+        whole_PB: number of each prompt's scores in each bin that count as a draft. These are predicted.
+        counted_PB: weight of all its scores there, past ones included; at least `whole_PB`.
         model_PB: probability of a bin by the model, from the prompt's scores without one in that bin.
-        noise_BB: of a width, probability of a bin (row) for the repetition of a score in a bin (column).
+        noise_BB: for a width, probability of a bin (row) for the repetition of a score in a bin (column).
     """
     weight = counted_PB.sum()
     if weight <= 1:
@@ -82,12 +83,12 @@ class ScoreUrn:
     """An urn for each prompt.
 
     Attributes:
-        width: of the noise of what is repeated.
+        width: scale of the noise added to repeated scores.
         judged: latent numbers of each prompt's drafts, P arrays.
-        past: of its former drafts, P arrays.
-        weights: of each of a prompt's former drafts, (P,).
-        pool: of all prompts' scores.
-        pool_weights: of these.
+        past: latent numbers of its past drafts, P arrays.
+        weights: weight of each of a prompt's past drafts, (P,).
+        pool: latent numbers of all prompts' scores.
+        pool_weights: their weights.
     """
 
     width: float
@@ -98,13 +99,13 @@ class ScoreUrn:
     pool_weights: np.ndarray
 
     def draw(self, model_PRN: np.ndarray, logits_RN: np.ndarray, picks_RN: np.ndarray) -> np.ndarray:
-        """Latent numbers of drafts to come: each may repeat those before it, of the same outcome.
+        """Return latent numbers of drafts to come: each may repeat those before it in the same outcome.
 
         Args:
-            model_PRN: the model's draws. Of a prompt with n judged drafts, the first n stay as they are; N is
-                n at least.
-            logits_RN: standard logistic numbers, one a draft.
-            picks_RN: in [0, 1), likewise: from where it is drawn.
+            model_PRN: draws of the model. For a prompt with n judged drafts, the first n stay as they are; N
+                is at least n.
+            logits_RN: standard logistic numbers, one per draft.
+            picks_RN: numbers in [0, 1), one per draft: from where it is drawn.
         """
         drawn, repeated = model_PRN.copy(), model_PRN.copy()
         past_PL = np.zeros((len(self.past), max([1, *map(len, self.past)])))

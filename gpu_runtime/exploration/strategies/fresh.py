@@ -17,4 +17,4 @@ class Fresh(Strategy):
 
 
 FRESH = Fresh()
-"""It has no state, so that one serves all runs."""
+"""The one instance, for all runs: it has no state."""

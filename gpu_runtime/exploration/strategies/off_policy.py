@@ -1,7 +1,7 @@
 """One-step off-policy: the chosen drafts are the training samples, until a guard finds that this hurts.
 
-Drafts are made as `stale` makes them, and are trained on as they are: nothing is rolled out but what they
-did not reach. Whether their age hurts is looked at after every training; once it does, the run goes on as
+Drafts are made as `stale` makes them, and are trained on as they are: only what they did not reach is
+rolled out. After every training the guard checks whether their age hurts; once it does, the run goes on as
 `stale`, which rolls the chosen seeds out with newer weights.
 """
 
@@ -22,28 +22,28 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 _ITERATIONS = 3
-"""Iterations whose mean share of clipped steps is judged: one update's share is of few samples."""
+"""Iterations whose mean share of clipped steps is judged: one update's share rests on few samples."""
 
 _MOST_CLIPPED = 0.25
-"""Share of stale steps without a gradient. About half of those out of the clip range have none: their
+"""Largest share of stale steps without a gradient. About half of those out of the clip range have one: their
 advantage pulls them back into it. So at a quarter, half of all steps are out of it."""
 
 _STANDARD_ERRORS = 3.0
-"""By how many a held-out score must have fallen below the best one before."""
+"""Standard errors by which a held-out score must have fallen below the best one before."""
 
 _LEAST_PROMPTS = 8
-"""Held-out prompts that a standard error is trusted of."""
+"""Fewest held-out prompts whose standard error is trusted."""
 
 
 class OffPolicy(Stale):
-    """Drafts of the training window that are trained on, until the guard has found that this hurts."""
+    """Drafts in the training window that are trained on, until the guard finds that this hurts."""
 
     def __init__(self) -> None:
         self.trains_on_drafts = True
         self._clipped: tuple[float, ...] = ()
 
     def check(self, config: RunConfig) -> None:
-        """Refuse drafts that are no samples of the policy, too."""
+        """Also refuse drafts that are not samples of the policy."""
         super().check(config)
         if config.exploration.fidelities != (FULL,):
             raise ConfigurationError(
@@ -53,7 +53,7 @@ class OffPolicy(Stale):
             )
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Give training on drafts up where too many steps lack a gradient, or the policy got worse."""
+        """Stop training on drafts if too many steps lack a gradient, or the policy got worse."""
         if not self.trains_on_drafts:
             return ()
         figures = evidence.figures
@@ -80,7 +80,7 @@ class OffPolicy(Stale):
         self._clipped = tuple(state["clipped"])
 
     def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
-        """In words, that the objective's clip range leaves too little of the drafts' gradient."""
+        """Return a message if the objective's clip range leaves too little of the drafts' gradient."""
         if figures is None or len(self._clipped) < _ITERATIONS:
             return None
         share = statistics.fmean(self._clipped)
@@ -95,12 +95,12 @@ class OffPolicy(Stale):
 
 
 def _fallen(held_out: HeldOut) -> str | None:
-    """In words, that the newest evaluation is worse than one before it, beyond chance."""
+    """Return a message if the newest evaluation is worse than an earlier one, beyond chance."""
     if len(held_out) < 2:
         return None
     newest = max(held_out)
     best = max((each for each in held_out if each != newest), key=lambda each: _mean(held_out[each]))
-    # The same prompts and noise every time, so that differences of a prompt are what training has changed.
+    # Prompts and noise are the same every time, so a prompt's difference is due to training.
     prompts = sorted(held_out[newest].keys() & held_out[best].keys())
     apart = np.array([held_out[newest][prompt] - held_out[best][prompt] for prompt in prompts])
     if len(apart) < _LEAST_PROMPTS:

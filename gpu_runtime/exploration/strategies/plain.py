@@ -6,12 +6,12 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, Drafting, Strateg
 
 
 class Plain(Strategy):
-    """Seeds without a draft."""
+    """Seeds chosen without a draft."""
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead:
-        """There is nothing to wait for."""
+        """Return a plan that waits for nothing."""
         return Ahead(lambda: drafting.plain(iteration))
 
 
 PLAIN = Plain()
-"""It has no state, so that one serves all runs."""
+"""The one instance, for all runs: it has no state."""

@@ -1,15 +1,14 @@
-"""A strategy of exploration: when drafts are made, with which weights, what is kept, what is trained on.
+"""The exploration strategy: when drafts are made, with which weights, what is kept and trained on.
 
-The loop, live or simulated, calls a strategy at each moment at which seeds may be chosen, and
-asks it nothing:
+The loop, live or simulated, calls a strategy whenever seeds may be chosen, and asks it nothing:
 
-- `ahead`, when the iteration before is about to be rolled out: the answer is work to do beside its training,
+- `ahead`, when the iteration before is about to be rolled out: it returns work to do beside its training,
   with the weights of its rollout, on the devices that do not train;
-- `before_rollout`, where nothing was chosen ahead: the current weights are those of the rollout, and all
+- `before_rollout`, if nothing was chosen ahead: the current weights are those of the rollout, and all
   devices are free;
-- `redraft`, where the plan chosen ahead is not trusted.
+- `redraft`, if the plan chosen ahead is not trusted.
 
-Each time the strategy is given the `Drafting` of its run, which makes the drafts. `SeedExplorer` learns of
+Each time the strategy is given the `Drafting` of its run, which makes the drafts. `SeedExplorer` learns about
 prompts and plans drafts for all strategies. The facts that begin with `drafts_` are for code that prepares a
 run or reads its record, and needs to know them before the first iteration.
 """
@@ -32,11 +31,11 @@ HeldOut = Mapping[int, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class TrainingEvidence:
-    """What shows whether samples of older weights hurt.
+    """Evidence on whether samples of older weights hurt.
 
     Attributes:
-        figures: of those that an iteration was trained on; None where it had none.
-        held_out: reads the scores of the evaluations before this iteration's.
+        figures: figures of those that an iteration was trained on; None where it had none.
+        held_out: function that reads the scores of the evaluations before this iteration's.
     """
 
     figures: OffPolicyFigures | None
@@ -45,12 +44,12 @@ class TrainingEvidence:
 
 @dataclass(frozen=True)
 class Ahead:
-    """The choice of an iteration's seeds beside the training of the iteration before.
+    """Work beside an iteration's training that chooses the seeds of the next.
 
     Attributes:
-        choose: chooses them; called in a thread of its own, once the rollout before is over.
-        begin: begins drafts beside that rollout, once a device finds nothing more to roll out. It returns
-            the phase of the dispatcher that makes them; None where no device can, or nothing is drafted.
+        choose: function that chooses them; called in its own thread, once the rollout before is over.
+        begin: function that begins drafts beside that rollout, once a device has nothing more to roll out. It
+            returns the dispatcher's phase that makes them; None where no device can, or nothing is drafted.
     """
 
     choose: Callable[[], SeedPlan]
@@ -72,25 +71,25 @@ class Drafting(Protocol):
         ...
 
     def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
-        """Draft now, with the current weights, on every device: the rollout waits.
+        """Draft now, with the current weights, on every device, while the rollout waits.
 
         Args:
-            iteration: to roll out next.
-            as_in_window: as many drafts as a training window would hold, instead of every candidate, where
-                exploration.drafts sets no number.
+            iteration: iteration to roll out next.
+            as_in_window: True for as many drafts as a training window would hold, instead of every candidate,
+                where exploration.drafts sets no number.
         """
         ...
 
 
 class Strategy:
-    """What all strategies are: this one drafts at no time, until a subclass says when.
+    """The base of all strategies: this one never drafts, unless a subclass does.
 
-    One of another package is a subclass of this class or of one of the project's strategies.
+    A strategy in another package is a subclass of this class or of one of the project's strategies.
 
     Attributes:
-        drafts_beside_training: some drafts are made ahead, while the iteration before trains.
-        drafts_before_rollout: some drafts are made while nothing else goes on.
-        trains_on_drafts: the chosen drafts are the training samples, instead of being rolled out again.
+        drafts_beside_training: True if some drafts are made ahead, while the iteration before trains.
+        drafts_before_rollout: True if some drafts are made while nothing else goes on.
+        trains_on_drafts: True if the chosen drafts are the training samples, and are not rolled out again.
     """
 
     drafts_beside_training: bool = False
@@ -99,14 +98,14 @@ class Strategy:
 
     @property
     def drafts(self) -> bool:
-        """Whether it drafts at all."""
+        """True if it drafts at all."""
         return self.drafts_beside_training or self.drafts_before_rollout
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from, or no device to draft on.
 
         Raises:
-            ConfigurationError: naming the setting to change.
+            ConfigurationError: if they do; it names the setting to change.
         """
         if self.drafts:
             _refuse_too_few_drafts(config)
@@ -117,8 +116,8 @@ class Strategy:
         """Choose an iteration's seeds beside the training before it.
 
         Args:
-            iteration: to choose seeds for; the one before is about to be rolled out.
-            drafting: of the run.
+            iteration: iteration to choose seeds for; the one before is about to be rolled out.
+            drafting: drafting of the run.
 
         Returns:
             The work to do beside it; None to choose the seeds once that iteration is over.
@@ -126,11 +125,11 @@ class Strategy:
         return None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Choose the seeds of an iteration that is rolled out next, where none were chosen ahead.
+        """Choose the seeds of the iteration to roll out next, where none were chosen ahead.
 
         Args:
-            iteration: to choose seeds for.
-            drafting: of the run.
+            iteration: iteration to choose seeds for.
+            drafting: drafting of the run.
         """
         return drafting.plain(iteration)
 
@@ -138,22 +137,22 @@ class Strategy:
         """Choose seeds again, in place of a plan whose drafts are not trusted.
 
         Args:
-            iteration: that is rolled out next.
-            drafting: of the run.
+            iteration: iteration to roll out next.
+            drafting: drafting of the run.
         """
         return drafting.on_all_devices(iteration)
 
     def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
-        """Choose what is kept of the drafts: by default the group of largest variance, by exact selection.
+        """Choose the drafts to keep: by default the group of largest variance, by exact selection.
 
         Args:
-            planner: of the drafts.
+            planner: planner of the drafts.
             judged: score of each judged draft, by prompt and seed index; the value that is learned from.
         """
         return planner.choose()
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Look at what an iteration's training has shown."""
+        """Look at the evidence of an iteration's training; return events to record."""
         return ()
 
     def state(self) -> dict[str, Any]:

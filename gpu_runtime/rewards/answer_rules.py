@@ -1,6 +1,6 @@
-"""What the answer of a language model that judges an image comes to; what is unclear is refused.
+"""The score in a language model's answer about an image; an unclear answer is refused.
 
-Every function raises `ValueError` with what is wrong, to follow "the last with" in a message.
+Every function raises `ValueError` with a text that can follow "the last with" in a message.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?!\w|[.,]\d)")
 _FENCED = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
 _AROUND_WORDS = " \t\r\n.,;:!*\"'`\u2581\u0120"
-"""What stands around a word or a token: blanks, marks, and the blanks that tokenizers write."""
+"""Characters around a word or a token: blanks, punctuation, and the blanks that tokenizers write."""
 
 
 def number_in(text: str, highest: float, pattern: str = "") -> float:
-    """The only number of a text, as in `8`, `8.5/10` or `Score: 8`.
+    """Return the only number in a text, as in `8`, `8.5/10` or `Score: 8`.
 
     Args:
-        text: what the model said.
-        highest: of its scale; after a slash or `out of` it is no second number.
-        pattern: a regular expression whose only group is the number; empty for the only one.
+        text: text of the answer.
+        highest: highest number of the scale; after a slash or `out of` it is not a second number.
+        pattern: regular expression whose only group is the number; empty for the only one.
     """
     if pattern:
         found = {group.strip() for group in re.findall(pattern, text)}
@@ -41,11 +41,11 @@ def number_in(text: str, highest: float, pattern: str = "") -> float:
 
 
 def number_at(text: str, path: str) -> float:
-    """The number of a JSON object, which may stand in a fenced block.
+    """Return a number in a JSON object, which may be in a fenced block.
 
     Args:
-        text: what the model said.
-        path: its key; a dot steps into an inner object.
+        text: text of the answer.
+        path: key of the number; a dot steps into an inner object.
     """
     fenced = _FENCED.search(text)
     try:
@@ -62,12 +62,12 @@ def number_at(text: str, path: str) -> float:
 
 
 def scaled(number: float, lowest: float, highest: float) -> float:
-    """A number of the model's scale as a score in [0, 1].
+    """Return a number on the model's scale as a score in [0, 1].
 
     Args:
-        number: what the model said.
-        lowest: the number that scores 0.
-        highest: the number that scores 1.
+        number: number in the answer.
+        lowest: number that scores 0.
+        highest: number that scores 1.
     """
     if not lowest <= number <= highest:  # as a NaN is not
         raise ValueError(
@@ -78,14 +78,14 @@ def scaled(number: float, lowest: float, highest: float) -> float:
 
 
 def yes_share(text: str, tokens: Any) -> tuple[float, str]:
-    """The probability of yes against no, in [0, 1], and where it is from.
+    """Return the probability of yes against no, in [0, 1], and its source.
 
-    By the log-probabilities of the first token that is one of the words, p(yes) / (p(yes) + p(no)); where the
-    server gives none, by the first word of the answer: 1 or 0.
+    It is p(yes) / (p(yes) + p(no)) by the log-probabilities of the first token that is one of the words;
+    where the server gives none, 1 or 0 by the first word of the answer.
 
     Args:
-        text: what the model said.
-        tokens: `logprobs.content` of the answer; None where there is none.
+        text: text of the answer.
+        tokens: `logprobs.content` of the answer; None if it has none.
     """
     if not tokens:
         first, *_ = text.split() or [""]
@@ -97,7 +97,7 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
         token = next((one for one in tokens if _word(one["token"])), None)
         if token is None:
             raise ValueError(f"neither yes nor no among the tokens of the answer {reprlib.repr(text)}")
-        # The token that was chosen may be missing in the list, or be there once more.
+        # The chosen token may be missing from the list, or be in it a second time.
         listed = {one["token"]: one["logprob"] for one in [token, *(token.get("top_logprobs") or [])]}
         chances = {"yes": 0.0, "no": 0.0}
         for said, logprob in listed.items():
@@ -112,7 +112,7 @@ def yes_share(text: str, tokens: Any) -> tuple[float, str]:
 
 
 def _word(token: str) -> str:
-    """`yes` or `no` where a token is that word; else nothing."""
+    """Return `yes` or `no` if a token is that word; else an empty string."""
     word = token.strip(_AROUND_WORDS).lower()
     return word if word in ("yes", "no") else ""
 
@@ -124,11 +124,11 @@ def _chance(logprob: float) -> float:
 
 
 def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:
-    """Text and tokens with log-probabilities (None without) of a chat completion.
+    """Return the text of a chat completion, and its tokens with log-probabilities (None without).
 
     Args:
-        answer: the JSON object.
-        may_be_cut: whether an answer that reached its most tokens will do.
+        answer: JSON object of the completion.
+        may_be_cut: True if an answer that was cut off at its token limit will do.
     """
     try:
         choice = answer["choices"][0]

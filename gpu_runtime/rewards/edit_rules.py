@@ -1,6 +1,6 @@
-"""The judgement of an edit of shapes from detected objects: what was asked changed, the rest stayed.
+"""The judgement of an edit of shapes from detected objects: did what was asked change, and the rest stay?
 
-`exact` holds only where both do: the shape looks and stands as asked, and every pixel outside of the edited
+`exact` is True only if both hold: the shape looks and stands as asked, and every pixel outside the edited
 regions equals the source's.
 """
 
@@ -18,35 +18,35 @@ from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source
 
 TOLERANCE = 2.0
-"""Pixels, across and down, by which the centre of the shape may miss its place."""
+"""Most pixels, across and down, by which the centre of the shape may miss its place."""
 
 _REACH = 2
 """Pixels around the boxes of the edit that may change too: a shape may stand that far off. Shapes of a source
 are four pixels apart or more."""
 
 _MOST_CHANGED = 16
-"""Pixels of the rest from which on their component is 0: few enough that each one counts."""
+"""Changed pixels of the rest at which its component reaches 0: few enough that each one counts."""
 
 FindObjects = Callable[[np.ndarray], Sequence[Detection]]
-"""Finds the shapes of a uint8 RGB image of shape (H, W, 3)."""
+"""Function that finds the shapes of a uint8 RGB image of shape (H, W, 3)."""
 
 
 def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -> Score:
     """Score an image against its prompt's edit and source.
 
-    Value: half of it is whether the edit is exact, so that a component bought with another one does not pay.
-    The other half is the mean over components, each in [0, 1]: a shape of the class
-    stands where it should; it has the colour asked for; where a shape moves, its old place is empty; and the
-    rest, 1 less a sixteenth for each pixel that does not equal the source's, at least 0.
+    Half of the value is 1 if the edit is exact, so that gaining one component at the cost of another does
+    not pay. The other half is the mean over components, each in [0, 1]: a shape of the class
+    stands where it should; it has the colour asked for; if the shape moves, its old place is empty; and the
+    rest, 1 less a sixteenth for each pixel that differs from the source's, at least 0.
 
     Args:
-        image_HWC: uint8 RGB, of the source's size.
-        prompt: with its edit and its source.
-        find: finds shapes.
+        image_HWC: uint8 RGB image of the source's size.
+        prompt: prompt with its edit and its source.
+        find: function that finds shapes.
 
     Raises:
-        PromptFileError: the prompt has no edit, or its source cannot be read.
-        RewardError: the image has another size than the source.
+        PromptFileError: if the prompt has no edit, or its source cannot be read.
+        RewardError: if the image's size differs from the source's.
     """
     edit, source_HWC = edit_of(prompt), read_source(prompt.source)
     if image_HWC.shape != source_HWC.shape:
@@ -71,7 +71,7 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
 
 
 def edited_region(edit: Edit, shape: tuple[int, int]) -> np.ndarray:
-    """The pixels that an edit may change: bool, shape (H, W)."""
+    """Return a mask of the pixels that an edit may change: bool, shape (H, W)."""
     region_HW = np.zeros(shape, dtype=bool)
     for left, top, right, bottom in (edit.before.box, edit.after.box):
         region_HW[max(0, top - _REACH) : bottom + _REACH, max(0, left - _REACH) : right + _REACH] = True

@@ -1,4 +1,4 @@
-"""GenEval's judgement (Ghosh et al., 2023) from detected objects, and what it needs of detectors.
+"""GenEval's judgement (Ghosh et al., 2023) from detected objects, and the interfaces of detectors.
 
 `exact` is GenEval's own verdict. `value` is the graded reward that Flow-GRPO trains on (arXiv
 2505.05470), kept within [0, 1] and with every component counted once.
@@ -19,7 +19,7 @@ from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 
 DEAD_ZONE = 0.1
-"""Part of the two boxes' summed size that an offset must exceed before it counts."""
+"""Part of the two boxes' summed size that an offset must exceed to count."""
 
 RELATION_THRESHOLD = 0.5
 """Least component of the offset, relative to its length, for a relation to hold."""
@@ -27,14 +27,14 @@ RELATION_THRESHOLD = 0.5
 
 @dataclass(frozen=True)
 class Detection:
-    """One object of a picture.
+    """One object in a picture.
 
     Attributes:
-        class_name: what it is.
+        class_name: name of its class.
         colour: its colour; empty where it was not looked at.
         box: left, top, right, bottom in pixels.
-        confidence: of the detector, in [0, 1].
-        mask_HW: which of the picture's pixels it covers, bool; None where only the box is known.
+        confidence: confidence of the detector, in [0, 1].
+        mask_HW: mask of the picture's pixels that it covers, bool; None where only the box is known.
     """
 
     class_name: str
@@ -45,26 +45,26 @@ class Detection:
 
 
 class ObjectDetector(Protocol):
-    """Finds objects."""
+    """A detector of objects."""
 
     class_names: frozenset[str]
-    """What it can find."""
+    """Classes that it can find."""
 
     def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
-        """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence, without colours."""
+        """Return all objects, without colours, of a uint8 RGB picture (H, W, 3) above a confidence."""
         ...
 
 
 class ColourClassifier(Protocol):
-    """Tells the colours of objects apart."""
+    """A classifier of objects' colours."""
 
     def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
-        """One of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
+        """Return one of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
         ...
 
 
 def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:
-    """Return which of left of, right of, above and below hold for `box` towards `other`."""
+    """Return the relations (left of, right of, above, below) that hold for `box` towards `other`."""
     offset, kept = [], []
     for axis in (0, 1):
         size = (box[axis + 2] - box[axis]) + (other[axis + 2] - other[axis])
@@ -87,16 +87,16 @@ def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:
 def check_row(
     prompt: PromptRecord, classes: Collection[str], colours: Collection[str], most_objects: int
 ) -> None:
-    """Refuse a GenEval row that no image could fulfil.
+    """Refuse a GenEval row that no image could satisfy.
 
     Args:
-        prompt: a prompt with its row, whose form `storage.prompts.files` has checked.
-        classes: what can be detected.
-        colours: those that are told apart.
-        most_objects: how many objects an image has room for.
+        prompt: prompt with its row, whose form `storage.prompts.files` has checked.
+        classes: classes that can be detected.
+        colours: colours that are told apart.
+        most_objects: most objects that an image has room for.
 
     Raises:
-        PromptFileError: the prompt has no `include`, names what is not known, asks for more objects
+        PromptFileError: if the prompt has no `include`, names an unknown value, asks for more objects
             than there is room for, or excludes what it asks for.
     """
     include, exclude = included(prompt), prompt.metadata.get("exclude", [])
@@ -122,10 +122,10 @@ def check_row(
 
 
 def included(prompt: PromptRecord) -> list[dict[str, Any]]:
-    """The objects that a row asks for.
+    """Return the objects that a row asks for.
 
     Raises:
-        PromptFileError: the prompt has no row, as one from a .txt file has not.
+        PromptFileError: if the prompt has no row, like one from a .txt file.
     """
     include = prompt.metadata.get("include")
     if not include:
@@ -143,14 +143,14 @@ def _refuse_unknown(prompt: PromptRecord, key: str, value: str, known: Collectio
 
 
 def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
-    """Score what was detected against a GenEval row.
+    """Score detected objects against a GenEval row.
 
-    Value: the mean over components, which are each asked class's count and colour, 1 - |asked -
+    The value is the mean over components: each requested class's count and colour, 1 - |asked -
     found| / asked within [0, 1], and each position, 1 or 0. An image may be exact below value 1:
     GenEval forgives a second object where one was asked for, unless `exclude` names it.
 
     Raises:
-        PromptFileError: the prompt has no `include`, as one from a .txt file has not.
+        PromptFileError: if the prompt has no `include`, like one from a .txt file.
     """
     include = included(prompt)
     ranked = sorted(detections, key=lambda found: -found.confidence)
@@ -185,7 +185,7 @@ def _position_holds(
     include: Sequence[dict[str, Any]],
     groups: list[list[Detection]],
 ) -> bool:
-    """Whether every object of the group stands so towards every object of the one referred to."""
+    """Return True if every object of the group stands so towards every object of the group referred to."""
     relation, index = item["position"]
     others = groups[index][: include[index]["count"]]
     if not group or not others:

@@ -1,4 +1,4 @@
-"""Score a batch so that one bad image costs one score, and a scorer that always fails stops the run."""
+"""Guarded scoring: one bad image costs one score, and a scorer that always fails stops the run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from storage.errors import RewardError, SpotlightError
 from storage.prompts.files import PromptRecord
 
 _FUNCTION = "rewards/scorers/function.py"
-"""Calls a reward that is a plain function: the line that is shown is one of the function's own file."""
+"""File that calls a reward that is a plain function; the error's line is taken from the function's file."""
 
 
 def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-    """`score_each`, then `refuse_total_failure`.
+    """Score each image, and refuse total failure (`score_each`, `refuse_total_failure`).
 
     Args:
-        scorer: the judge.
+        scorer: scorer to judge with.
         images: uint8 RGB images of shape (H, W, 3).
         prompts: as many prompts, in the same order.
     """
@@ -33,15 +33,15 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     """Score each image against its own prompt: one at a time, or all at once by a `BatchScorer`.
 
     Args:
-        scorer: the judge.
+        scorer: scorer to judge with.
         images: uint8 RGB images of shape (H, W, 3); an array of shape (B, H, W, 3) will do.
         prompts: as many prompts, in the same order.
 
     Returns:
-        One score an image, in order. An image that the scorer failed on has value 0 and an `error`.
+        One score per image, in order. An image that the scorer failed on has value 0 and an `error`.
 
     Raises:
-        RewardError: the lengths differ.
+        RewardError: if the lengths differ.
     """
     if len(images) != len(prompts):
         raise RewardError(f"{len(images)} images but {len(prompts)} prompts; each image needs its own prompt")
@@ -51,10 +51,10 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
 
 
 def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
-    """Stop when the scorer failed on every image.
+    """Refuse scores if the scorer failed on every image.
 
     Raises:
-        RewardError: with the first error and the next thing to do.
+        RewardError: if so, with the first error and the next thing to do.
     """
     errors = [score.error for score in scores if score.error is not None]
     if errors and len(errors) == len(scores):
@@ -65,8 +65,8 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
 
 
 def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-    # A scorer is third-party code over arbitrary pixels: what it may throw is not known, and one
-    # image must not end a run that is being paid for. The error is kept in the score, not hidden.
+    # A scorer is third-party code over arbitrary pixels: it may raise anything, and one image
+    # must not end a run that is being paid for. The error is kept in the score, not hidden.
     try:
         return _checked(scorer.score(image_HWC, prompt))
     except Exception as error:  # noqa: BLE001
@@ -86,7 +86,7 @@ def _score_batch(
 
 
 def _checked(score: Score) -> Score:
-    """The score itself, or an error in its place where it is none."""
+    """Return the score, or one with an error if it is not a valid score."""
     value = float(score.value)
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]", usd=score.usd)
@@ -98,7 +98,7 @@ def _failed(error: Exception) -> Score:
 
 
 def _where(error: Exception) -> str:
-    """The line of the scorer's own file that raised, or that called what did; empty where none is known."""
+    """Return the line of the scorer's file that raised, or called what did; empty if unknown."""
     if isinstance(error, SpotlightError):  # says itself what to do
         return ""
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is this file's

@@ -1,4 +1,4 @@
-"""What the project's own scorers read of `[reward.options]`; imports none of them."""
+"""The `[reward.options]` of the project's own scorers; imports none of the scorers."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ _OF_PARSERS = {
 """Options of `vlm` that only some parsers read."""
 
 LONGEST_WAIT_S = 60.0
-"""Between two attempts at a server."""
+"""Longest wait between two requests to a server, in seconds."""
 
 _OWN_FIELDS = frozenset({"model", "messages", "stream", "n", "logprobs", "top_logprobs"})
-"""Of a request of `vlm`: what its reading of the answer depends on."""
+"""Fields of a request of `vlm` on which its reading of the answer depends."""
 
 PART_RULES = ("weight", "threshold", "gate")
-"""What a part's table in a sum says of the part, beside the scorer's own options."""
+"""Keys of a part's table in a sum that are not options of the scorer itself."""
 
 
 class OcrOptions(Section):
-    """Of `ocr`."""
+    """Options of `ocr`."""
 
     layout: Literal["line", "page"] = "line"
-    """What an image is taken for: one `line`, as the embedded model's signs are, or a `page` with text
-    anywhere, as photographs are."""
+    """How an image is read: as one `line`, like the embedded model's signs, or as a `page` with text
+    anywhere, like photographs."""
 
 
 class GenEvalOptions(Section):
-    """Of `geneval`."""
+    """Options of `geneval`."""
 
     detector: ModelName = "facebook/mask2former-swin-small-coco-instance"
-    """Finds objects: a Mask2Former with COCO's classes."""
+    """The detector of objects: a Mask2Former with COCO's classes."""
 
     clip: ModelName = "openai/clip-vit-large-patch14"
-    """Tells colours apart: a CLIP."""
+    """The classifier of colours: a CLIP."""
 
 
 class DeepseekOcrOptions(Section):
-    """Of `deepseek-ocr`."""
+    """Options of `deepseek-ocr`."""
 
     reader: ModelName = "deepseek-community/DeepSeek-OCR-2"
     """The model that reads."""
@@ -65,49 +65,49 @@ class DeepseekOcrOptions(Section):
 
 
 class ClipScoreOptions(Section):
-    """Of `clip-score`."""
+    """Options of `clip-score`."""
 
     clip: ModelName = "openai/clip-vit-large-patch14"
     """The CLIP that judges."""
 
 
 class PickScoreOptions(Section):
-    """Of `pick-score`."""
+    """Options of `pick-score`."""
 
     model: ModelName = "yuvalkirstain/PickScore_v1"
     """The CLIP that judges."""
 
     processor: ProcessorName = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
-    """The CLIP that it was trained from, which has the tokenizer and the picture's size."""
+    """The CLIP that it was trained from, which has the tokenizer and the picture size."""
 
 
 class ServerOptions(Section):
-    """Of scorers that ask a server."""
+    """Options of scorers that ask a server."""
 
     url: str
-    """Where it is asked; `remote`: where images are posted to, as in http://judge:8000/score; `vlm`: the base
-    address of the OpenAI-compatible interface, as in http://judge:8000/v1."""
+    """Address of the server. `remote`: the address that images are posted to, as in http://judge:8000/score;
+    `vlm`: the base address of the OpenAI-compatible interface, as in http://judge:8000/v1."""
 
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Longest time of a request, from connecting to the last byte of the answer, in seconds."""
+    """Time limit of a request, from connecting to the last byte of the answer, in seconds."""
 
     attempts: int = Field(default=4, ge=1, le=20)
-    """Requests for the same images before they have an error."""
+    """Most requests for the same images before they get an error."""
 
     backoff_s: float = Field(default=0.5, ge=0, le=600)
-    """Wait before the second attempt, in seconds; each next one waits twice as long, up to a minute."""
+    """Wait before the second attempt, in seconds; each later one waits twice as long, up to a minute."""
 
     queue: int = Field(default=4, ge=1, le=64)
-    """Most requests under way at once, from each scorer process; what is more waits."""
+    """Most requests under way at once, from each scorer process; further ones wait."""
 
     @property
     def most_in_a_request(self) -> int:
-        """Images of one request."""
+        """Most images of one request."""
         return 1
 
     @property
     def longest_call_s(self) -> float:
-        """Seconds after which a scorer has answers or errors for all images of a call, in any case."""
+        """Most seconds until a scorer has answers or errors for all images of a call."""
         waits = (min(self.backoff_s * 2**attempt, LONGEST_WAIT_S) for attempt in range(self.attempts - 1))
         rounds = math.ceil(MOST_IMAGES_A_CALL / self.most_in_a_request / self.queue)
         return rounds * (self.attempts * self.timeout_s + sum(waits))
@@ -124,28 +124,28 @@ class ServerOptions(Section):
 
 
 class RemoteOptions(ServerOptions):
-    """Of `remote`; docs/reference/rewards.md says what is sent and what must come back."""
+    """Options of `remote`; docs/reference/rewards.md describes requests and answers."""
 
     images_a_request: int = Field(default=8, ge=1, le=256)
     """Most images of one request."""
 
     @property
     def most_in_a_request(self) -> int:
-        """Images of one request."""
+        """Most images of one request."""
         return self.images_a_request
 
 
 class VlmOptions(ServerOptions):
-    """Of `vlm`; docs/reference/rewards.md says what is sent and how the answer is read."""
+    """Options of `vlm`; docs/reference/rewards.md describes requests and how answers are read."""
 
     model: str = Field(min_length=1)
-    """Name of the model, as the server lists it."""
+    """Name of the model on the server."""
 
     template: str = Field(default=VLM_TEMPLATE, min_length=1)
-    """What the model is asked about the image; `{prompt}` stands for the image's prompt."""
+    """The question about the image; `{prompt}` stands for the image's prompt."""
 
     parser: Literal["number", "json", "yes-no"] = "number"
-    """How its answer is read: `number`, the only number in it; `json`, a number in a JSON object; `yes-no`,
+    """How the answer is read: `number`, the only number in it; `json`, a number in a JSON object; `yes-no`,
     the probability of yes against no where the server gives log-probabilities, else the word."""
 
     pattern: str = ""
@@ -156,26 +156,26 @@ class VlmOptions(ServerOptions):
     """For `json`: the number's key; a dot steps into an inner object, as in `scores.alignment`."""
 
     lowest: float = 0.0
-    """The model's number that scores 0. What lies below is no answer: it is asked again, then an error."""
+    """The model's number that scores 0. A lower one is no answer: the model is asked again, then an error."""
 
     highest: float = 10.0
-    """The model's number that scores 1. What lies above is no answer."""
+    """The model's number that scores 1. A higher one is no answer."""
 
     exact_at: float | None = Field(default=None, ge=0, le=1)
-    """Score from which an image counts as exact; where it is left out 1, and 0.5 for `yes-no`."""
+    """Least score of an exact image; by default 1, and 0.5 for `yes-no`."""
 
     tokens: int = Field(default=64, ge=1, le=8192)
     """Most tokens of an answer. One that is cut off is no answer, except for `yes-no`."""
 
     request: OptionValues = Field(default={})
-    """Added to every request, or put in the place of what the scorer says there (`temperature`: 0), as in
+    """Fields added to every request, which may replace the scorer's own (`temperature`: 0), as in
     `{ seed = 1 }`."""
 
     key_variable: str = ""
-    """Environment variable that holds the server's key, as OPENAI_API_KEY; empty where it wants none."""
+    """Environment variable that holds the server's key, such as OPENAI_API_KEY; empty if it needs none."""
 
     usd_per_image: float = Field(default=0.0, ge=0, le=1000)
-    """Price of an answer about one image, in dollars; an answer that could not be read is paid, too."""
+    """Price of an answer about one image, in dollars; an answer that cannot be read is paid for, too."""
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:
@@ -209,11 +209,11 @@ class VlmOptions(ServerOptions):
 
 
 class FunctionOptions(Section):
-    """Of a plain function."""
+    """Options of a plain function."""
 
     scale: Literal["identity", "sigmoid"] | tuple[float, float] = "identity"
-    """How its numbers become scores in [0, 1]: as they are; by 1 / (1 + exp(-x)); or by [lowest, highest],
-    between which they are spread, and numbers beyond count as these."""
+    """How its numbers become scores in [0, 1]: unchanged; by 1 / (1 + exp(-x)); or linearly from
+    [lowest, highest], with numbers beyond clipped."""
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
@@ -225,17 +225,17 @@ class FunctionOptions(Section):
 
 
 class SumOptions(Section):
-    """Of `sum`."""
+    """Options of `sum`."""
 
     parts: dict[str, Any] = Field(min_length=1)
     """Scorers by name. Each has a weight above 0, or a table of its `weight` and its own options. Weights
     need not sum to 1: the score is divided by their sum. In its table, `threshold` is the value below which
-    a part counts as 0, and `gate` says what other parts must reach for it to count, as in
+    a part counts as 0, and `gate` has the values that other parts must reach for it to count, as in
     `gate = { ocr = 0.8 }`."""
 
     normalise: Literal["none", "group"] = "none"
-    """`group`: what is learned from is the weighted sum of the parts after each was normalised in its prompt
-    group (GDPO, arXiv 2601.05242), so that a part that varies little is not drowned by one that varies
+    """`group`: the signal is the weighted sum of the parts after each was normalised in its prompt
+    group (GDPO, arXiv 2601.05242), so that a part that varies little is not drowned out by one that varies
     much. Scores stay the weighted sum of the values."""
 
     @model_validator(mode="after")
@@ -262,14 +262,14 @@ class SumOptions(Section):
         return self
 
     def rule(self, name: str) -> dict[str, Any]:
-        """How a part counts: those of `PART_RULES` that are set."""
+        """Return how a part counts: those of `PART_RULES` that are set."""
         part = self.parts[name]
         if not isinstance(part, dict):
             return {"weight": part}
         return {key: part[key] for key in PART_RULES if key in part}
 
     def options(self, name: str) -> dict[str, Any]:
-        """A part's own options."""
+        """Return a part's own options."""
         part = self.parts[name]
         return {k: v for k, v in part.items() if k not in PART_RULES} if isinstance(part, dict) else {}
 

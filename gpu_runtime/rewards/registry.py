@@ -1,4 +1,4 @@
-"""The scorers by name. Each is imported only when it is built; what can be said without it, is said here."""
+"""The scorers by name. Each is imported only when it is built; facts that do not need it are stated here."""
 
 from __future__ import annotations
 
@@ -38,18 +38,20 @@ from storage.prompts.files import PromptRecord
 
 @dataclass(frozen=True)
 class ScorerPlugin:
-    """How settings become a scorer; one of these is what `reward.scorer` names.
+    """A scorer that `reward.scorer` can name: how to build it from settings.
 
     Attributes:
-        build: makes the scorer from its options. What takes seconds to import is imported here.
-        options: what it reads of `[reward.options]`.
-        check_prompt: refuses a prompt that no image could be judged by, without loading the scorer; raises
-            `PromptFileError`.
-        uses_gpu: it is a large model of its own, quicker on a GPU.
-        gives_verdict: some images of it may be exact; False where it grades only.
-        module: what `build` imports, where that takes seconds: workers are forked from a process that has it.
-        check_server: refuses a server that does not answer, within seconds; raises `ConfigurationError`.
-        parts: the scorers that it is made of, by its options, where it combines others; these then have a
+        build: function that builds the scorer from its options, and imports what takes seconds to import.
+        options: model of its `[reward.options]`.
+        check_prompt: function that refuses a prompt that no image could be judged by, without loading the
+            scorer; raises `PromptFileError`.
+        uses_gpu: True if it is a large model, quicker on a GPU.
+        gives_verdict: True if it may call images exact; False if it only grades.
+        module: module that `build` imports, if that takes seconds: workers are forked from a process that has
+            it.
+        check_server: function that refuses a server that does not answer within seconds; raises
+            `ConfigurationError`.
+        parts: function from its options to the scorers that it combines, if it does; the options then have a
             table `parts`, by name.
     """
 
@@ -72,11 +74,11 @@ class ChosenScorer:
     """A scorer that the settings name, with its options read.
 
     Attributes:
-        name: as the settings have it.
-        plugin: how it is built.
-        options: as the plug-in declares them.
-        section: of the settings, where its options stand.
-        rule: how it counts in a sum, its weight included; empty outside of one.
+        name: name as the settings have it.
+        plugin: plug-in that builds it.
+        options: options as the plug-in declares them.
+        section: section of the settings with its options.
+        rule: how it counts in a sum, including its weight; empty outside a sum.
     """
 
     name: str
@@ -87,17 +89,17 @@ class ChosenScorer:
 
     @property
     def weight(self) -> float:
-        """In a sum."""
+        """Its weight in a sum."""
         return self.rule["weight"]
 
     @property
     def judges(self) -> Sequence[ChosenScorer]:
-        """The scorers that look at images: its parts, or itself."""
+        """The scorers that judge images: its parts, or itself."""
         return [self] if self.plugin.parts is None else self.plugin.parts(self.options)
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its options as they are stored: what was set, folders absolute."""
+        """Its options as they are stored: those that were set, with absolute folders."""
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {
@@ -110,15 +112,15 @@ class ChosenScorer:
 
     @property
     def uses_gpu(self) -> bool:
-        """Whether one of its judges is quicker on a GPU."""
+        """True if one of its judges is quicker on a GPU."""
         return any(judge.plugin.uses_gpu for judge in self.judges)
 
     def build(self) -> Scorer:
-        """The scorer itself.
+        """Build the scorer.
 
         Raises:
-            ConfigurationError: an option of it is wrong.
-            ModelError: weights that it needs are missing or do not fit.
+            ConfigurationError: if one of its options is wrong.
+            ModelError: if weights that it needs are missing or do not fit.
         """
         with _naming(self.section):
             return self.plugin.build(self.options)
@@ -127,7 +129,7 @@ class ChosenScorer:
         """Refuse judges whose models are not on this machine.
 
         Raises:
-            ModelError: a folder is missing, or files in it.
+            ModelError: if a folder is missing, or files in it.
         """
         for judge in self.judges:
             for option, needed in hub_models(judge.options).items():
@@ -137,17 +139,17 @@ class ChosenScorer:
         """Refuse judges whose servers do not answer.
 
         Raises:
-            ConfigurationError: naming the address, and what to do.
+            ConfigurationError: if one does not; with the address, and what to do.
         """
         for judge in self.judges:
             with _naming(judge.section):
                 judge.plugin.check_server(judge.options)
 
     def check_prompt(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that one of the judges could judge no image by.
+        """Refuse a prompt by which one of the judges could not judge any image.
 
         Raises:
-            PromptFileError: it has no text in quotes, no GenEval row, or one that no image fulfils.
+            PromptFileError: if it has no text in quotes, no GenEval row, or one that no image satisfies.
         """
         for judge in self.judges:
             judge.plugin.check_prompt(prompt)
@@ -160,7 +162,7 @@ def _ocr(options: OcrOptions) -> Scorer:
 
 
 def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
-    """Builds a scorer class that takes no argument; its module is imported then."""
+    """Return a function that imports a module and builds its scorer class, which takes no argument."""
 
     def build(_: NoOptions) -> Scorer:
         return getattr(import_module(module), name)()
@@ -239,7 +241,7 @@ def _sum(options: SumOptions) -> Scorer:
 
 
 def _parts(options: SumOptions) -> list[ChosenScorer]:
-    """The scorers of a sum; a sum in a sum would weigh the same with fewer tables."""
+    """Return the scorers of a sum; refuse a sum in a sum, which could be written as one."""
     parts = []
     for name in options.parts:
         part = _chosen(name, options.options(name), f"reward.options.parts.{name}", "reward.options.parts")
@@ -250,7 +252,7 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
 
 
 def _of_function(name: str, found: object) -> ScorerPlugin | None:
-    """Return the plug-in of a plain function; None for what is none."""
+    """Return the plug-in of a plain function; None for anything else."""
     if not callable(found) or isinstance(found, type):
         return None
 
@@ -280,7 +282,7 @@ SCORERS = Registry(
                 prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS
             ),
         ),
-        # Which classes there are, only its detector knows.
+        # Only its detector knows the classes.
         "geneval": ScorerPlugin(_geneval, GenEvalOptions, included, uses_gpu=True),
         "deepseek-ocr": ScorerPlugin(
             _deepseek_ocr, DeepseekOcrOptions, lambda prompt: target_text(prompt.text), uses_gpu=True
@@ -306,11 +308,11 @@ SCORERS = Registry(
 
 
 def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
-    """The scorer that the settings name, its options read.
+    """Return the scorer that the settings name, with its options read.
 
     Raises:
-        ConfigurationError: there is none of that name, an option is wrong, or the signal needs a verdict
-            that no judge gives.
+        ConfigurationError: if there is no scorer of that name, an option is wrong, or the signal needs a
+            verdict that no judge gives.
     """
     chosen = _chosen(settings.scorer, settings.options, "reward.options")
     judges = chosen.judges
@@ -329,11 +331,11 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
 
 
 def chosen_judge(config: RunConfig) -> ChosenScorer | None:
-    """The second judge that the settings name, its options read; None where they name none.
+    """Return the second judge that the settings name, with its options read; None if they name none.
 
     Raises:
-        ConfigurationError: there is none of that name, an option is wrong, it combines others, or the
-            reward is made of it.
+        ConfigurationError: if there is no scorer of that name, an option is wrong, it combines others, or
+            the reward is made of it.
     """
     name = config.evaluation.judge
     if not name:
@@ -359,20 +361,20 @@ def chosen_judge(config: RunConfig) -> ChosenScorer | None:
 
 
 def build_scorer(settings: RewardConfig) -> Scorer:
-    """The scorer that the settings name.
+    """Build the scorer that the settings name.
 
     Raises:
-        ConfigurationError: there is none of that name, or a setting of it is wrong.
-        ModelError: weights that it needs are missing or do not fit.
+        ConfigurationError: if there is no scorer of that name, or one of its settings is wrong.
+        ModelError: if weights that it needs are missing or do not fit.
     """
     return chosen_scorer(settings).build()
 
 
 def model_folders(settings: RewardConfig) -> list[str]:
-    """The folders of this machine that the scorer's models are read from; those of the hub's cache are not.
+    """Return the folders from which the scorer's models are read, except those of the hub's cache.
 
     Raises:
-        ConfigurationError: it does not exist, or an option of it is wrong.
+        ConfigurationError: if the scorer does not exist, or one of its options is wrong.
     """
     named = (
         getattr(judge.options, option)
@@ -383,10 +385,10 @@ def model_folders(settings: RewardConfig) -> list[str]:
 
 
 def read_scorer_options(config: RunConfig) -> RunConfig:
-    """The settings with the options of the scorer and the judge as they are stored: paths are absolute.
+    """Return the settings with the options of the scorer and the judge as stored, with absolute paths.
 
     Raises:
-        ConfigurationError: as `chosen_scorer` and `chosen_judge`.
+        ConfigurationError: see `chosen_scorer` and `chosen_judge`.
     """
     reward = config.reward.model_copy(
         update={"scorer": absolute_name(config.reward.scorer), "options": chosen_scorer(config.reward).values}
@@ -410,10 +412,10 @@ def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "")
 
 
 def _refuse_long_calls(judges: Sequence[ChosenScorer]) -> None:
-    """Refuse servers that one call waits for in turn, longer than a scorer process may take.
+    """Refuse servers that one call waits for in turn for longer than a scorer process may take.
 
     Raises:
-        ConfigurationError: naming them.
+        ConfigurationError: if there are such servers; with their names.
     """
     servers = {judge.section: judge.options for judge in judges if isinstance(judge.options, ServerOptions)}
     longest_s = sum(options.longest_call_s for options in servers.values())
@@ -427,7 +429,7 @@ def _refuse_long_calls(judges: Sequence[ChosenScorer]) -> None:
 
 @contextmanager
 def _naming(section: str) -> Iterator[None]:
-    """Name options by the section they stand in: a scorer's own messages say `reward.options`."""
+    """Replace `reward.options`, which a scorer's own messages say, by the actual section of its options."""
     try:
         yield
     except ConfigurationError as error:

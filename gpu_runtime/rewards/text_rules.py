@@ -1,7 +1,7 @@
-"""How a text that was read from an image is judged by the text that its prompt quotes.
+"""The judgement of a text read from an image by the text that its prompt quotes.
 
 The definition is Flow-GRPO's (arXiv 2505.05470, section 5): one minus the edit distance over the
-target's length, 1 where the target is a substring of what was read.
+target's length, or 1 if the target is a substring of the text read.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from storage.errors import PromptFileError
 _QUOTED = re.compile(r'"([^"]*)"')
 
 _LOOK_ALIKE = str.maketrans("αβεζηικμνορςτυχ", "abezhikmnopστyx")
-"""Greek letters whose capitals are drawn as Latin ones, so that an engine reads either; the final sigma."""
+"""Greek letters whose capitals look like Latin ones, so that an engine reads either; the final sigma."""
 
 
 def target_text(prompt: str) -> str:
-    """Return the text in the prompt's first double quotes, as it is compared.
+    """Return the text in the prompt's first double quotes, normalised for comparison.
 
     Raises:
-        PromptFileError: the prompt quotes nothing.
+        PromptFileError: if the prompt quotes nothing.
     """
     match = _QUOTED.search(prompt)
     target = normalise(match.group(1)) if match else ""
@@ -37,11 +37,11 @@ def refuse_unknown_letters(prompt: str, known: Collection[str]) -> None:
     """Refuse a prompt whose target an engine cannot spell: every image would score less than 1.
 
     Args:
-        prompt: the whole of it.
+        prompt: whole prompt.
         known: letters that the engine may read, normalised.
 
     Raises:
-        PromptFileError: naming the letters.
+        PromptFileError: if so; with the letters.
     """
     unknown = [letter for letter in dict.fromkeys(target_text(prompt)) if letter not in known]
     if unknown:
@@ -52,10 +52,10 @@ def refuse_unknown_letters(prompt: str, known: Collection[str]) -> None:
 
 
 def normalise(text: str) -> str:
-    """Lower-case and drop white space and what has no picture, as both sides of the comparison are.
+    """Lower-case and drop white space and invisible characters, for both sides of the comparison.
 
-    Accents are composed, and wide or joined letters are the plain ones (NFKC): an engine reads `CAFÉ` the
-    same, however a prompt's file encodes it. Letters that look alike in Greek and Latin are the Latin ones.
+    Accents are composed, and wide or joined letters become the plain ones (NFKC): `CAFÉ` compares the same,
+    however a prompt's file encodes it. Letters that look alike in Greek and Latin become the Latin ones.
     """
     lower = unicodedata.normalize("NFKC", text).lower().translate(_LOOK_ALIKE)
     folded = unicodedata.normalize("NFKC", lower)
@@ -67,7 +67,7 @@ def normalise(text: str) -> str:
 
 
 def ocr_reward(target: str, read: str) -> float:
-    """Return the reward in [0, 1]; both texts normalised, `target` not empty.
+    """Return the reward in [0, 1], from two normalised texts; `target` is not empty.
 
     1 if `target` is a substring of `read`, else 1 - min(edit distance, len(target)) / len(target).
     """

@@ -1,4 +1,4 @@
-"""A CLIP (arXiv 2103.00020) through transformers, as unit vectors of pictures and of texts.
+"""A CLIP (arXiv 2103.00020) loaded by transformers, which gives unit vectors of pictures and of texts.
 
 Shape suffixes: B pictures or texts, D width of the shared space.
 """
@@ -18,12 +18,12 @@ from storage.errors import ModelError
 
 
 class Clip:
-    """Pictures and texts as unit vectors in one space.
+    """An encoder of pictures and texts as unit vectors in one space.
 
     Args:
-        model: the two towers.
-        tokenizer: cuts texts to what the text tower takes.
-        processor: brings pictures into the model's size.
+        model: model with the two towers.
+        tokenizer: tokenizer that cuts texts to what the text tower takes.
+        processor: processor that resizes pictures to the model's size.
     """
 
     def __init__(self, model: CLIPModel, tokenizer: Any, processor: CLIPImageProcessorPil) -> None:
@@ -34,16 +34,16 @@ class Clip:
 
     @classmethod
     def load(cls, setting: str, name: str, processor: str = "", processor_setting: str = "") -> Self:
-        """Load a folder, or a name of the hub's cache.
+        """Load a model from a folder, or by its name in the hub's cache.
 
         Args:
-            setting: the setting that names the model, for messages.
-            name: of the model.
-            processor: where tokenizer and picture size lie, if not with the model.
-            processor_setting: the setting that names it.
+            setting: setting that names the model, for messages.
+            name: name of the model.
+            processor: name of the model that has the tokenizer and picture size, if it is another one.
+            processor_setting: setting that names it.
 
         Raises:
-            ModelError: files are missing, or they are of no CLIP.
+            ModelError: if files are missing, or are not those of a CLIP.
         """
         folder = local_folder(setting, name)
         beside = local_folder(processor_setting, processor, weights=False) if processor else folder
@@ -60,18 +60,18 @@ class Clip:
             ) from error
 
     def move(self, device: str) -> None:
-        """Compute on that device from now on; what comes back is on the CPU as before."""
+        """Compute on a device from now on; results are on the CPU as before."""
         self._model.to(device)
 
     @torch.inference_mode()
     def of_pictures(self, images: Sequence[np.ndarray]) -> torch.Tensor:
-        """Unit vectors of uint8 RGB pictures of shape (H, W, 3) each: shape (B, D)."""
+        """Return unit vectors of uint8 RGB pictures of shape (H, W, 3) each: shape (B, D)."""
         inputs = self._processor(images=list(images), return_tensors="pt").to(self._model.device)
         return _unit(self._model.get_image_features(**inputs).pooler_output).cpu()
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> torch.Tensor:
-        """Unit vectors of texts: shape (B, D). What is too long for the model is cut off."""
+        """Return unit vectors of texts: shape (B, D). Texts too long for the model are cut off."""
         inputs = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
         inputs = inputs.to(self._model.device)
         return _unit(self._model.get_text_features(**inputs).pooler_output).cpu()

@@ -16,18 +16,18 @@ from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.clip import Clip
 
 GREY = 0x99
-"""Of all channels, where the crop shows something else than the object."""
+"""Value of all channels where the crop shows something other than the object."""
 
 _SAID = (
     "a photo of a {colour} {name}",
     "a photo of a {colour}-colored {name}",
     "a photo of a {colour} object",
 )
-"""GenEval's ways to say a colour; their vectors are averaged."""
+"""GenEval's phrases for a colour; their vectors are averaged."""
 
 
 class ClipColours:
-    """Implements `gpu_runtime.rewards.geneval_rules.ColourClassifier`."""
+    """A `gpu_runtime.rewards.geneval_rules.ColourClassifier` by CLIP."""
 
     def __init__(self, clip: Clip) -> None:
         self._clip = clip
@@ -35,19 +35,19 @@ class ClipColours:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Load a folder, or a name of the hub's cache.
+        """Load a model from a folder, or by its name in the hub's cache.
 
         Raises:
-            ModelError: files are missing, or they are of no CLIP.
+            ModelError: if files are missing, or are not those of a CLIP.
         """
         return cls(Clip.load("reward.options.clip", name))
 
     def move(self, device: str) -> None:
-        """Tell colours on that device from now on."""
+        """Compute on a device from now on."""
         self._clip.move(device)
 
     def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
-        """One of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
+        """Return one of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
         colours = []
         for item in found:  # one at a time, so that no answer depends on its neighbours
             picture_1D = self._clip.of_pictures([crop(image_HWC, item)])
@@ -56,7 +56,7 @@ class ClipColours:
         return colours
 
     def _colours_of_class(self, name: str) -> torch.Tensor:
-        """A unit vector for each colour of a class: shape (N, D); kept, as classes come again."""
+        """Return a unit vector for each colour of a class: shape (N, D); cached, as classes recur."""
         if name not in self._texts:
             said = [text.format(colour=colour, name=name) for colour in COLOURS for text in _SAID]
             vectors_ND = self._clip.of_texts(said).reshape(len(COLOURS), len(_SAID), -1).mean(1)
@@ -65,7 +65,7 @@ class ClipColours:
 
 
 def crop(image_HWC: np.ndarray, item: Detection) -> np.ndarray:
-    """The object's box cut out of the picture, the rest greyed: uint8, shape (box height, box width, 3)."""
+    """Return the picture within the object's box, the rest greyed: uint8, (box height, box width, 3)."""
     shown_HWC = image_HWC
     if item.mask_HW is not None:
         shown_HWC = np.where(item.mask_HW[..., None], image_HWC, np.uint8(GREY))

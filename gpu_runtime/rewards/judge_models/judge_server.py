@@ -1,4 +1,4 @@
-"""A server that judges, asked over HTTP: one limit for a whole request, further attempts, a queue."""
+"""A client of a server that judges, over HTTP: one limit for a whole request, retries, a queue."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from storage.text import one_line
 Answer = TypeVar("Answer")
 
 _ANSWER_LIMIT_S = 10.0
-"""Of the request before a run that shows whether a server answers."""
+"""Limit of the request before a run that shows whether a server answers."""
 
 _MOST_BYTES = 16 * 2**20
-"""Of an answer. 256 scores take 5 KB; the rest is for details."""
+"""Largest answer. 256 scores take 5 KB; the rest is for details."""
 
 _REFUSAL_BYTES = 2000
-"""Read of the answer of a server that refuses: enough for a message."""
+"""Bytes read of the answer of a server that refuses: enough for a message."""
 
 _WORTH_ANOTHER = frozenset({408, 425, 429})
-"""Refusals that pass; any other 4xx says that the request itself is wrong."""
+"""Status codes of temporary refusals; any other 4xx means that the request itself is wrong."""
 
 
 class AttemptError(Exception):
-    """An attempt came to nothing; the next one may not."""
+    """An attempt failed; the next one may succeed."""
 
 
 class JudgeServer:
-    """Posts JSON to an address. What fails is asked again, each time after twice the wait.
+    """A client that posts JSON to an address, and retries what fails, each time after twice the wait.
 
-    Requests wait in a queue: `settings.queue` of them are under way at once.
+    Requests wait in a queue: at most `settings.queue` of them are under way at once.
 
     Args:
-        settings: how long the server is waited for, and how often.
-        url: where requests go.
-        key: sent as a bearer token, and redacted in every answer; empty for none.
-        wait: sleeps, in seconds.
+        settings: limits of time and attempts.
+        url: address for requests.
+        key: key that is sent as a bearer token, and redacted in every answer; empty for none.
+        wait: function that sleeps, in seconds.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class JudgeServer:
         self._wait = wait
 
     def in_queue(self, calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
-        """Make calls, as many at once as the queue allows; what they return, in order.
+        """Make calls, as many at once as the queue allows; return their results in order.
 
-        Each is in a thread of its own: asyncio cannot run an exchange where the caller's thread has a loop.
+        Each call has its own thread: asyncio cannot run an exchange where the caller's thread has a loop.
         """
         with ThreadPoolExecutor(self._settings.queue, thread_name_prefix="judge-server") as queue:
             return list(queue.map(lambda call: call(), calls))
 
     def ask(self, body: Mapping[str, Any], read: Callable[[bytes], Answer]) -> Answer:
-        """What a reader makes of the answer to a request; call it by `in_queue`.
+        """Return the answer to a request, as `read` returns it; call it through `in_queue`.
 
         Args:
-            body: of the request, as JSON values.
-            read: takes the body of an answer of status 2xx; raises `AttemptError` where it is none.
+            body: body of the request, as JSON values.
+            read: function that reads the body of an answer of status 2xx; raises `AttemptError` if it cannot.
 
         Raises:
-            RewardError: the server refuses the request, or the last attempt came to nothing.
+            RewardError: if the server refuses the request, or the last attempt failed.
         """
         content, trouble = json.dumps(body).encode(), ""
         for attempt in range(self._settings.attempts):
@@ -101,11 +101,11 @@ class JudgeServer:
         """Refuse a server that does not answer, or that refuses the key; any other answer will do.
 
         Args:
-            url: what it is asked for.
-            setting: that names the server, with its value, for messages.
+            url: address to ask for.
+            setting: setting that names the server, with its value, for messages.
 
         Raises:
-            ConfigurationError: in one line, what is wrong and what to do.
+            ConfigurationError: if so; in one line, the problem and what to do.
         """
         exchange = self._exchange("GET", url, b"")
         try:
@@ -126,14 +126,15 @@ class JudgeServer:
             )
 
     def _posted(self, content: bytes) -> bytes:
-        """The body of an answer of status 2xx.
+        """Post a request; return the body of an answer of status 2xx.
 
-        The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte a
-        second ends no wait of a single read. asyncio can cancel an exchange at any point of it.
+        The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte
+            per
+        second never exceeds a limit on single reads. asyncio can cancel an exchange at any point.
 
         Raises:
-            AttemptError: there is none, but there may be at the next attempt.
-            RewardError: the server refuses the request.
+            AttemptError: if there is none, but the next attempt may succeed.
+            RewardError: if the server refuses the request.
         """
         try:
             status, said = asyncio.run(
@@ -155,13 +156,13 @@ class JudgeServer:
         )
 
     async def _exchange(self, method: str, url: httpx.URL, content: bytes) -> tuple[int, bytes]:
-        """Send a request; the status and the body of its answer, which is cut off where it is a refusal.
+        """Send a request; return the status and the body of its answer, cut off if it is a refusal.
 
         Raises:
-            AttemptError: the answer is compressed, or longer than the limit.
-            httpx.HTTPError: the connection failed.
+            AttemptError: if the answer is compressed, or longer than the limit.
+            httpx.HTTPError: if the connection failed.
         """
-        # Compressed, a small answer can fill the memory with a few bytes on the wire. Scores need none of it.
+        # A compressed answer of few bytes can fill the memory. Scores need no compression.
         headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
@@ -184,19 +185,19 @@ class JudgeServer:
             return answer.status_code, self._without_key(bytes(received))
 
     def _without_key(self, content: bytes) -> bytes:
-        """An answer without the key, which servers name when they refuse it: messages are stored."""
+        """Redact the key, which servers name when they refuse it: messages are stored."""
         return content.replace(self._key.encode(), b"[key]") if self._key else content
 
 
 def checked_url(text: str, example: str) -> httpx.URL:
-    """The address of `reward.options.url`.
+    """Return the address in `reward.options.url`.
 
     Args:
-        text: as the settings have it.
-        example: of a whole one, for the message.
+        text: address as the settings have it.
+        example: complete address, for the message.
 
     Raises:
-        ConfigurationError: it is no address of a server.
+        ConfigurationError: if it is not the address of a server.
     """
     try:
         url = httpx.URL(text)
@@ -210,20 +211,20 @@ def checked_url(text: str, example: str) -> httpx.URL:
 
 
 def png_base64(image_HWC: np.ndarray) -> str:
-    """A uint8 RGB image of shape (H, W, 3) as the base64 text of a PNG file."""
+    """Return a uint8 RGB image of shape (H, W, 3) as the base64 text of a PNG file."""
     file = io.BytesIO()
     Image.fromarray(image_HWC).save(file, format="PNG")
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
 def source_base64(prompt: PromptRecord) -> str | None:
-    """The image that a prompt asks to change, as `png_base64` gives it; None where there is none."""
+    """Return the image that a prompt asks to change, as `png_base64` encodes it; None without one."""
     return png_base64(read_source(prompt.source)) if prompt.source else None
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Loading them takes tens of milliseconds: once, not for each request."""
+    """Load certificates once, not for each request: it takes tens of milliseconds."""
     return httpx.create_ssl_context()
 
 

@@ -1,4 +1,4 @@
-"""A scorer's model, loaded with all of its weights."""
+"""Loading of a scorer's model with all of its weights."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from storage.errors import ModelError
 def load_whole(
     model_class: Any, setting: str, folder: Path, dtype: torch.dtype | None = torch.float32
 ) -> Any:
-    """Load a model of one of transformers' classes, with all its weights.
+    """Load a model of a transformers class, with all its weights.
 
-    transformers draws weights at random where a file lacks them, and only warns. A judge that is partly
-    random would be trained on all the same.
+    transformers draws weights at random if a file lacks them, and only warns. Training would go on with a
+    partly random judge.
 
     Args:
-        model_class: with `from_pretrained`.
-        setting: the setting that names the model, for messages.
-        folder: of the files.
-        dtype: of the weights; None for that of the files.
+        model_class: class with `from_pretrained`.
+        setting: setting that names the model, for messages.
+        folder: folder of the files.
+        dtype: dtype of the weights; None for that of the files.
 
     Raises:
-        ModelError: the files are of another model, or weights are missing in them.
+        ModelError: if the files are those of another model, or lack weights.
     """
     _refuse_other_model(model_class, setting, folder)
     try:
@@ -48,7 +48,7 @@ def load_whole(
 
 
 def _refuse_other_model(model_class: Any, setting: str, folder: Path) -> None:
-    """By the configuration alone: a model built from another one's could be of any size."""
+    """Refuse by the configuration alone: a model built from another one's could have any size."""
     file, wanted = folder / "config.json", model_class.config_class.model_type
     try:
         found = json.loads(file.read_text(encoding="utf-8")).get("model_type")

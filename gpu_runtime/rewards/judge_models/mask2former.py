@@ -23,15 +23,15 @@ _OTHER_NAMES = {
     "motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant",
     "diningtable": "dining table", "tvmonitor": "tv",
 }  # fmt: skip
-"""What GenEval calls COCO's classes, where files of weights call them otherwise."""
+"""GenEval's names of COCO's classes, where files of weights have others."""
 
 
 class Mask2FormerDetector:
-    """Implements `gpu_runtime.rewards.geneval_rules.ObjectDetector`.
+    """A `gpu_runtime.rewards.geneval_rules.ObjectDetector` by Mask2Former.
 
     Args:
-        model: with the 80 classes of COCO as labels.
-        processor: brings pictures into the model's size.
+        model: model with the 80 classes of COCO as labels.
+        processor: processor that resizes pictures to the model's size.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Mask2FormerDetector:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Load a folder, or a name of the hub's cache.
+        """Load a model from a folder, or by its name in the hub's cache.
 
         Raises:
-            ModelError: files are missing, or it is no detector of GenEval's classes.
+            ModelError: if files are missing, or it does not detect GenEval's classes.
         """
         folder = local_folder("reward.options.detector", name)
         model = load_whole(Mask2FormerForUniversalSegmentation, "reward.options.detector", folder)
@@ -67,15 +67,15 @@ class Mask2FormerDetector:
             ) from error
 
     def move(self, device: str) -> None:
-        """Detect on that device from now on."""
+        """Detect on a device from now on."""
         self._model.to(device)
 
     @torch.inference_mode()
     def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
-        """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence."""
+        """Return all objects of a uint8 RGB picture of shape (H, W, 3) above a confidence."""
         inputs = self._processor(images=[image_HWC], return_tensors="pt")
         outputs = self._model(**inputs.to(self._model.device))
-        # The picture may have been padded; only its own part of the masks is looked at.
+        # The picture may have been padded; only its own part of the masks counts.
         inside = inputs["pixel_mask"][0].bool()
         own = (int(inside.any(1).sum()), int(inside.any(0).sum()))
 
@@ -104,15 +104,15 @@ def instances(
     over_picture: Callable[[torch.Tensor], torch.Tensor],
     least: float,
 ) -> list[Instance]:
-    """What the outputs for one picture say is there, as Mask2Former (arXiv 2112.01527) reads them.
+    """Return the objects in the outputs for one picture, read as in Mask2Former (arXiv 2112.01527).
 
     Confidence is the class's probability times the mean probability of the mask's pixels. Of all pairs of
-    query and class, as many are looked at as there are queries, the most probable.
+    query and class only the most probable are considered, as many as there are queries.
 
     Args:
         class_logits_QK: shape (queries, classes + 1); the last class is "nothing".
         mask_logits_Qhw: shape (queries, height, width), in the model's own resolution.
-        over_picture: brings one mask's logits to the picture's pixels, shape (H, W).
+        over_picture: function that resizes one mask's logits to the picture's pixels, shape (H, W).
         least: confidence that an object must exceed.
     """
     probability_QK = class_logits_QK.softmax(-1)[:, :-1]

@@ -1,7 +1,7 @@
-"""Reward for rendering text, read by DeepSeek-OCR-2 (arXiv 2601.20552) through transformers' own class.
+"""The reward for rendered text, read by DeepSeek-OCR-2 (arXiv 2601.20552) through transformers' class.
 
-Judged as `ocr` judges. It reads whole pictures, scripts and layouts that a recogniser of single lines does
-not, and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has one (scorer `remote`).
+It judges as `ocr` does. It reads whole pictures, scripts and layouts that a recogniser of single lines
+cannot, and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has one (scorer `remote`).
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
 
 ASKED = "<image>\nFree OCR."
-"""What the model is asked; it was trained to answer with the text alone."""
+"""The model's instruction, which it was trained to answer with the text alone."""
 
 
 class DeepseekOcrScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer`.
+    """A `gpu_runtime.rewards.protocol.Scorer` by DeepSeek-OCR-2.
 
     Args:
-        model: the reader.
-        processor: brings pictures into its sizes, and texts into tokens.
-        most_tokens: that are read from a picture.
+        model: model that reads.
+        processor: processor that resizes pictures and tokenizes texts.
+        most_tokens: most tokens that are read from a picture.
     """
 
     name = "deepseek-ocr"
@@ -48,13 +48,13 @@ class DeepseekOcrScorer:
 
     @classmethod
     def load(cls, name: str, most_tokens: int) -> Self:
-        """Load a folder, or a name of the hub's cache.
+        """Load a model from a folder, or by its name in the hub's cache.
 
         Raises:
-            ModelError: files are missing, or they are of another model.
+            ModelError: if files are missing, or are those of another model.
         """
         folder = local_folder("reward.options.reader", name)
-        # Three billion weights: in the precision of the files, which is bfloat16.
+        # Three billion weights: keep the precision of the files, which is bfloat16.
         model = load_whole(DeepseekOcr2ForConditionalGeneration, "reward.options.reader", folder, dtype=None)
         try:
             processor = DeepseekOcr2Processor(
@@ -69,20 +69,20 @@ class DeepseekOcrScorer:
         return cls(model, processor, most_tokens)
 
     def move(self, device: str) -> None:
-        """Read on that device from now on."""
+        """Read on a device from now on."""
         self._model.to(device)
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that quotes no text.
 
         Raises:
-            PromptFileError: there is nothing to compare with.
+            PromptFileError: if so, as there is nothing to compare with.
         """
         target_text(prompt.text)
 
     @torch.inference_mode()
     def read(self, image_HWC: np.ndarray) -> str:
-        """Read a uint8 RGB image of shape (H, W, 3): always the likeliest token, so always the same text."""
+        """Read a uint8 RGB image (H, W, 3) by greedy decoding, so that the text is always the same."""
         inputs = self._processor(images=[image_HWC], text=[ASKED], return_tensors="pt")
         inputs = inputs.to(self._model.device, self._model.dtype)
         tokens = self._model.generate(
@@ -95,7 +95,7 @@ class DeepseekOcrScorer:
         """Score one image; an image with no legible text scores 0.
 
         Raises:
-            PromptFileError: the prompt quotes no text.
+            PromptFileError: if the prompt quotes no text.
         """
         target = target_text(prompt.text)
         read = self.read(image_HWC)

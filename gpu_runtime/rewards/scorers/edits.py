@@ -1,4 +1,4 @@
-"""Reward for the task `edits`: shapes found by contours, the rest compared with the source pixel by pixel."""
+"""The reward for the task `edits`: shapes found by contours, the rest compared with the source by pixel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.prompts.files import PromptRecord
 
 
 class EditsScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer`."""
+    """A `gpu_runtime.rewards.protocol.Scorer` of edits."""
 
     name = "edits"
 
@@ -28,7 +28,7 @@ class EditsScorer:
         """Score one image against its prompt's edit and source.
 
         Raises:
-            PromptFileError: the prompt has no edit, or its source cannot be read.
-            RewardError: the image has another size than the source.
+            PromptFileError: if the prompt has no edit, or its source cannot be read.
+            RewardError: if the image's size differs from the source's.
         """
         return judge_edit(image_HWC, prompt, detect)

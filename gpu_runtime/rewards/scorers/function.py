@@ -1,4 +1,4 @@
-"""A reward that is a plain Python function: of a picture and its prompt, or of several at once."""
+"""Rewards that are plain Python functions, of a picture and its prompt or of several at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from storage.prompts.files import PromptRecord
 
 
 class FunctionScorer:
-    """Judges by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
+    """A scorer by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
 
     Args:
-        name: of the reward, as the settings have it.
-        function: the reward; it may raise anything.
-        options: how its numbers become scores.
+        name: name of the reward, as the settings have it.
+        function: reward function; it may raise anything.
+        options: options for how its numbers become scores.
     """
 
     def __init__(self, name: str, function: Callable[..., Any], options: FunctionOptions) -> None:
@@ -31,10 +31,10 @@ class FunctionScorer:
         self._options = options
 
     def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do."""
+        """Accept every prompt."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3); none is ever exact."""
+        """Judge a uint8 RGB image of shape (H, W, 3); it is never exact."""
         return self._scored(self._function(Image.fromarray(image_HWC), prompt.text))
 
     def _scored(self, answer: Any) -> Score:
@@ -52,13 +52,13 @@ class FunctionScorer:
 
 
 class BatchFunctionScorer(FunctionScorer):
-    """Judges by `function(images, prompts)`: lists in, as many numbers out.
+    """A scorer by `function(images, prompts)`: lists in, as many numbers out.
 
     No number may depend on the other images.
     """
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge one image by a list of one."""
+        """Judge one image, as a list of one."""
         return self.score_batch([image_HWC], [prompt])[0]
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
@@ -68,15 +68,15 @@ class BatchFunctionScorer(FunctionScorer):
 
 
 def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:
-    """Return the scorer of a function of two: of lists, if it calls them `images` and `prompts`.
+    """Return the scorer of a function of two arguments: of lists, if they are called `images` and `prompts`.
 
     Args:
-        name: of the reward, as the settings have it.
-        function: the reward.
-        options: how its numbers become scores.
+        name: name of the reward, as the settings have it.
+        function: reward function.
+        options: options for how its numbers become scores.
 
     Raises:
-        ConfigurationError: it takes another number of arguments.
+        ConfigurationError: if it takes another number of arguments.
     """
     signature = inspect.signature(function)
     try:

@@ -1,7 +1,7 @@
 """The reward `geneval`: objects found by a detector, coloured by a classifier, judged by GenEval's rules.
 
-What counts as found follows GenEval: a confidence above 0.3, or 0.9 where the prompt is about a number,
-and at most 16 objects of a class.
+An object counts as found by GenEval's rules: a confidence above 0.3, or 0.9 if the prompt is about a
+number, and at most 16 objects of a class.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from storage.prompts.files import PromptRecord
 
 LEAST_CONFIDENCE = 0.3
 LEAST_CONFIDENCE_COUNTING = 0.9
-"""Of rows with the tag `counting`: a doubtful object would be one too many."""
+"""Least confidence for rows with the tag `counting`: a doubtful object would be one too many."""
 
 MOST_OF_A_CLASS = 16
 _MOST_ASKED = MOST_OF_A_CLASS
-"""More objects than this no row may ask for."""
+"""Most objects that a row may ask for."""
 
 
 class GenEvalScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer`.
+    """A `gpu_runtime.rewards.protocol.Scorer` by GenEval's rules.
 
     `exact` is GenEval's official verdict; `value` is the strict score that is trained on.
 
     Args:
-        detector: finds the objects.
-        classifier: is asked for colours only where the row asks for one.
+        detector: detector of objects.
+        classifier: classifier of colours, used only where the row asks for one.
     """
 
     name = "geneval"
@@ -43,13 +43,13 @@ class GenEvalScorer:
         self._classifier = classifier
 
     def move(self, device: str) -> None:
-        """Judge on that device from now on, where the two can."""
+        """Judge on a device from now on, as far as the two models can."""
         for model in (self._detector, self._classifier):
             if isinstance(model, SupportsTo):
                 model.move(device)
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a row that names what the detector or the classifier does not know.
+        """Refuse a row with a name that the detector or the classifier does not know.
 
         Raises:
             PromptFileError: see `check_row`.
@@ -60,7 +60,7 @@ class GenEvalScorer:
         """Judge a uint8 RGB image of shape (H, W, 3) against its GenEval row.
 
         Raises:
-            PromptFileError: the prompt has no row.
+            PromptFileError: if the prompt has no row.
         """
         counting = prompt.metadata.get("tag") == "counting"
         least = LEAST_CONFIDENCE_COUNTING if counting else LEAST_CONFIDENCE
@@ -70,9 +70,9 @@ class GenEvalScorer:
     def _coloured(
         self, image_HWC: np.ndarray, found: Sequence[Detection], prompt: PromptRecord
     ) -> list[Detection]:
-        """The objects, the most confident first; those that a colour is asked of with theirs.
+        """Return the objects, the most confident first, with colours where the row asks for one.
 
-        Only as many of a class as the row asks for are judged by their colour, so no more are looked at.
+        Only as many of a class as the row asks for are judged by their colour, so no more are classified.
         """
         asked: Counter[str] = Counter()
         for item in prompt.metadata.get("include", []):
@@ -92,7 +92,7 @@ class GenEvalScorer:
 
 
 def most_confident(found: Sequence[Detection], least: float) -> list[Detection]:
-    """Those above `least`, the most confident first, at most `MOST_OF_A_CLASS` of each class."""
+    """Return objects above `least`, the most confident first, at most `MOST_OF_A_CLASS` per class."""
     kept: list[Detection] = []
     of_class: defaultdict[str, int] = defaultdict(int)
     for item in sorted(found, key=lambda item: -item.confidence):

@@ -1,7 +1,7 @@
-"""Reward for pictures that compress well: how much smaller than its pixels the JPEG file is.
+"""The reward for pictures that compress well: how much smaller the JPEG file is than the pixels.
 
 The "compressibility" of DDPO (arXiv 2305.13301), relative to the picture's size, so that resolutions can be
-compared. It needs no model and reads no prompt: a first reward to try a model family with.
+compared. It needs no model and reads no prompt: a good first reward to try a model family with.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ QUALITY = 95
 
 
 class JpegScorer:
-    """1 - file's bytes / bytes of the raw pixels, within [0, 1]; a photograph is at about 0.8."""
+    """A scorer by 1 - the file's bytes / the raw pixels' bytes, within [0, 1]; about 0.8 for a photograph."""
 
     name = "jpeg"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do."""
+        """Accept every prompt."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3); the prompt makes no difference, none is ever exact."""
+        """Judge a uint8 RGB image of shape (H, W, 3); the prompt is ignored, and it is never exact."""
         file = io.BytesIO()
         Image.fromarray(image_HWC).save(file, format="JPEG", quality=QUALITY)
         size_bytes = file.tell()

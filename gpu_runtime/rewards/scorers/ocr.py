@@ -1,4 +1,4 @@
-"""Reward for rendering text: what a real OCR engine reads against what the prompt quotes."""
+"""The reward for rendered text: what an OCR engine reads, compared with what the prompt quotes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storage.prompts.files import PromptRecord
 
 _ENGINE_PARAMETERS: dict[str, Any] = {
     "Global.log_level": "error",
-    # One thread: scorers run one a worker, and more threads than cores only contend.
+    # One thread: each worker has a scorer, and more threads than cores only contend.
     "EngineConfig.onnxruntime.intra_op_num_threads": 1,
     "EngineConfig.onnxruntime.inter_op_num_threads": 1,
     # The least width that a line is padded to (320 by default). A wider image still gets the
@@ -24,11 +24,11 @@ _ENGINE_PARAMETERS: dict[str, Any] = {
 
 
 class OcrScorer:
-    """Reads an image with RapidOCR.
+    """A scorer that reads an image with RapidOCR.
 
     Args:
-        page: look for text anywhere in the image first, and read all of it in reading order, as photographs
-            need; otherwise the whole image is read as one line, which a small sign fills.
+        page: True to look for text anywhere in the image first and read it in reading order, as photographs
+            need; otherwise the whole image is read as one line, which suits a small sign.
     """
 
     name = "ocr"
@@ -41,22 +41,22 @@ class OcrScorer:
         """Refuse a prompt that quotes no text, or one in letters that the recogniser does not have.
 
         Raises:
-            PromptFileError: no image could be right.
+            PromptFileError: if so, as no image could be right.
         """
         refuse_unknown_letters(prompt.text, self._letters)
 
     @cached_property
     def _letters(self) -> frozenset[str]:
-        """What the recogniser may answer, normalised as answers are."""
+        """The letters that the recogniser may answer, normalised as answers are."""
         line_HWC = np.full((*_ENGINE_PARAMETERS["Rec.rec_img_shape"][1:], 3), 255, np.uint8)
-        # The engine loads its recogniser with the first line; of a blank page it would look for none.
+        # The engine loads its recogniser with the first line; it would find no line on a blank page.
         self._engine(line_HWC, use_det=False, use_cls=False, use_rec=True)
         recogniser: Any = self._engine.text_rec
         answers = recogniser.postprocess_op.character
         return frozenset(letter for answer in answers for letter in normalise(answer))
 
     def read(self, image_HWC: np.ndarray) -> str:
-        """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""
+        """Read a uint8 RGB image of shape (H, W, 3); return an empty string if nothing is legible."""
         bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's
         result = self._engine(bgr_HWC, use_det=self._page, use_cls=False, use_rec=True)
         return "".join(getattr(result, "txts", None) or ())
@@ -65,7 +65,7 @@ class OcrScorer:
         """Score one image; an image with no legible text scores 0.
 
         Raises:
-            PromptFileError: the prompt quotes no text.
+            PromptFileError: if the prompt quotes no text.
         """
         target = target_text(prompt.text)
         read = self.read(image_HWC)

@@ -1,4 +1,4 @@
-"""Reward for pictures that people prefer: PickScore (arXiv 2305.01569), a CLIP trained on their choices."""
+"""The reward for pictures that people prefer: PickScore (arXiv 2305.01569), a CLIP trained on choices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpu_runtime.rewards.protocol import Score
 from storage.prompts.files import PromptRecord
 
 BEST = 26.0
-"""What the score is divided by, as Flow-GRPO does; good pictures are at 21 to 24, none is known above."""
+"""Divisor of the score, as in Flow-GRPO; good pictures score 21 to 24, and none above 26 is known."""
 
 
 class PickScorer:
-    """The scaled cosine of picture and prompt over `BEST`, within [0, 1]."""
+    """A scorer by the scaled cosine of picture and prompt over `BEST`, within [0, 1]."""
 
     name = "pick-score"
 
@@ -24,26 +24,27 @@ class PickScorer:
 
     @classmethod
     def load(cls, name: str, processor: str) -> Self:
-        """Load folders, or names of the hub's cache.
+        """Load models from folders, or by their names in the hub's cache.
 
         Args:
-            name: of the model.
-            processor: of the CLIP that it was trained from, which has the tokenizer and the picture's size.
+            name: name of the model.
+            processor: name of the CLIP that it was trained from, which has the tokenizer and the picture
+                size.
 
         Raises:
-            ModelError: files are missing, or they are of no CLIP.
+            ModelError: if files are missing, or are not those of a CLIP.
         """
         return cls(Clip.load("reward.options.model", name, processor, "reward.options.processor"))
 
     def move(self, device: str) -> None:
-        """Judge on that device from now on."""
+        """Judge on a device from now on."""
         self._clip.move(device)
 
     def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do; what is too long for CLIP is cut off."""
+        """Accept every prompt; one too long for CLIP is cut off."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; none is ever exact."""
+        """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; it is never exact."""
         cosine = float(self._clip.of_pictures([image_HWC])[0] @ self._clip.of_texts([prompt.text])[0])
         score = self._clip.logit_scale * cosine
         return Score(min(1.0, max(0.0, score / BEST)), False, f"score {score:.3f}")

@@ -1,7 +1,7 @@
-"""A scorer on another machine, asked over HTTP: for judges that need a GPU or packages of their own.
+"""A scorer on another machine, over HTTP: for judges that need a GPU or separate packages.
 
 A request is JSON: `images` (PNG, base64 text), `prompts` and `metadata` (GenEval rows), as many of each. The
-answer is JSON: `scores` in [0, 1], and if the server likes `exact` (booleans) and `details` (texts), as many.
+answer is JSON: `scores` in [0, 1], and optionally `exact` (booleans) and `details` (texts), as many of each.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from storage.prompts.files import PromptRecord
 
 
 class RemoteScorer:
-    """Implements `Scorer` and `BatchScorer`.
+    """A `Scorer` and `BatchScorer` that asks a server.
 
-    Requests that wait are not even encoded yet. What fails for good has an error and leaves the other images
-    alone.
+    Requests that wait are not even encoded yet. An image that fails for good has an error and does not affect
+    the others.
 
     Args:
-        settings: where the server is, and how long it is waited for.
-        wait: sleeps, in seconds.
+        settings: address of the server, and limits of time and attempts.
+        wait: function that sleeps, in seconds.
 
     Raises:
-        ConfigurationError: the address is none.
+        ConfigurationError: if the address is not valid.
     """
 
     name = "remote"
@@ -51,19 +51,19 @@ class RemoteScorer:
         self._server = JudgeServer(settings, _url(settings), wait=wait)
 
     def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do: only the server knows better."""
+        """Accept every prompt: only the server could refuse one."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Ask for one image.
+        """Ask for the score of one image.
 
         Raises:
-            RewardError: after the last attempt.
+            RewardError: if the server refuses, or the last attempt failed.
         """
         ((score,),) = self._server.in_queue([partial(self._asked, [image_HWC], [prompt])])
         return score
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """Ask for images of shape (H, W, 3) each, several a request and several requests at once."""
+        """Ask for scores of images (H, W, 3), several per request and several requests at once."""
         size = self._settings.images_a_request
         answers = self._server.in_queue(
             partial(self._asked_or_failed, images[start : start + size], prompts[start : start + size])
@@ -92,7 +92,7 @@ def refuse_silent_scorer(settings: RemoteOptions) -> None:
     """Refuse an address where no server answers.
 
     Raises:
-        ConfigurationError: saying what is wrong with it.
+        ConfigurationError: if so; with the problem.
     """
     url = _url(settings)
     JudgeServer(settings, url).refuse_silence(url, f"reward.options.url = {quoted(settings.url)}")
@@ -103,10 +103,10 @@ def _url(settings: RemoteOptions) -> httpx.URL:
 
 
 def _scores(answer: bytes, count: int) -> list[Score]:
-    """The scores of an answer.
+    """Return the scores in an answer.
 
     Raises:
-        AttemptError: it is malformed, has not one score an image, or one that is not in [0, 1].
+        AttemptError: if it is malformed, lacks one score per image, or has one that is not in [0, 1].
     """
     start = answer[:80].decode(errors="replace")
     try:

@@ -1,4 +1,4 @@
-"""Reward for the task `shapes`: objects found by contours and templates, judged as GenEval does."""
+"""The reward for the task `shapes`: objects found by contours and templates, judged as GenEval does."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from gpu_runtime.rewards.protocol import Score
 from storage.prompts.files import PromptRecord
 
 _ZOOM = 4
-"""The picture is enlarged so that an edge can lie between two pixels."""
+"""Factor by which the picture is enlarged so that an edge can lie between two pixels."""
 
 _FOREGROUND = 60.0
-"""Least distance from the background's colour (of at most 442) for a pixel to be of an object."""
+"""Least distance from the background's colour (of at most 442) at which a pixel is part of an object."""
 
 _LEAST_SIDE = 5.0
-"""Smaller blobs are specks; pixels. An object's side is 10."""
+"""Least side of a blob, in pixels; smaller ones are specks. An object's side is 10."""
 
 _LEAST_OVERLAP = 0.72
-"""Intersection over union with the best template below which a blob is no object."""
+"""Intersection over union with the best template below which a blob is not an object."""
 
 _TEMPLATE_SIDE = 40
 
@@ -30,8 +30,8 @@ _TEMPLATE_SIDE = 40
 def detect(image_HWC: np.ndarray) -> list[Detection]:
     """Find the shapes of a uint8 RGB image of shape (H, W, 3), the most certain first.
 
-    A blob is what stands out from the background; it takes the class whose template covers it best
-    and the colour nearest to its mean.
+    A blob is an area that stands out from the background; it takes the class whose template covers it
+    best and the colour nearest to its median.
     """
     height, width = image_HWC.shape[:2]
     size = (width * _ZOOM, height * _ZOOM)
@@ -46,7 +46,7 @@ def detect(image_HWC: np.ndarray) -> list[Detection]:
 def _classify(large_HWC: np.ndarray, distance_HW: np.ndarray, contour: np.ndarray) -> Detection | None:
     inside = np.zeros(distance_HW.shape, dtype=np.uint8)
     cv2.drawContours(inside, [contour], -1, 1, thickness=cv2.FILLED)
-    # Half the blob's own contrast is where its edge lies, however bright its colour.
+    # The blob's edge lies at half its own contrast, however bright its colour.
     contrast = float(np.quantile(distance_HW[inside > 0], 0.9))
     blob = (inside > 0) & (distance_HW > contrast / 2)
     left, top, wide, high = cv2.boundingRect(blob.astype(np.uint8))
@@ -59,7 +59,7 @@ def _classify(large_HWC: np.ndarray, distance_HW: np.ndarray, contour: np.ndarra
     best = max(overlaps, key=lambda name: overlaps[name])
     if overlaps[best] < _LEAST_OVERLAP:
         return None
-    # Only the inner pixels: those of the edge are mixed with the background.
+    # Only the inner pixels: those at the edge are mixed with the background.
     mean_3 = np.median(large_HWC[blob & (distance_HW > 0.8 * contrast)], axis=0)
     colour = min(COLOURS, key=lambda name: float(np.linalg.norm(mean_3 - np.array(COLOURS[name]))))
     box = (left / _ZOOM, top / _ZOOM, (left + wide) / _ZOOM, (top + high) / _ZOOM)
@@ -72,18 +72,18 @@ def _overlap(shape: np.ndarray, template: np.ndarray) -> float:
 
 @lru_cache(maxsize=1)
 def _templates() -> dict[str, np.ndarray]:
-    """Each class's outline, bounding box filled, bool of shape (side, side)."""
+    """Return each class's outline, scaled to fill its bounding box, bool of shape (side, side)."""
     side = (_TEMPLATE_SIDE, _TEMPLATE_SIDE)
     return {name: cv2.resize(coverage(name), side, interpolation=cv2.INTER_LINEAR) > 0.5 for name in CLASSES}
 
 
 class ShapesScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer`."""
+    """A `gpu_runtime.rewards.protocol.Scorer` of shapes."""
 
     name = "shapes"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a row that no picture of the task can fulfil.
+        """Refuse a row that no picture of the task can satisfy.
 
         Raises:
             PromptFileError: see `check_row`.
@@ -94,6 +94,6 @@ class ShapesScorer:
         """Score one image against its GenEval row.
 
         Raises:
-            PromptFileError: the prompt has no GenEval row.
+            PromptFileError: if the prompt has no GenEval row.
         """
         return judge(detect(image_HWC), prompt)

@@ -1,9 +1,9 @@
-"""Judges an embedded task's image by correlation with what its renderer draws: no OCR engine, no contours.
+"""A judge of embedded tasks by correlation with what their renderer draws: no OCR engine, no contours.
 
-The rewards of these tasks are `ocr`, `shapes` and `edits`. This is another method on purpose: as
+The rewards of these tasks are `ocr`, `shapes` and `edits`. This one uses another method on purpose: as
 `evaluation.judge` it shows whether what those rewards praise is there.
 
-Shape suffixes: H, W pixels, D numbers of a window, K templates, N windows.
+Shape suffixes: H, W pixels, D values of a window, K templates, N windows.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _CELL = glyphs.GlyphsTask.width // glyphs.LENGTH
 """Width of a character's cell, in pixels."""
 
 _DISPLACEMENTS = tuple(product(range(-2, 3), repeat=2))
-"""Down and right: one pixel more than the renderer displaces a sign by."""
+"""Displacements down and right: up to one pixel more than the renderer's."""
 
 _LEAST_FIT = 0.5
-"""Part of a shape's difference from the background that must be there; what has less is no object."""
+"""Least part of a shape's difference from the background that an object must have."""
 
 _MOST_FOUND = shapes.MOST_OBJECTS + 2
 
 
 def check_prompt(prompt: PromptRecord) -> None:
-    """Refuse a prompt that none of the tasks draws.
+    """Refuse a prompt that no task draws.
 
     Raises:
-        PromptFileError: no three characters in quotes, no row of shapes and no edit.
+        PromptFileError: if it has no three characters in quotes, no row of shapes and no edit.
     """
     if "edit" in prompt.metadata:
         edit_of(prompt)
@@ -55,17 +55,17 @@ def check_prompt(prompt: PromptRecord) -> None:
 
 
 class TemplatesScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer` for the prompts of the embedded tasks.
+    """A `gpu_runtime.rewards.protocol.Scorer` for the prompts of the embedded tasks.
 
-    Of glyphs, `value` is the mean over the characters of the correlation with the asked one, 0 where
-    another fits better. Of shapes it is GenEval's graded value of what was found, times how well that fits.
-    Of edits it is the value of `judge_edit`, by the shapes that fit best.
+    For glyphs, `value` is the mean over the characters of the correlation with the requested one, 0 if
+    another fits better. For shapes it is GenEval's graded value of the shapes found, times how well they fit.
+    For edits it is the value of `judge_edit`, by the shapes that fit best.
     """
 
     name = "templates"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that none of the tasks draws.
+        """Refuse a prompt that no task draws.
 
         Raises:
             PromptFileError: see `check_prompt`.
@@ -77,7 +77,7 @@ class TemplatesScorer:
 
         Raises:
             PromptFileError: see `check_prompt`.
-            RewardError: the image has not the size that the renderer draws.
+            RewardError: if the image does not have the size that the renderer draws.
         """
         check_prompt(prompt)
         if "edit" in prompt.metadata:
@@ -102,17 +102,17 @@ def read_glyphs(image_HWC: np.ndarray, asked: str) -> tuple[str, list[float]]:
     """Read a sign cell by cell: the character whose drawing correlates best with the brightness.
 
     Args:
-        image_HWC: uint8 RGB, of the size of the task glyphs.
-        asked: one character a cell.
+        image_HWC: uint8 RGB image, of the size of the task glyphs.
+        asked: requested characters, one per cell.
 
     Returns:
-        What was read, and of each cell the correlation, 0 where another character was read.
+        The text that was read, and the correlation of each cell, 0 where another character was read.
     """
     brightness_HW = image_HWC.mean(axis=-1, dtype=np.float64)
     read, correlations = "", []
     for place, wanted in enumerate(asked):
         cell_D = _normalised(brightness_HW[:, place * _CELL : (place + 1) * _CELL].reshape(1, -1))[0]
-        # Over displacements the best one, each character by itself.
+        # The best of all displacements, for each character separately.
         fits = (_glyph_templates() @ cell_D).reshape(len(glyphs.CHARACTERS), -1).max(axis=1)
         best = int(fits.argmax())
         read += glyphs.CHARACTERS[best]
@@ -121,13 +121,13 @@ def read_glyphs(image_HWC: np.ndarray, asked: str) -> tuple[str, list[float]]:
 
 
 def find_shapes(image_HWC: np.ndarray) -> list[Detection]:
-    """Find shapes one after another: the one that fits best anywhere, which is then painted over.
+    """Find shapes one after another: each time the one that fits best anywhere, which is then painted over.
 
-    How well a shape fits is the part of its difference from the background, in squared error, that the image
+    A shape's fit is the part of its difference from the background, in squared error, that the image
     has: 1 for the drawing itself, 0 for the background.
 
     Args:
-        image_HWC: uint8 RGB, at least as large as a shape.
+        image_HWC: uint8 RGB image, at least as large as a shape.
     """
     left_HWC = image_HWC.astype(np.float64) - np.array(shapes.BACKGROUND)
     names, templates_KD = _shape_templates()
@@ -152,7 +152,7 @@ def find_shapes(image_HWC: np.ndarray) -> list[Detection]:
 
 @lru_cache(maxsize=1)
 def _glyph_templates() -> np.ndarray:
-    """Each character alone in the middle cell, in every displacement, normalised: (K * displacements, D)."""
+    """Return each character in the middle cell, at every displacement, normalised: (K * displacements, D)."""
     drawn = [glyphs.coverage(f" {character} ") for character in glyphs.CHARACTERS]
     cells = [
         np.roll(coverage_HW, displacement, axis=(0, 1))[:, _CELL : 2 * _CELL].ravel()
@@ -164,14 +164,14 @@ def _glyph_templates() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _shape_templates() -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Class and colour of each template, and its difference from the background: (K, D)."""
+    """Return each template's class and colour, and its difference from the background: (K, D)."""
     names = list(product(shapes.CLASSES, shapes.COLOURS))
     background = np.array(shapes.BACKGROUND, dtype=np.float64)
     return names, np.stack([(shapes.patch(*name) - background).ravel() for name in names])
 
 
 def _normalised(rows_ND: np.ndarray) -> np.ndarray:
-    """Rows with mean 0 and length 1; one of a single value stays 0."""
+    """Return rows with mean 0 and length 1; a constant row becomes 0."""
     centred = rows_ND - rows_ND.mean(axis=1, keepdims=True)
     length = np.linalg.norm(centred, axis=1, keepdims=True)
     return centred / np.where(length > 1e-9, length, 1.0)

@@ -1,6 +1,6 @@
-"""A vision language model as the judge, behind any server that speaks OpenAI's chat completions.
+"""A vision language model as the judge, behind any server with OpenAI's chat completions.
 
-A request is about one image: what a model says of several depends on all of them. Servers that batch, such as
+A request is about one image: an answer about several would depend on all of them. Servers that batch, such as
 vLLM, batch the `queue` requests that are under way at once.
 """
 
@@ -33,21 +33,21 @@ from storage.text import one_line
 
 _COMPLETIONS = "/chat/completions"
 _ALTERNATIVES = 20
-"""Tokens whose log-probabilities are asked for: the most that OpenAI's interface and vLLM allow."""
+"""Alternative tokens to request log-probabilities of: the most that OpenAI's interface and vLLM allow."""
 
 
 class VlmScorer:
-    """Implements `Scorer` and `BatchScorer`.
+    """A `Scorer` and `BatchScorer` by a vision language model.
 
-    An image whose answers cannot be read, or have a number outside of the scale, has an error and no score.
+    An image whose answers cannot be read, or have a number outside the scale, has an error and no score.
 
     Args:
-        settings: what is asked where, and how the answer is read.
-        wait: sleeps, in seconds.
-        environ: the environment, for the key.
+        settings: address, question, and how the answer is read.
+        wait: function that sleeps, in seconds.
+        environ: environment, for the key.
 
     Raises:
-        ConfigurationError: the address is none, or the key is missing.
+        ConfigurationError: if the address is not valid, or the key is missing.
     """
 
     name = "vlm"
@@ -63,13 +63,13 @@ class VlmScorer:
         self._server = JudgeServer(settings, _below(url, _COMPLETIONS), _key(settings, environ), wait)
 
     def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do."""
+        """Accept every prompt."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Ask about a uint8 RGB image of shape (H, W, 3).
 
         Raises:
-            RewardError: after the last attempt.
+            RewardError: if the server refuses, or the last attempt failed.
         """
         (score,) = self.score_batch([image_HWC], [prompt])
         if score.error is not None:
@@ -116,10 +116,10 @@ class VlmScorer:
         }
 
     def _score(self, answer: bytes) -> Score:
-        """The score of an answer.
+        """Return the score in an answer.
 
         Raises:
-            AttemptError: there is none in it.
+            AttemptError: if it has none.
         """
         try:
             said = json.loads(answer)
@@ -134,7 +134,7 @@ class VlmScorer:
         return Score(value, value >= self._exact_at, shortened(one_line(how)))
 
     def _read(self, said: Any) -> tuple[float, str]:
-        """Score and detail; a `ValueError` says why there is none."""
+        """Return score and detail; raise a `ValueError` with the reason if there is none."""
         settings = self._settings
         text, tokens = message_of(said, may_be_cut=settings.parser == "yes-no")
         if settings.parser == "yes-no":
@@ -157,11 +157,11 @@ def refuse_silent_vlm(settings: VlmOptions, environ: Mapping[str, str] = os.envi
     """Refuse an address where no server answers, and a key that is missing or not taken.
 
     Args:
-        settings: of the scorer.
-        environ: the environment, for the key.
+        settings: settings of the scorer.
+        environ: environment, for the key.
 
     Raises:
-        ConfigurationError: saying what is wrong with it.
+        ConfigurationError: if so; with the problem.
     """
     url = _below(_base_url(settings), "/models")
     server = JudgeServer(settings, url, _key(settings, environ))
@@ -179,7 +179,7 @@ def _base_url(settings: VlmOptions) -> httpx.URL:
 
 
 def _below(base: httpx.URL, path: str) -> httpx.URL:
-    """An address below the base; whole addresses of completions are taken as well."""
+    """Return an address below the base, which may also be the complete address of completions."""
     return base.copy_with(path=base.path.rstrip("/").removesuffix(_COMPLETIONS) + path)
 
 

@@ -1,4 +1,4 @@
-"""Several scorers as one: their scores weighed, and kept apart beside the sum."""
+"""Several scorers as one: a weighted sum of their scores, which are also kept separately."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from storage.prompts.files import PromptRecord
 
 @dataclass(frozen=True)
 class PartRule:
-    """When a part counts; otherwise it adds 0.
+    """A rule for when a part counts; otherwise it adds 0.
 
     Attributes:
-        threshold: its own value must reach this.
-        gate: other parts, and what their values must reach. Of parts that are normalised in their prompt
-            group, it says which images this part compares.
+        threshold: least value of the part itself.
+        gate: least values of other parts, by name. If parts are normalised in their prompt group, the gate
+            decides which images this part compares.
     """
 
     threshold: float = 0.0
@@ -28,19 +28,19 @@ class PartRule:
 
 
 class WeightedSum:
-    """Implements `Scorer` and `BatchScorer`: sum of weight times score, over the sum of weights.
+    """A `Scorer` and `BatchScorer` by the sum of weight times score, over the sum of weights.
 
-    An image is exact where all parts that give a verdict call it exact. Where a part fails, so does the sum:
-    the rest would be a score of another scale.
+    An image is exact if all parts that give a verdict call it exact. If a part fails, so does the sum: the
+    rest would be a score on another scale.
 
     Args:
-        parts: scorers by their name, with their weights above 0.
-        grading_only: names of those that call no image exact, ever.
-        rules: when parts count, by name; a part without one always does.
-        normalised: whether parts are to be normalised in their prompt group; scores then have their terms.
+        parts: scorers by name, with their weights above 0.
+        grading_only: names of those that never call an image exact.
+        rules: rules for when parts count, by name; a part without one always counts.
+        normalised: True if parts are to be normalised in their prompt group; scores then have their terms.
 
     Raises:
-        ConfigurationError: there are none.
+        ConfigurationError: if there are no parts.
     """
 
     name = "sum"
@@ -66,13 +66,13 @@ class WeightedSum:
         """Refuse a prompt that one of the parts cannot judge by.
 
         Raises:
-            PromptFileError, ConfigurationError: as that part says.
+            PromptFileError, ConfigurationError: if so; by that part.
         """
         for scorer, _ in self._parts.values():
             scorer.check(prompt)
 
     def move(self, device: str) -> None:
-        """Let the parts that can judge on that device do so."""
+        """Move the parts that can be moved to a device."""
         for scorer, _ in self._parts.values():
             if isinstance(scorer, SupportsTo):
                 scorer.move(device)
@@ -81,7 +81,7 @@ class WeightedSum:
         """Judge a uint8 RGB image of shape (H, W, 3) by all parts.
 
         Raises:
-            RewardError: a part fails.
+            RewardError: if a part fails.
         """
         (score,) = self.score_batch([image_HWC], [prompt])
         if score.error is not None:
@@ -120,5 +120,5 @@ class WeightedSum:
         return self._rules.get(name, PartRule())
 
     def _is_open(self, name: str, parts: Mapping[str, float]) -> bool:
-        """Whether a part's gate is; of no meaning where a part failed, as the sum fails then."""
+        """Return True if a part's gate is open; meaningless if a part failed, as the sum then fails."""
         return all(parts.get(other, 0.0) >= least for other, least in self._rule(name).gate.items())

@@ -1,6 +1,6 @@
 """Settings of torch on a GPU under which rollout and training compute the same bits, run after run.
 
-All are of the process: a worker holds one model. On the CPU nothing is set.
+They apply to the whole process: a worker holds one model. On the CPU nothing is set.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import torch
 from torch.utils import deterministic
 
 _SETTINGS = {
-    # Each cuBLAS handle gets a workspace of its own; torch refuses deterministic products without it.
+    # Each cuBLAS handle gets its own workspace; torch refuses deterministic products without it.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Generating and training take blocks of other sizes in turns; without it the gaps between them stay lost.
+    # Generating and training alternate between block sizes; without it the gaps between them stay lost.
     "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
 }
-"""Read by CUDA's libraries when they first compute; a value that is there already stays."""
+"""Environment variables, read by CUDA's libraries when they first compute; an existing value stays."""
 
 
 def prepare_gpu() -> None:
     """Choose deterministic kernels; call it before anything computes on the GPU.
 
-    Some backward passes, of attention above all, add up in the order in which threads arrive, so gradients
-    would differ from run to run. It holds for generating too: torch chooses the attention kernel by it, and
-    the ratio of the first update is 1 only if rollout and training take the same one.
+    Some backward passes, above all those of attention, sum in the order in which threads arrive, so gradients
+    would differ from run to run. The choice also applies to generating: torch chooses the attention kernel by
+    it, and the ratio of the first update is 1 only if rollout and training use the same one.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -34,13 +34,14 @@ def prepare_gpu() -> None:
 
 
 def use_tensor_cores(transformer: torch.nn.Module) -> None:
-    """Let products of float32 adapters run on tensor cores, where the model beside them has fewer bits.
+    """Let products of float32 adapters run on tensor cores, if the model itself has fewer bits.
 
-    TF32 holds a bfloat16 activation exactly and the adapter with three bits more than that; plain float32
-    would take a third of a step's time for 3 % of its operations. A float32 model keeps plain float32.
+    TF32 holds a bfloat16 activation exactly, and the adapter with three more bits than bfloat16; plain
+    float32 would take a third of a step's time for 3 % of its operations. A float32 model keeps plain
+    float32.
 
     Args:
-        transformer: as loaded, before it has adapters.
+        transformer: transformer as loaded, before it has adapters.
     """
     if next(transformer.parameters()).dtype != torch.float32:
         torch.set_float32_matmul_precision("high")

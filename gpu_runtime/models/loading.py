@@ -1,4 +1,4 @@
-"""From configuration to a loaded model on a device."""
+"""Loading the configured model onto a device."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ def load_model(config: ModelConfig) -> DiffusionModel:
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
-    """What can be known of the configured model before a run; only an embedded one is loaded, on the CPU.
+    """Return the outline of the configured model before a run; only an embedded one is loaded, on the CPU.
 
     Raises:
-        ConfigurationError: a setting that the model cannot work with.
+        ConfigurationError: if the model cannot work with a setting.
         ModelError: if files are missing or do not fit.
     """
     return family_of(config).outline(config, device_of(config))
 
 
 def device_of(config: ModelConfig) -> torch.device:
-    """Where the model works on this machine."""
+    """Return the device that the model works on, on this machine."""
     return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def device_name(config: ModelConfig) -> str:
-    """What the model works on, for people: `cpu`, or the GPU's name."""
+    """Return the device that the model works on, for people: `cpu`, or the GPU's name."""
     device = device_of(config)
     return CPU if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def refuse_missing_cuda(config: ModelConfig) -> None:
-    """Refuse a device that this machine has not.
+    """Refuse a device that this machine does not have.
 
     Raises:
         ConfigurationError: if CUDA is asked for where there is none.
@@ -61,10 +61,10 @@ def refuse_missing_cuda(config: ModelConfig) -> None:
 
 
 def refuse_gpus_of_local_processes(config: RunConfig) -> None:
-    """Refuse a cluster of local processes whose devices would be GPUs: it divides none between them.
+    """Refuse a cluster of local processes whose devices would be GPUs, which it cannot divide among them.
 
     Raises:
-        ConfigurationError: it is one.
+        ConfigurationError: if it is one.
     """
     if config.runtime.cluster == "local" and device_of(config.model).type == "cuda":
         raise ConfigurationError(
@@ -74,10 +74,10 @@ def refuse_gpus_of_local_processes(config: RunConfig) -> None:
 
 
 def refuse_shared_gpus(config: RunConfig) -> None:
-    """Refuse devices that train together where workers of this machine share GPUs.
+    """Refuse devices that train together if workers of this machine share GPUs.
 
     Raises:
-        ConfigurationError: there are fewer GPUs than workers; NCCL takes one process a GPU.
+        ConfigurationError: if there are fewer GPUs than workers; NCCL takes one process per GPU.
     """
     training = config.runtime.trainer_workers
     workers = config.runtime.least_workers

@@ -1,4 +1,4 @@
-"""What every diffusion-transformer family offers to the sampler and the trainer.
+"""The interface of diffusion-transformer families for the sampler and the trainer.
 
 Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels,
 H W pixels, T denoising steps, Z tokens of a source image.
@@ -18,16 +18,16 @@ from storage.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class Conditioning:
-    """Encoded prompts, one row a sample; everything the denoiser needs beside the latents.
+    """Encoded prompts, one row per sample; everything the denoiser needs beside the latents.
 
     Attributes:
         embeds_BLE: text embeddings, float.
         mask_BL: True where a text token is real, False where it is padding.
         pooled_BE: one vector for the whole prompt, of another width, in families that have one.
-        source_BZC: latents of the images that the prompts ask to change, which stand behind the sample's own
+        source_BZC: latents of the images that the prompts ask to change, which follow the sample's own
             tokens; None without such images.
         source_BHWC: these images, uint8 RGB, in families that decode with their help.
-        negative: what guidance leads away from, in families where it depends on the source.
+        negative: encoded negative prompts, in families where they depend on the source.
     """
 
     embeds_BLE: torch.Tensor
@@ -43,12 +43,12 @@ class Conditioning:
         return self._each(lambda tensor: tensor[row])
 
     def to(self, device: torch.device | str) -> Conditioning:
-        """The same on a device."""
+        """Return the same on a device."""
         return self._each(lambda tensor: tensor.to(device))
 
     @staticmethod
     def joined(parts: Sequence[Conditioning]) -> Conditioning:
-        """All rows of several, in their order; all with a pooled vector or none, and so with sources."""
+        """Join the rows of several in order; all or none of them have a pooled vector, or sources."""
 
         def together(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
             there = [tensor for tensor in tensors if tensor is not None]
@@ -65,7 +65,7 @@ class Conditioning:
         )
 
     def with_source(self, tokens_BSC: torch.Tensor) -> torch.Tensor:
-        """A sample's tokens, and those of a source behind them where there is one: (B, S + Z, C)."""
+        """Return a sample's tokens, followed by those of its source if it has one: (B, S + Z, C)."""
         if self.source_BZC is None:
             return tokens_BSC
         return torch.cat([tokens_BSC, self.source_BZC.to(tokens_BSC.dtype)], dim=1)
@@ -83,13 +83,13 @@ class Conditioning:
 
 
 class DiffusionModel(Protocol):
-    """A DiT family: encode prompts, predict velocity, decode. Sampling lives elsewhere."""
+    """A DiT family: it encodes prompts, predicts velocity and decodes. Sampling is elsewhere."""
 
     transformer: torch.nn.Module
     """The network that post-training changes; everything else is frozen."""
 
     latent_shape: tuple[int, int]
-    """(S, C) of one sample's latents."""
+    """Shape (S, C) of one sample's latents."""
 
     device: torch.device
 
@@ -105,7 +105,7 @@ class DiffusionModel(Protocol):
         Args:
             latents_BSC: noisy latents, float32, shape (B, S, C).
             sigma_B: noise level of each sample, shape (B,).
-            conditioning: one row a sample.
+            conditioning: encoded prompts, one row per sample.
         """
         ...
 
@@ -113,29 +113,29 @@ class DiffusionModel(Protocol):
         """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU.
 
         Raises:
-            NonFiniteError: a pixel is not finite.
+            NonFiniteError: if a pixel is not finite.
         """
         ...
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         ...
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """The family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
+        """Return the family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
         ...
 
 
 @runtime_checkable
 class EditingModel(Protocol):
-    """A model that changes an image as a prompt asks; all of its prompts come with one."""
+    """A model that changes an image as a prompt asks; every prompt comes with an image."""
 
     def encode_edits(self, prompts: Sequence[str], sources: Sequence[np.ndarray]) -> Conditioning:
         """Encode B prompts and their images; the same pair gives the same bits in any list.
 
         Args:
             prompts: B instructions.
-            sources: the image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes.
+            sources: image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes.
         """
         ...
 
@@ -143,41 +143,41 @@ class EditingModel(Protocol):
         """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU.
 
         Args:
-            latents_BSC: shape (B, S, C).
-            conditioning: one row a sample, with its source.
+            latents_BSC: latents, shape (B, S, C).
+            conditioning: encoded prompts, one row per sample, with its source.
 
         Raises:
-            NonFiniteError: a pixel is not finite.
+            NonFiniteError: if a pixel is not finite.
         """
         ...
 
 
 class ModelOutline(Protocol):
-    """What the checks before a run need of a model."""
+    """The outline of a model for the checks before a run."""
 
     transformer: torch.nn.Module
-    """Its layers, perhaps without memory for their weights."""
+    """Layers of the model, perhaps without memory for their weights."""
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Refuse a prompt that the model cannot encode."""
         ...
 
     def check_machine(self, config: RunConfig | None = None) -> None:
-        """Refuse a run, or one worker, that this machine has no attention kernel or no memory for."""
+        """Refuse a run, or one worker, if this machine lacks an attention kernel or memory for it."""
         ...
 
     def memory_in_words(self, config: RunConfig) -> str:
-        """What a run needs of a device's memory, at least; empty where that is little."""
+        """Return a text on the least memory that a run needs on a device; empty if that is little."""
         ...
 
     def text_length_for(self, degree: int) -> int | None:
-        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        """Return the next `model.text_length` whose text tokens divide by a degree; None if none does."""
         ...
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         ...
 
     def blank_image(self) -> np.ndarray:
-        """An image of the size that the model makes, uint8, shape (H, W, 3)."""
+        """Return an image of the size that the model makes, uint8, shape (H, W, 3)."""
         ...

@@ -1,4 +1,4 @@
-"""The model families by name. Each is imported, and torch with it, only when a model of it is looked at."""
+"""The model families by name. Each is imported, with torch, only when one of its models is needed."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FamilyPlugin:
-    """How settings become a model; one of these is what `model.family` names.
+    """A family that `model.family` can name: how to build a model from settings.
 
-    `pipeline_family` makes one of a family whose parts come from a diffusers pipeline.
+    `pipeline_family` makes one for a family whose parts come from a diffusers pipeline.
 
     Attributes:
-        load: loads a model onto a device.
-        outline: what can be known of a model before a run, for a kind of device.
-        files: those that a model is loaded from, in a fixed order.
-        find: refuses a path with no model; raises `ModelError`. Quick: without torch.
-        pipeline: diffusers' pipeline class in whose format adapters are exported.
-        adapter_usage: Python code that loads exported adapters onto the model of a path.
-        check: refuses settings that do not fit the family; raises `ConfigurationError`.
-        prompt_check: gives what refuses a prompt that the model cannot encode, where that can be told without
-            torch; the outline checks every prompt again. It raises `ConfigurationError`.
-        options: what it reads of `[model.options]`.
-        source_size: height and width of the image that every prompt must come with; None where the family
-            takes text alone.
+        load: function that loads a model onto a device.
+        outline: function that outlines a model before a run, for a kind of device.
+        files: function for the files that a model is loaded from, in a fixed order.
+        find: function that refuses a path without a model; raises `ModelError`. Quick: without torch.
+        pipeline: function for diffusers' pipeline class in whose format adapters are exported.
+        adapter_usage: function for Python code that loads exported adapters onto the model of a path.
+        check: function that refuses settings that do not fit the family; raises `ConfigurationError`.
+        prompt_check: function for a check that refuses prompts that the model cannot encode, if that is known
+            without torch; the outline checks every prompt again. The check raises `ConfigurationError`.
+        options: model of its `[model.options]`.
+        source_size: function for height and width of the image that every prompt must come with; None if the
+            family takes text alone.
     """
 
     load: Callable[[ModelConfig, torch.device], DiffusionModel]
@@ -58,11 +58,11 @@ class FamilyPlugin:
 
 
 def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool = False) -> FamilyPlugin:
-    """A family whose parts come from a diffusers pipeline.
+    """Return the plug-in of a family whose parts come from a diffusers pipeline.
 
     Args:
-        model_class: imports the class of its models, and gives it.
-        edits: it changes images, of the size that it makes.
+        model_class: function that imports the class of its models and returns it.
+        edits: True if it changes images, which have the size that it makes.
     """
 
     def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
@@ -100,19 +100,19 @@ def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool 
 
 
 def family_of(settings: ModelConfig) -> FamilyPlugin:
-    """The family that the settings name.
+    """Return the family that the settings name.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: if there is no family of that name.
     """
     return FAMILIES.find(settings.family)
 
 
 def read_family_options(config: RunConfig) -> RunConfig:
-    """The settings with the family's options as they are stored.
+    """Return the settings with the family's options as they are stored.
 
     Raises:
-        ConfigurationError: there is no such family, or a setting does not fit it.
+        ConfigurationError: if there is no such family, or a setting does not fit it.
     """
     family = family_of(config.model)
     family.check(config.model)
@@ -135,7 +135,7 @@ def _refuse_embedded_path(settings: ModelConfig) -> None:
 
 
 def _refuse_pipeline_settings(settings: ModelConfig) -> None:
-    """An embedded model is as it is."""
+    """Refuse settings of a pipeline: an embedded model cannot be changed by them."""
     defaults = ModelConfig.model_fields
     changed = [
         f"model.{name}={getattr(settings, name)!r}"

@@ -1,8 +1,8 @@
-"""How much memory a run needs at least: nothing is loaded.
+"""The least memory that a run needs, computed without loading anything.
 
-The weights are counted from the headers of the model's files, what training and generating need beside them
-from the layers of a transformer that may be without memory for its weights. Every number is a lower bound:
-what a kernel, an allocator or another batch adds is left out.
+The weights are counted from the headers of the model's files; what training and generating need beside them,
+from the layers of a transformer that may have no memory for its weights. Every number is a lower bound:
+additions by kernels, an allocator or another batch are left out.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from storage.errors import ConfigurationError
 GIB = 2**30
 _FLOAT32 = 4
 _MOMENTS = 2
-"""Of AdamW, for every trained weight."""
+"""Moments that AdamW keeps of every trained weight."""
 
 _STACKS = ("transformer_blocks", "single_transformer_blocks", "layers")
-"""Where the families keep the blocks that every image token passes."""
+"""Attributes in which the families keep the blocks that every image token passes."""
 
 _KEPT = 4
-"""Of each block until its backward pass: queries, keys, values, and what its norm was given."""
+"""Tensors kept of each block until its backward pass: queries, keys, values, and its norm's input."""
 
 Terms = dict[str, float]
-"""What needs memory at one moment, and bytes."""
+"""Bytes in use at one moment, by what needs them."""
 
 
 @dataclass(frozen=True)
 class WorkNeed:
-    """Bytes on one device, whatever is divided over several.
+    """The bytes that work needs on one device, before anything is divided over several.
 
     Attributes:
         adapters_bytes: weights of the adapters; 0 where all weights are trained.
-        trains_all: whether the transformer's own weights are trained.
-        keeps_reference: whether a copy of them is kept as loaded (full training with a KL).
-        trains_again: whether there is a second training step: AdamW's moments are there from the first on.
+        trains_all: True if the transformer's own weights are trained.
+        keeps_reference: True if a copy of them is kept as loaded (full training with a KL).
+        trains_again: True if there is a second training step: AdamW's moments exist after the first.
         training_bytes: activations of one batch in training, kept for its backward pass.
         generating_bytes: activations of one batch in the block that computes.
     """
@@ -57,11 +57,11 @@ class WorkNeed:
 
     @classmethod
     def of(cls, transformer: torch.nn.Module, image_tokens: int, config: RunConfig) -> WorkNeed:
-        """Count a run's.
+        """Count the bytes of a run.
 
         Args:
-            transformer: its layers, in the precision that it computes in.
-            image_tokens: of one sample; its text tokens come on top and are not counted.
+            transformer: transformer in the precision that it computes in.
+            image_tokens: image tokens of one sample; its text tokens are not counted.
             config: the run's configuration.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
@@ -71,7 +71,7 @@ class WorkNeed:
         rows = config.sampling.batch_size * image_tokens * itemsize
         largest = max((_width(block) for block in blocks), default=0)
         if adaptation.gradient_checkpointing:
-            # What each block was given, and one of them computed again.
+            # The input of each block, and one of them computed again.
             kept = sum(map(_width, trained)) + (_KEPT - 1) * max(map(_width, trained), default=0)
         else:
             kept = _KEPT * sum(map(_width, trained))
@@ -87,13 +87,13 @@ class WorkNeed:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a run needs of a device, at least.
+    """The least bytes that a run needs on a device.
 
     Attributes:
         transformer_bytes, vae_bytes: weights of these parts.
         encoders_bytes: weights of all text encoders.
-        offloads_encoders: whether they are on the device for new prompts only.
-        work: what training and generating need beside.
+        offloads_encoders: True if they are on the device for new prompts only.
+        work: further bytes for training and generating.
     """
 
     transformer_bytes: int
@@ -111,14 +111,14 @@ class MemoryNeed:
         device: torch.device,
         work: WorkNeed,
     ) -> MemoryNeed:
-        """Count the numbers in a pipeline's files, in the precision that they have on a device.
+        """Count the bytes of the numbers in a pipeline's files, in their precision on a device.
 
         Args:
-            family: of the model.
-            folder: its files.
-            settings: of the model.
-            device: the kind of device.
-            work: what training and generating need beside the weights.
+            family: family of the model.
+            folder: files of the model.
+            settings: settings of the model.
+            device: kind of device.
+            work: bytes for training and generating beside the weights.
         """
         size = dtype_on(settings, device).itemsize
         return cls(
@@ -131,23 +131,23 @@ class MemoryNeed:
         )
 
     def of_weights(self) -> Terms:
-        """Of a device that generates: the weights, whatever it does."""
+        """Return the weights on a device that generates, whatever it does."""
         terms: Terms = {"transformer": self.transformer_bytes, "VAE": self.vae_bytes}
         if not self.offloads_encoders:
             terms["text encoders"] = self.encoders_bytes
         return terms | {"adapters": self.work.adapters_bytes}
 
     def generating(self) -> Terms:
-        """Of a device that generates, at the moment when it needs the most."""
+        """Return the need of a device that generates, at its peak."""
         activations = self.of_weights() | {"activations": self.work.generating_bytes}
         return max(activations, self._encoding(), key=_sum)
 
     def training(self, trainers: int) -> Terms:
-        """Of one of the devices that train, at the moment when it needs the most.
+        """Return the need of one of the devices that train, at its peak.
 
         Args:
-            trainers: over how many the transformer and all that training adds are divided. Each holds
-                all of it beside its part while it generates.
+            trainers: number of devices that the transformer and all that training adds are divided over.
+                While generating, each holds the whole transformer beside its part.
         """
         work, held = self.work, self.of_weights()
         trained = self.transformer_bytes if work.trains_all else work.adapters_bytes
@@ -174,17 +174,17 @@ class MemoryNeed:
 def refuse_too_large(
     need: MemoryNeed, device: torch.device, models: int, trainers: int, device_index: int = 0
 ) -> None:
-    """Refuse a run that surely does not fit.
+    """Refuse a run that certainly does not fit.
 
     Args:
-        need: of one model.
-        device: its kind.
-        models: how many of them share this machine's memory; on GPUs each has its own.
-        trainers: how many of them train together; 0 where none does.
-        device_index: which GPU to look at.
+        need: need of one model.
+        device: kind of device.
+        models: number of models that share this machine's memory; on GPUs each has its own.
+        trainers: number of them that train together; 0 if none does.
+        device_index: index of the GPU to look at.
 
     Raises:
-        ConfigurationError: it does not fit.
+        ConfigurationError: if it does not fit.
     """
     terms = need.training(trainers) if trainers else need.generating()
     if device.type == "cuda":
@@ -208,7 +208,7 @@ def refuse_too_large(
 
 
 def _advice(need: MemoryNeed, terms: Terms, trainers: int, shared: bool) -> str:
-    """What would make it smaller."""
+    """Return advice on how to need less."""
     advice = ["take a larger device or a smaller model"]
     if trainers and need.work.trains_all:
         advice.append("adaptation.mode=lora")
@@ -226,7 +226,7 @@ def _sum(terms: Terms) -> float:
 
 
 def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) -> int:
-    """How many numbers the LoRA adapters of a transformer are."""
+    """Return how many numbers the LoRA adapters of a transformer have."""
     return sum(
         adaptation.rank * (layer.in_features + layer.out_features)
         for name, layer in transformer.named_modules()
@@ -239,7 +239,7 @@ def _is_target(name: str, adaptation: AdaptationConfig) -> bool:
 
 
 def _blocks(transformer: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The blocks that every image token passes, in their order."""
+    """Yield the blocks that every image token passes, in order."""
     for stack in _STACKS:
         yield from getattr(transformer, stack, ())
 
@@ -247,16 +247,16 @@ def _blocks(transformer: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def _from_first_adapter(
     blocks: Sequence[torch.nn.Module], adaptation: AdaptationConfig
 ) -> Sequence[torch.nn.Module]:
-    """The blocks that a gradient passes for certain: nothing is kept of those before the first adapter."""
+    """Return the blocks that a gradient certainly passes: nothing is kept of those before an adapter."""
     for place, block in enumerate(blocks):
         if adapter_numbers(block, adaptation):
-            # Of the first one itself, only what comes after its adapter.
+            # In the first one itself, the gradient passes only the layers after its adapter.
             return blocks[place + 1 :]
     return ()
 
 
 def _width(block: torch.nn.Module) -> int:
-    """Numbers of one token between the layers of a block; 0 where it is not known."""
+    """Return the numbers of one token between the layers of a block; 0 if unknown."""
     attention: Any = getattr(block, "attn", None) or getattr(block, "attention", None)
     layer: Any = getattr(attention, "to_q", None)
     return layer.out_features if isinstance(layer, torch.nn.Linear) else 0

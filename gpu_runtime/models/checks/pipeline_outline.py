@@ -1,4 +1,4 @@
-"""What can be known of a pipeline's model without loading its weights: enough to refuse what cannot work."""
+"""The outline of a pipeline's model, without its weights: enough to refuse what cannot work."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class PipelineOutline:
     """A model's files, sizes, tokenizers and layers.
 
     Args:
-        family: of the model.
-        settings: of the model.
-        device: the kind of device that it will work on.
+        family: family of the model.
+        settings: settings of the model.
+        device: kind of device that it will work on.
 
     Attributes:
-        folder: its files, all there.
+        folder: its files, which are complete.
         transformer: its layers, without memory for their weights.
-        height, width: of an image, in pixels.
+        height, width: size of an image, in pixels.
 
     Raises:
-        ModelError: files are missing, cut off, or of another model.
-        ConfigurationError: a setting that the model cannot work with.
+        ModelError: if files are missing, cut off, or those of another model.
+        ConfigurationError: if the model cannot work with a setting.
     """
 
     def __init__(self, family: type[PipelineModel], settings: ModelConfig, device: torch.device) -> None:
@@ -41,7 +41,7 @@ class PipelineOutline:
         self.folder = family.folder(settings)
         self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
         self._settings, self._device = settings, device
-        # First, as what follows reads sizes from the configurations.
+        # First, as the next checks read sizes from the configurations.
         self.transformer: torch.nn.Module = empty_transformer(
             self.family.TRANSFORMER, self.family.ENCODERS, self.family.VAE, self.folder,
             dtype_on(settings, device),
@@ -62,19 +62,20 @@ class PipelineOutline:
         """Refuse a prompt that is too long.
 
         Raises:
-            ConfigurationError: naming the prompt.
+            ConfigurationError: if so; with the prompt.
         """
         for prompt in prompts:
             self.family.refuse_long(self._tokenizers, prompt, self._text_length)
 
     def check_machine(self, config: RunConfig | None = None) -> None:
-        """Refuse a model that this machine has no attention kernel, no compiler or no memory for.
+        """Refuse a model if this machine lacks an attention kernel, a compiler or memory for it.
 
         Args:
-            config: of the run whose workers share this machine; None for one of them that only generates.
+            config: configuration of the run whose workers share this machine; None for one that only
+                generates.
 
         Raises:
-            ConfigurationError: with what is needed and what is there.
+            ConfigurationError: if so; with what is needed and what is available.
         """
         choose_attention(self.transformer, self._settings.attention)
         if self._settings.compile:
@@ -89,7 +90,7 @@ class PipelineOutline:
         refuse_too_large(need, self._device, models, trainers)
 
     def memory_in_words(self, config: RunConfig) -> str:
-        """What a run needs of a device's memory, at least."""
+        """Return a text on the least memory that a run needs on a device."""
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, self.work_of(config))
         training, generating = need.training(config.runtime.trainer_workers), need.generating()
         return (
@@ -98,17 +99,17 @@ class PipelineOutline:
         )
 
     def work_of(self, config: RunConfig) -> WorkNeed:
-        """What a run's training and generating need beside the weights, at least."""
+        """Return the least memory that a run's training and generating need beside the weights."""
         return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config)
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample, from the configurations of its parts."""
+        """Return the image and text tokens of a sample, from the configurations of its parts."""
         configs = self.folder.config("vae"), self.folder.config("transformer")
         image_tokens = self.family.image_tokens(*configs, self.height, self.width)
         return image_tokens, self._text_tokens(self._text_length)
 
     def text_length_for(self, degree: int) -> int | None:
-        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        """Return the next `model.text_length` whose text tokens divide by a degree; None if none does."""
         longer = range(self._text_length, self._text_length + degree)
         return next((n for n in longer if self._text_tokens(n) % degree == 0), None)
 
@@ -116,5 +117,5 @@ class PipelineOutline:
         return self.family.text_tokens(self._tokenizers, text_length, self.height, self.width)
 
     def blank_image(self) -> np.ndarray:
-        """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""
+        """Return a grey image of the size that the model makes, uint8, shape (H, W, 3)."""
         return np.full((self.height, self.width, 3), 127, np.uint8)

@@ -1,4 +1,4 @@
-"""An embedded model's files and its settings, found and read without torch."""
+"""The files and settings of an embedded model, found and read without torch."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ TRANSFORMER_FOLDER = "transformer"
 TRANSFORMER_CONFIG = f"{TRANSFORMER_FOLDER}/config.json"
 TRANSFORMER_WEIGHTS = f"{TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors"
 FILES = (SETTINGS_FILE, CODEC_FILE, TRANSFORMER_CONFIG, TRANSFORMER_WEIGHTS)
-"""What a model's folder holds, relative to it."""
+"""Files of a model, relative to its folder."""
 
 PATCH = 8
 """Side in pixels of the patch that a token stands for."""
 
 _LARGEST = 4096
-"""Of pixels a side, text tokens and their width; the models of the project have less than a hundredth."""
+"""Most pixels per side, text tokens and their width; the project's models have less than a hundredth."""
 
 
 @dataclass(frozen=True)
 class EmbeddedSettings:
-    """What `spotlight.json` holds: all that is not in the transformer's own configuration.
+    """The content of `spotlight.json`: settings that are not in the transformer's own configuration.
 
     Attributes:
-        task: the embedded task that the weights were made for.
+        task: embedded task that the weights were made for.
         height: canvas height in pixels, a multiple of 8.
         width: canvas width in pixels, a multiple of 8.
         text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
         text_width: width E of a token's embedding.
-        seed: of the pre-training.
-        training: figures of the pre-training; nothing reads them back.
-        edits: the model changes an image as a prompt asks; without it, it draws what a prompt says.
+        seed: seed of the pre-training.
+        training: figures of the pre-training; nothing reads them.
+        edits: True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone.
     """
 
     task: str
@@ -57,7 +57,7 @@ def resolve_folder(path: str | Path) -> Path:
     """Turn a path or `embedded:NAME` into a folder with all of a model's files.
 
     Raises:
-        ModelError: the folder or one of its files is missing.
+        ModelError: if the folder or one of its files is missing.
     """
     name = str(path)
     embedded = name.startswith(EMBEDDED_PREFIX)
@@ -85,7 +85,7 @@ def read_settings(path: Path) -> EmbeddedSettings:
     """Read and check a model's `spotlight.json`.
 
     Raises:
-        ModelError: it is damaged, or a size in it is none.
+        ModelError: if it is damaged, or a size in it is not valid.
     """
     try:
         settings = EmbeddedSettings(**read_json(path))

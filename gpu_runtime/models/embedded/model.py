@@ -1,9 +1,9 @@
-"""The embedded model: diffusers' Qwen-Image transformer, small enough to live in the repository.
+"""The embedded model: diffusers' Qwen-Image transformer, small enough to be kept in the repository.
 
 Class and inference are those of the large model; only the sizes differ, and two parts that need downloads
 are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
 
-A model that edits gets the tokens of the source image behind those of the sample, at the same places of
+A model that edits gets the tokens of the source image after those of the sample, at the same positions in
 another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens.
 
 Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
@@ -45,15 +45,15 @@ from storage.errors import ConfigurationError, ModelError
 
 
 class EmbeddedModel:
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel`.
+    """A `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` with its files in the repository.
 
     Args:
         settings: sizes of images and text.
-        codec: decodes latents.
-        transformer: loaded, on the device where the model works.
+        codec: codec of images and latents.
+        transformer: loaded transformer, on the device where the model works.
 
     Raises:
-        ModelError: the parts are of different models.
+        ModelError: if the parts are those of different models.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class EmbeddedModel:
         dtype: torch.dtype = torch.float32,
         transformer: QwenImageTransformer2DModel | None = None,
     ) -> Self:
-        """Load a folder that `save` wrote, or `embedded:NAME` for one that the project carries.
+        """Load a folder that `save` wrote, or `embedded:NAME` for a model in the repository.
 
-        A transformer that is given (built around a neighbour's weights) is taken instead of the folder's.
+        A given transformer (built around a neighbour's weights) replaces the folder's.
 
         Args:
-            path: a folder, or `embedded:NAME`.
-            device: where the model works.
-            dtype: of the transformer's weights.
-            transformer: taken instead of the folder's.
+            path: folder, or `embedded:NAME`.
+            device: device where the model works.
+            dtype: dtype of the transformer's weights.
+            transformer: transformer to use instead of the folder's.
 
         Raises:
-            ModelError: a file is missing or damaged, the files do not fit each other, or a number in them is
-                not finite.
+            ModelError: if a file is missing or damaged, the files do not fit each other, or a number in
+                them is not finite.
         """
         folder = resolve_folder(path)
         settings = read_settings(folder / SETTINGS_FILE)
@@ -121,7 +121,7 @@ class EmbeddedModel:
         """Encode B prompts to (B, L, E) float32; the same prompt gives the same bits in any list.
 
         Raises:
-            ConfigurationError: a prompt is longer than the model's text length, or the model edits.
+            ConfigurationError: if a prompt is longer than the model's text length, or the model edits.
         """
         if self.settings.edits:
             raise ConfigurationError(
@@ -133,12 +133,13 @@ class EmbeddedModel:
         """Encode B prompts and the images that they ask to change; see `EditingModel`.
 
         Raises:
-            ConfigurationError: a prompt is longer than the model's text length, or the model does not edit.
+            ConfigurationError: if a prompt is longer than the model's text length, or the model does not
+                edit.
         """
         if not self.settings.edits:
             raise ConfigurationError("this model draws from text alone, and a prompt has an `image`; drop it")
         images = [torch.from_numpy(np.array(source)).to(self.device) for source in sources]
-        # One by one: the size of a product changes its rounding.
+        # One by one: the size of a matrix product changes its rounding.
         latents = torch.cat([self.codec.encode(image_HWC[None]) for image_HWC in images])
         return replace(self._encoded(prompts), source_BZC=latents, source_BHWC=torch.stack(images))
 
@@ -171,7 +172,7 @@ class EmbeddedModel:
         return images.cpu()
 
     def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-        """Decode latents (B, S, C) of edits to uint8 images on the CPU: see `PatchCodec.decode_edits`."""
+        """Decode latents (B, S, C) of edits to uint8 images on the CPU; see `PatchCodec.decode_edits`."""
         assert conditioning.source_BZC is not None and conditioning.source_BHWC is not None
         with torch.no_grad():
             images = self.codec.decode_edits(latents_BSC, conditioning.source_BZC, conditioning.source_BHWC)
@@ -181,21 +182,21 @@ class EmbeddedModel:
         """Refuse a prompt that is too long, whether or not the model edits.
 
         Raises:
-            ConfigurationError: naming the prompt.
+            ConfigurationError: if it is; with the prompt.
         """
         fitting_tokens(prompt, self.settings.text_length)
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample; a source's tokens are image tokens."""
+        """Return the image and text tokens of a sample; a source's tokens are image tokens."""
         return self.latent_shape[0] * len(self._grids), self.settings.text_length
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """Even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
+        """Return even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
 
 
 class EmbeddedOutline:
-    """Implements `gpu_runtime.models.protocol.ModelOutline`, of a loaded model: it is small."""
+    """A `gpu_runtime.models.protocol.ModelOutline` of a loaded model, as it is small."""
 
     def __init__(self, model: EmbeddedModel) -> None:
         self._model = model
@@ -205,32 +206,32 @@ class EmbeddedOutline:
         """Refuse a prompt that the model cannot encode.
 
         Raises:
-            ConfigurationError: naming the prompt.
+            ConfigurationError: if so; with the prompt.
         """
         for prompt in prompts:
             self._model.check_prompt(prompt)
 
     def check_machine(self, config: RunConfig | None = None) -> None:
-        """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
+        """Accept every machine: the model has a few million parameters and a kernel that all CPUs have."""
 
     def memory_in_words(self, config: RunConfig) -> str:
-        """Nothing to say: it is little."""
+        """Return an empty text: it needs little memory."""
         return ""
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample."""
+        """Return the image and text tokens of a sample."""
         return self._model.sequence_lengths()
 
     def text_length_for(self, degree: int) -> None:
-        """No other: the length is the model's own, and a mask hides what is padded."""
+        """Return None: the length is fixed by the model, and a mask hides padding."""
 
     def blank_image(self) -> np.ndarray:
-        """What the model decodes zeros to, uint8, shape (H, W, 3)."""
+        """Return the image that the model decodes zeros to, uint8, shape (H, W, 3)."""
         return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()
 
 
 def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:
-    """The folder's transformer; what diffusers would build at random or in any size is refused first."""
+    """Load the folder's transformer; refuse first what diffusers would build at random or in any size."""
     part, file = folder / TRANSFORMER_FOLDER, folder / TRANSFORMER_WEIGHTS
     config = read_json(folder / TRANSFORMER_CONFIG)
     empty = empty_part(

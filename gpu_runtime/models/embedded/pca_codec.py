@@ -1,10 +1,10 @@
-"""A fixed linear "VAE": principal components of 8x8 RGB patches, one token a patch.
+"""A fixed linear "VAE": principal components of 8x8 RGB patches, one token per patch.
 
-Small transformers learn the strong components of a picture in a minute and raw pixels not at all.
+Small transformers learn the strong components of a picture in a minute, and raw pixels not at all.
 
-An edit is decoded as a change of its source: where what is decoded differs by less than `LEAST_CHANGE`, or in
+An edit is decoded as a change of its source: where the decoded pixel differs by less than `LEAST_CHANGE`, or
 its whole patch by less than `LEAST_PATCH_CHANGE`, from what the source itself decodes to, the source's own
-pixel is returned. So neither what the components lose nor small errors of the model reach the rest of an
+pixel is returned. So neither the loss by the components nor small errors of the model affect the rest of an
 image, which stays equal to the source to the bit.
 
 Shape suffixes: B images, H W pixels, S patches (row by row), D pixel values of a patch (8*8*3),
@@ -27,16 +27,16 @@ from gpu_runtime.models.files.finite_numbers import checked_pixels
 from storage.errors import ModelError
 
 _VALUES = PATCH * PATCH * 3
-"""Of a patch, D."""
+"""Values of a patch, D."""
 
 _TENSORS = ("mean_D", "basis_CD", "scale_C")
 
 LEAST_CHANGE = 45 / 255
-"""Of the channel that changes most, in pixel values of [0, 1]: less is taken for noise of the model. It is
-half of what the two most similar colours of the task `edits` differ by."""
+"""Least change of the channel that changes most, in pixel values of [0, 1]: less counts as noise of the
+model. It is half the difference between the two most similar colours of the task `edits`."""
 
 LEAST_PATCH_CHANGE = 20 / 255
-"""Root of the mean squared change of a patch's values below which all of it is the source's."""
+"""Root mean square change of a patch's values below which the whole patch is the source's."""
 
 
 def patchify(images_BHWC: torch.Tensor) -> torch.Tensor:
@@ -48,12 +48,12 @@ def patchify(images_BHWC: torch.Tensor) -> torch.Tensor:
 
 
 def unpatchify(patches_BSD: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Put patches of shape (B, S, D) together again into (B, height, width, 3).
+    """Join patches of shape (B, S, D) into images (B, height, width, 3).
 
     Args:
         patches_BSD: patches row by row, shape (B, S, D).
-        height: of the image in pixels.
-        width: of the image in pixels.
+        height: height of the image in pixels.
+        width: width of the image in pixels.
     """
     rows, columns = height // PATCH, width // PATCH
     split = patches_BSD.reshape(len(patches_BSD), rows, columns, PATCH, PATCH, 3)
@@ -62,12 +62,12 @@ def unpatchify(patches_BSD: torch.Tensor, height: int, width: int) -> torch.Tens
 
 @dataclass(frozen=True)
 class PatchCodec:
-    """Encode RGB images to latents and back.
+    """A codec of RGB images and latents.
 
     Attributes:
-        mean_D: the mean patch, float32, pixel values in [0, 1].
+        mean_D: mean patch, float32, pixel values in [0, 1].
         basis_CD: orthonormal rows, the components kept, strongest first; float32.
-        scale_C: what each component is divided by when encoding; float32, positive.
+        scale_C: divisor of each component when encoding; float32, positive.
     """
 
     mean_D: torch.Tensor
@@ -84,11 +84,11 @@ class PatchCodec:
         """Fit to uint8 RGB images.
 
         Args:
-            images_BHWC: uint8, shape (B, H, W, 3).
+            images_BHWC: images, uint8, shape (B, H, W, 3).
             components: latent channels to keep, at most 192.
-            whitening: each component is divided by its deviation to this power, and all of them by
-                one number that brings their mean square to 1. At 1 every component weighs the same
-                in the loss, down to invisible ones; at 0 only the first few count.
+            whitening: power of its deviation that each component is divided by; then all are divided by one
+                number that brings their mean square to 1. At 1 every component weighs the same in the loss,
+                down to invisible ones; at 0 only the first few count.
         """
         pixels = patchify(torch.from_numpy(images_BHWC)).double() / 255
         patches = pixels.reshape(-1, pixels.shape[-1])
@@ -97,7 +97,7 @@ class PatchCodec:
         variance, vectors = torch.linalg.eigh(covariance)
         order = variance.argsort(descending=True)[:components]
         basis_CD = vectors[:, order].T
-        # An eigenvector's sign is arbitrary; fix it, so that a LAPACK's choice changes nothing.
+        # An eigenvector's sign is arbitrary; fix it, so that LAPACK's choice does not matter.
         largest = basis_CD.abs().argmax(1, keepdim=True)
         basis_CD = basis_CD * basis_CD.gather(1, largest).sign()
         deviation_C = variance[order].clamp_min(1e-8).sqrt()
@@ -114,12 +114,12 @@ class PatchCodec:
         """Decode latents (B, S, C) to uint8 RGB images (B, height, width, 3) on the same device.
 
         Args:
-            latents_BSC: shape (B, S, C).
-            height: of the image in pixels.
-            width: of the image in pixels.
+            latents_BSC: latents, shape (B, S, C).
+            height: height of the image in pixels.
+            width: width of the image in pixels.
 
         Raises:
-            NonFiniteError: a pixel is not finite.
+            NonFiniteError: if a pixel is not finite.
         """
         return _as_bytes(checked_pixels(self._pixels(latents_BSC, height, width)))
 
@@ -129,12 +129,12 @@ class PatchCodec:
         """Decode latents (B, S, C) of edits to uint8 RGB (B, H, W, 3): the source's where nothing changed.
 
         Args:
-            latents_BSC: of the edits.
+            latents_BSC: latents of the edits.
             source_BSC: latents of the sources.
             source_BHWC: the sources, uint8 RGB.
 
         Raises:
-            NonFiniteError: a pixel is not finite.
+            NonFiniteError: if a pixel is not finite.
         """
         height, width = source_BHWC.shape[1:3]
         pixels_BHWC = checked_pixels(self._pixels(latents_BSC, height, width))
@@ -147,7 +147,7 @@ class PatchCodec:
         return torch.where(changed_BHWC, _as_bytes(pixels_BHWC), source_BHWC)
 
     def _pixels(self, latents_BSC: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Pixel values, most within [0, 1]: float32, shape (B, height, width, 3)."""
+        """Return pixel values, mostly within [0, 1]: float32, shape (B, height, width, 3)."""
         patches_BSD = (latents_BSC.float() * self.scale_C) @ self.basis_CD + self.mean_D
         return unpatchify(patches_BSD, height, width)
 
@@ -164,8 +164,8 @@ class PatchCodec:
         """Read what `save` wrote.
 
         Raises:
-            ModelError: the file is missing, unreadable or lacks a tensor, or one is of another shape or not
-                finite.
+            ModelError: if the file is missing, unreadable or lacks a tensor, or one has another shape or
+                dtype or is not finite.
         """
         try:
             tensors = load_file(path)

@@ -1,7 +1,7 @@
 """A frozen text encoder without weights: a token's vector is a pure function of its spelling.
 
-A small transformer learns what random but fixed vectors stand for as readily as learned ones, and
-there is no vocabulary to ship. Text in double quotes is spelled out, so that a model can draw it.
+A small transformer learns the meaning of random but fixed vectors as readily as that of learned ones, and
+no vocabulary has to be shipped. Text in double quotes is spelled out, so that a model can draw it.
 
 Shape suffixes: B prompts, L text tokens (fixed), E width.
 """
@@ -35,10 +35,10 @@ def encode(prompts: Sequence[str], length: int, width: int) -> Conditioning:
     Args:
         prompts: B texts.
         length: text tokens L.
-        width: of a token's embedding, E.
+        width: width E of a token's embedding.
 
     Raises:
-        ConfigurationError: a prompt has more than `length` tokens, or none.
+        ConfigurationError: if a prompt has more than `length` tokens, or none.
     """
     embeds_BLE = np.zeros((len(prompts), length, width), dtype=np.float32)
     mask_BL = np.zeros((len(prompts), length), dtype=bool)

@@ -1,4 +1,4 @@
-"""How an embedded model splits a prompt into tokens; without torch."""
+"""The tokens of an embedded model's prompts; without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PIECE = re.compile(r'"[^"]*"|[^\s",.!?;:]+')
 def tokenize(prompt: str) -> list[str]:
     """Split a prompt into lower-case words; quoted text into its characters, case kept.
 
-    A character's token carries its place in the quotation: `"K7"` gives `char:0:K`, `char:1:7`.
+    A character's token carries its index in the quotation: `"K7"` gives `char:0:K`, `char:1:7`.
     """
     tokens: list[str] = []
     for piece in _PIECE.findall(prompt):
@@ -24,10 +24,10 @@ def tokenize(prompt: str) -> list[str]:
 
 
 def fitting_tokens(prompt: str, length: int) -> list[str]:
-    """The tokens of a prompt that a model can encode.
+    """Return the tokens of a prompt that a model can encode.
 
     Raises:
-        ConfigurationError: it has more than `length` tokens, or none.
+        ConfigurationError: if it has more than `length` tokens, or none.
     """
     tokens = tokenize(prompt)
     if not 0 < len(tokens) <= length:

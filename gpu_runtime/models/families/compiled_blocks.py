@@ -1,4 +1,4 @@
-"""A transformer's blocks compiled by torch.compile, each kind once: they are alike, and they are the work."""
+"""Compiling a transformer's blocks by torch.compile, each kind once: they are alike, and do all the work."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import torch
 from storage.errors import ConfigurationError
 
 _GRAPHS_OF_A_BLOCK = 64
-"""Generating, evaluating and training, with adapters and without, each in the batch shapes of the run."""
+"""Most graphs of a block: generating, evaluating, training, with and without adapters, per batch shape."""
 
 
 def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> None:
     """Let every block of a diffusers transformer be compiled when it is first called.
 
-    The weights, their names and `state_dict` stay as they are. Shapes are compiled as they come, and
-    a block that would have to be compiled more often than a run can need is an error and no silent return to
-    plain calls: outputs differ between the two by rounding.
+    The weights, their names and `state_dict` stay the same. Each shape is compiled when it first occurs, and
+    a block that is compiled more often than a run can need is an error instead of a silent return to plain
+    calls: outputs differ between the two by rounding.
 
     Args:
-        transformer: with adapters or before they are added.
-        backend: of torch.compile; `eager` traces the blocks, and generates no code.
+        transformer: transformer with adapters, or before they are added.
+        backend: backend of torch.compile; `eager` traces the blocks, and generates no code.
 
     Raises:
-        ConfigurationError: the transformer names no blocks.
+        ConfigurationError: if the transformer names no blocks.
     """
     names = set(getattr(transformer, "_no_split_modules", None) or ())
     blocks = [module for module in transformer.modules() if type(module).__name__ in names]
@@ -34,7 +34,7 @@ def compile_blocks(transformer: torch.nn.Module, backend: str = "inductor") -> N
     torch._dynamo.config.recompile_limit = _GRAPHS_OF_A_BLOCK
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in blocks:
-        # Its own shapes and no symbols: batches of a run have few shapes, and a general graph is slower.
+        # Concrete shapes, not symbols: batches of a run have few shapes, and a general graph is slower.
         block.compile(backend=backend, dynamic=False)
 
 
@@ -42,7 +42,7 @@ def refuse_missing_compiler(device: torch.device) -> None:
     """Refuse to compile where it is bound to fail.
 
     Raises:
-        ConfigurationError: what torch.compile needs on this kind of device is not there.
+        ConfigurationError: if this machine lacks what torch.compile needs for this kind of device.
     """
     if device.type == "cuda":
         missing = None if _has_triton() else "Triton (comes with torch's CUDA builds)"
@@ -56,7 +56,7 @@ def refuse_missing_compiler(device: torch.device) -> None:
 
 
 def _has_triton() -> bool:
-    # Imported here, as below: the compiler's modules take seconds, and most runs have no use for them.
+    # Imported here, as below: the compiler's modules take seconds, and most runs do not need them.
     from torch.utils._triton import has_triton
 
     return has_triton()

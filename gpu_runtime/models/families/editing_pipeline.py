@@ -1,4 +1,4 @@
-"""What the families have in common that edit an image: its latents stand behind those of the sample.
+"""The common base of the families that edit an image: its latents follow those of the sample.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; Z tokens of the source.
 """
@@ -19,10 +19,10 @@ from storage.errors import ConfigurationError
 
 
 class EditingPipelineModel(PipelineModel):
-    """Implements `gpu_runtime.models.protocol.EditingModel`; the family is mixed in behind it.
+    """A `gpu_runtime.models.protocol.EditingModel`; a family's class comes after it among the bases.
 
-    A source has the size of the image that is made. The pipelines would scale it to about a million pixels
-    first, which changes nothing where it has so many.
+    A source has the size of the image to make. The pipelines would first scale it to about a million pixels,
+    which changes nothing if it has that many.
     """
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -41,7 +41,7 @@ class EditingPipelineModel(PipelineModel):
         """Encode B prompts and their images one by one; see `EditingModel`.
 
         Raises:
-            ConfigurationError: a prompt is longer than the text length.
+            ConfigurationError: if a prompt is longer than the text length.
         """
         for prompt in prompts:
             self.refuse_long(self._tokenizers, prompt, self.text_length)
@@ -51,20 +51,20 @@ class EditingPipelineModel(PipelineModel):
             )
 
     def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
-        """As `decode`: these families decode without the source."""
+        """Decode as `decode` does: these families do not need the source."""
         return self.decode(latents_BSC)
 
     @classmethod
     def image_tokens(
         cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
     ) -> int:
-        """Those of the sample and of its source.
+        """Return the image tokens of the sample and of its source.
 
         Args:
-            vae: its configuration.
-            transformer: its configuration.
-            height: in pixels.
-            width: in pixels.
+            vae: configuration of the VAE.
+            transformer: configuration of the transformer.
+            height: height of an image, in pixels.
+            width: width of an image, in pixels.
         """
         return 2 * super().image_tokens(vae, transformer, height, width)
 
@@ -77,15 +77,15 @@ class EditingPipelineModel(PipelineModel):
         return replace(self._encode_with(prompt, source_HWC), source_BZC=source_1ZC, negative=negative)
 
     def _encode_with(self, prompt: str, source_HWC: np.ndarray) -> Conditioning:
-        """One row of text; most encoders do not see the image."""
+        """Return one row of text; most encoders do not see the image."""
         return self._encode(prompt)
 
     @abstractmethod
     def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
-        """Latents of an image in [-1, 1], as the transformer takes them: (1, C/4, rows, columns)."""
+        """Return latents of an image in [-1, 1], as the transformer takes them: (1, C/4, rows, columns)."""
 
     def _encoded_negative(self) -> None:
-        """Each sample has its own: it may depend on the image."""
+        """Return None: each sample has its own, which may depend on the image."""
 
     def _schedule_tokens(self) -> int:
         return self.latent_shape[0]

@@ -20,7 +20,7 @@ from storage.errors import ConfigurationError
 
 
 class FluxModel(PipelineModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` for FLUX.1."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` of FLUX.1."""
 
     PIPELINE = FluxPipeline
     TRANSFORMER = FluxTransformer2DModel
@@ -32,20 +32,20 @@ class FluxModel(PipelineModel):
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Of T5; CLIP sees the beginning of a longer prompt, as in the pipeline."""
+        """Return the tokens of T5; CLIP sees the beginning of a longer prompt, as in the pipeline."""
         return len(tokenizers["tokenizer_2"](prompt).input_ids)
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Two latent pixels a side."""
+        """Return the image pixels of two latent pixels."""
         return 2 * 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse guidance of a model that was not made for it.
+        """Refuse guidance for a model that was not made for it.
 
         Raises:
-            ConfigurationError: naming the setting.
+            ConfigurationError: if so; with the setting.
         """
         if settings.guidance != 1 and not folder.config("transformer").get("guidance_embeds"):
             raise ConfigurationError(
@@ -71,7 +71,7 @@ class FluxModel(PipelineModel):
         tokens = self._tokenizers["tokenizer_2"](
             prompt, padding="max_length", max_length=self.text_length, return_tensors="pt"
         )
-        # T5's padding is part of what the model was trained on: no mask.
+        # The model was trained with T5's padding: no mask.
         embeds_BLE = self._encoders["text_encoder_2"](tokens.input_ids.to(self.device))[0]
         mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=self.device)
         return Conditioning(embeds_BLE, mask_BL, pooled_BE)

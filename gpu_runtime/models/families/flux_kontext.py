@@ -1,4 +1,4 @@
-"""FLUX.1 Kontext: FLUX that edits an image; the first coordinate of its tokens is 1, and 0 of the sample's.
+"""FLUX.1 Kontext: FLUX that edits an image, whose tokens have first coordinate 1 and the sample's 0.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -13,7 +13,7 @@ from gpu_runtime.models.families.flux import FluxModel
 
 
 class FluxKontextModel(EditingPipelineModel, FluxModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` for FLUX.1 Kontext."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` of FLUX.1 Kontext."""
 
     PIPELINE = FluxKontextPipeline
 

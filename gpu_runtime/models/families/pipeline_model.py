@@ -1,7 +1,7 @@
-"""What the families have in common whose parts come from a diffusers pipeline.
+"""The common base of the families whose parts come from a diffusers pipeline.
 
 A family is a subclass: it names its parts, encodes a prompt, calls its transformer and decodes. Its
-`outline` is what can be known of a model without loading it (gpu_runtime/models/checks/pipeline_outline.py).
+`outline` describes a model without loading it (gpu_runtime/models/checks/pipeline_outline.py).
 
 Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels, H W pixels, h w
 latent rows and columns.
@@ -26,16 +26,16 @@ from storage.errors import ConfigurationError
 
 
 class PipelineModel(ABC):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel`.
+    """A `gpu_runtime.models.protocol.DiffusionModel` made of a pipeline's parts.
 
     Args:
-        parts: loaded, on the CPU.
-        settings: of the model.
-        device: where it works.
+        parts: loaded parts, on the CPU.
+        settings: settings of the model.
+        device: device where it works.
     """
 
     PIPELINE: ClassVar[Any]
-    """diffusers' class."""
+    """Pipeline class of diffusers."""
 
     TRANSFORMER: ClassVar[Any]
     VAE: ClassVar[Any]
@@ -46,13 +46,13 @@ class PipelineModel(ABC):
     TOKENIZERS: ClassVar[tuple[str, ...]]
 
     TEXT_LENGTH: ClassVar[int]
-    """Text tokens L where none are set: what the pipeline itself takes by default."""
+    """Default text tokens L, as in the pipeline itself."""
 
     MASKED: ClassVar[bool] = False
-    """Whether the transformer is given a mask, which some attention kernels do not take."""
+    """True if the transformer is given a mask, which some attention kernels do not take."""
 
     TAKES_NEGATIVE: ClassVar[bool] = True
-    """Whether guidance is classifier-free, with a second pass for the negative prompt."""
+    """True if guidance is classifier-free, with a second pass for the negative prompt."""
 
     def __init__(self, parts: Parts, settings: ModelConfig, device: torch.device) -> None:
         self.settings = settings
@@ -72,7 +72,7 @@ class PipelineModel(ABC):
 
     @classmethod
     def part_kinds(cls) -> dict[str, PartKind]:
-        """The parts that the family needs of a pipeline's folder."""
+        """Return the parts of a pipeline's folder that the family needs."""
         kinds: dict[str, PartKind] = {
             "transformer": "diffusers",
             "vae": "diffusers",
@@ -86,10 +86,10 @@ class PipelineModel(ABC):
 
     @classmethod
     def folder(cls, settings: ModelConfig) -> PipelineFolder:
-        """The files of a model of this family.
+        """Return the files of a model of this family.
 
         Raises:
-            ModelError: files are missing, cut off, or of another model.
+            ModelError: if files are missing, cut off, or those of another model.
         """
         return PipelineFolder.find(settings.path, cls.PIPELINE.__name__, cls.part_kinds())
 
@@ -98,14 +98,14 @@ class PipelineModel(ABC):
         """Load from a folder or the hub's cache.
 
         Raises:
-            ModelError: files are missing, cut off, or of another model.
-            ConfigurationError: the attention kernel cannot be had.
+            ModelError: if files are missing, cut off, or those of another model.
+            ConfigurationError: if the attention kernel is not available.
         """
         folder = cls.folder(settings)
         dtype = dtype_on(settings, device)
         parts = Parts(
             load_weights(cls.TRANSFORMER, folder, "transformer", dtype),
-            # A bfloat16 picture has as few shades between two bright ones as an 8-bit one.
+            # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder),
             {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
@@ -118,10 +118,10 @@ class PipelineModel(ABC):
 
     @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
-        """Encode B prompts to the family's text length, one by one: none depends on its neighbours.
+        """Encode B prompts to the family's text length, one by one, so that none depends on its neighbours.
 
         Raises:
-            ConfigurationError: a prompt is longer than the text length.
+            ConfigurationError: if a prompt is longer than the text length.
         """
         for prompt in prompts:
             self.refuse_long(self._tokenizers, prompt, self.text_length)
@@ -146,21 +146,21 @@ class PipelineModel(ABC):
         """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU, one by one.
 
         Raises:
-            NonFiniteError: a pixel is not finite.
+            NonFiniteError: if a pixel is not finite.
         """
         images = [self._decode(latents_BSC[row : row + 1].float()) for row in range(len(latents_BSC))]
         pixels = (checked_pixels(torch.cat(images)) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
         return (pixels * 255).round().to(torch.uint8).cpu()
 
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         config: Any = self.transformer.config
         image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
         size = self.height, self.width
         return image_tokens, self.text_tokens(self._tokenizers, self.text_length, *size)
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """The pipeline's own schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
+        """Return the pipeline's schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
         scheduler = type(self._scheduler).from_config(self._scheduler.config)
         self._set_timesteps(scheduler, steps)
         return scheduler.sigmas.double()
@@ -170,12 +170,12 @@ class PipelineModel(ABC):
         """Refuse a prompt that the family would cut off.
 
         Args:
-            tokenizers: by the names of their folders.
-            prompt: the text.
+            tokenizers: tokenizers by the names of their folders.
+            prompt: text of the prompt.
             limit: most text tokens.
 
         Raises:
-            ConfigurationError: it has more tokens than the text length.
+            ConfigurationError: if it has more tokens than the limit.
         """
         count = cls.count_tokens(tokenizers, prompt)
         if count > limit:
@@ -189,12 +189,12 @@ class PipelineModel(ABC):
         """Refuse a size that the family cannot make.
 
         Args:
-            folder: the model's files.
-            height: in pixels.
-            width: in pixels.
+            folder: files of the model.
+            height: height in pixels.
+            width: width in pixels.
 
         Raises:
-            ConfigurationError: it does not divide.
+            ConfigurationError: if a side is not a multiple of a token's.
         """
         unit = cls.pixels_a_token(folder.config("vae"), folder.config("transformer"))
         for name, value in (("height", height), ("width", width)):
@@ -207,47 +207,47 @@ class PipelineModel(ABC):
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse what else this family cannot work with; most have nothing to refuse.
+        """Refuse other settings that this family cannot work with; most families refuse none.
 
         Raises:
-            ConfigurationError: naming the setting.
+            ConfigurationError: if so; with the setting.
         """
         return
 
     @classmethod
     @abstractmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Text tokens of a prompt, of those that `text_length` limits."""
+        """Return how many text tokens a prompt has, of those that `text_length` limits."""
 
     @classmethod
     @abstractmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """By what an image's sides must divide, from the configurations of the parts."""
+        """Return the divisor of an image's sides, from the configurations of the parts."""
 
     @classmethod
     def image_tokens(
         cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
     ) -> int:
-        """Image tokens of the transformer's attention, for an image of so many pixels.
+        """Return the image tokens of the transformer's attention, for the size of an image.
 
         Args:
-            vae: its configuration.
-            transformer: its configuration.
-            height: in pixels.
-            width: in pixels.
+            vae: configuration of the VAE.
+            transformer: configuration of the transformer.
+            height: height in pixels.
+            width: width in pixels.
         """
         unit = cls.pixels_a_token(vae, transformer)
         return (height // unit) * (width // unit)
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
-        """Text tokens of the transformer's attention, padding and all.
+        """Return the text tokens of the transformer's attention, including padding.
 
         Args:
-            tokenizers: by the names of their folders.
-            text_length: of a prompt.
-            height: of the image in pixels.
-            width: of the image in pixels.
+            tokenizers: tokenizers by the names of their folders.
+            text_length: text tokens of a prompt.
+            height: height of the image in pixels.
+            width: width of the image in pixels.
         """
         return text_length
 
@@ -258,24 +258,24 @@ class PipelineModel(ABC):
 
     @abstractmethod
     def _encode(self, prompt: str) -> Conditioning:
-        """One row, padded to the text length."""
+        """Encode a prompt to one row, padded to the text length."""
 
     @abstractmethod
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """The transformer's v, unguided, of all image tokens: (B, S, C), or (B, S + Z, C) with a source."""
+        """Return the unguided v of all image tokens: (B, S, C), or (B, S + Z, C) with a source."""
 
     @abstractmethod
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Images (1, 3, H, W) in [-1, 1]."""
+        """Decode to images (1, 3, H, W) in [-1, 1]."""
 
     def _encoded_negative(self) -> Conditioning | None:
-        """What guidance leads away from, one row for all samples; None without, or where each has its own."""
+        """Encode the negative prompt, one row for all samples; None without, or if each has its own."""
         return self.encode_prompts([self.settings.negative_prompt]) if self._guides else None
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
-        """As most pipelines do: evenly from 1 to 1 / steps, shifted by the number of image tokens."""
+        """Set timesteps as most pipelines do: even from 1 to 1 / steps, shifted by the image tokens."""
         even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
         scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._schedule_tokens()))
 
@@ -284,11 +284,11 @@ class PipelineModel(ABC):
         return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
 
     def _schedule_tokens(self) -> int:
-        """Image tokens as the schedule counts them."""
+        """Return the image tokens as the schedule counts them."""
         return self.sequence_lengths()[0]
 
     def _frames(self, tokens_BSC: torch.Tensor) -> int:
-        """Images that tokens stand for: the sample, and a source behind it in an edit."""
+        """Return the number of images in the tokens: the sample and, in an edit, a source after it."""
         return tokens_BSC.shape[1] // self.latent_shape[0]
 
     def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
@@ -311,7 +311,7 @@ class PipelineModel(ABC):
 
 
 def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:
-    """The schedule's shift mu: a straight line in the number of image tokens."""
+    """Return the schedule's shift mu, which is linear in the number of image tokens."""
     low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
     least, most = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     slope = (most - least) / (high - low)
@@ -319,18 +319,18 @@ def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:
 
 
 def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
-    """Precision of transformer and encoders."""
+    """Return the precision of transformer and encoders."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
 
 
 def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Latents of four pixels a token, (B, S, C), as a picture: (B, C/4, rows, columns).
+    """Return latents of four pixels per token, (B, S, C), as a picture: (B, C/4, rows, columns).
 
     Args:
-        latents_BSC: shape (B, S, C).
-        rows: of the picture in latent pixels, twice those of the tokens.
-        columns: likewise.
+        latents_BSC: latents, shape (B, S, C).
+        rows: rows of the picture in latent pixels, twice those of the tokens.
+        columns: columns of the picture, counted the same way.
     """
     count, _, channels = latents_BSC.shape
     split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
@@ -338,17 +338,17 @@ def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor
 
 
 def packed(picture_BCHW: torch.Tensor) -> torch.Tensor:
-    """What `unpacked` undoes: latents (B, C/4, rows, columns) as four pixels a token, (B, S, C)."""
+    """Invert `unpacked`: latents (B, C/4, rows, columns) as four pixels per token, (B, S, C)."""
     count, channels, rows, columns = picture_BCHW.shape
     split = picture_BCHW.reshape(count, channels, rows // 2, 2, columns // 2, 2)
     return split.permute(0, 2, 4, 1, 3, 5).reshape(count, rows * columns // 4, 4 * channels)
 
 
 def choose_attention(transformer: Any, name: str) -> None:
-    """Let a transformer use diffusers' attention kernel of that name; `auto` leaves its own.
+    """Let a transformer use diffusers' attention kernel of a name; `auto` leaves its own.
 
     Raises:
-        ConfigurationError: it cannot be had on this machine.
+        ConfigurationError: if it is not available on this machine.
     """
     if name == "auto":
         return

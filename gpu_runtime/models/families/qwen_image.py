@@ -1,4 +1,4 @@
-"""Qwen-Image: one vision language model as text encoder, packed latents, guidance with the length kept.
+"""Qwen-Image: a vision language model as text encoder, packed latents, norm-preserving guidance.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -15,7 +15,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from gpu_runtime.models.families.pipeline_model import PipelineModel, unpacked
 from gpu_runtime.models.protocol import Conditioning
 
-# The words that the model was trained with; its first tokens are the same for all prompts and dropped.
+# The template that the model was trained with; its first tokens are the same for all prompts and dropped.
 _TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
@@ -25,7 +25,7 @@ _DROPPED = 34
 
 
 class QwenImageModel(PipelineModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` for Qwen-Image."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` of Qwen-Image."""
 
     PIPELINE = QwenImagePipeline
     TRANSFORMER = QwenImageTransformer2DModel
@@ -37,12 +37,12 @@ class QwenImageModel(PipelineModel):
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """What is left of the template with the prompt in it."""
+        """Return the tokens of the template with the prompt in it, less the dropped ones."""
         return len(tokenizers["tokenizer"](_TEMPLATE.format(prompt)).input_ids) - _DROPPED
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Two latent pixels a side."""
+        """Return the image pixels of two latent pixels."""
         return 2 * 2 ** len(vae["temperal_downsample"])
 
     @property
@@ -61,7 +61,7 @@ class QwenImageModel(PipelineModel):
         return self._padded(output.hidden_states[-1][0, _DROPPED:], self.text_length)
 
     def _padded(self, real_LE: torch.Tensor, length: int) -> Conditioning:
-        """One row of `length` tokens, of which a mask hides those behind the real ones."""
+        """Return one row of `length` tokens; a mask hides those after the real ones."""
         embeds_BLE = real_LE.new_zeros(1, length, real_LE.shape[1])
         embeds_BLE[0, : len(real_LE)] = real_LE
         mask_BL = torch.arange(length, device=self.device)[None] < len(real_LE)
@@ -81,7 +81,7 @@ class QwenImageModel(PipelineModel):
         )[0]
 
     def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
-        """Classifier-free guidance, each token brought back to the length it has without."""
+        """Apply classifier-free guidance, with each token rescaled to its norm without guidance."""
         guided = super()._guided(positive, negative)
         return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
@@ -92,7 +92,7 @@ class QwenImageModel(PipelineModel):
         return self.vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]
 
     def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and deviation of the VAE's latents, of each channel: (1, C, 1, 1, 1)."""
+        """Return mean and deviation of each channel of the VAE's latents: (1, C, 1, 1, 1)."""
         mean, std = (
             torch.tensor(self.vae.config[name], device=self.device).view(1, -1, 1, 1, 1)
             for name in ("latents_mean", "latents_std")

@@ -1,4 +1,4 @@
-"""Qwen-Image-Edit: Qwen-Image that edits an image, which its text encoder sees too.
+"""Qwen-Image-Edit: Qwen-Image that edits an image, which its text encoder also sees.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -17,7 +17,7 @@ from gpu_runtime.models.families.qwen_image import QwenImageModel
 from gpu_runtime.models.files.pipeline_folder import PartKind
 from gpu_runtime.models.protocol import Conditioning
 
-# The words that the model was trained with; its first tokens are the same for all prompts and dropped.
+# The template that the model was trained with; its first tokens are the same for all prompts and dropped.
 _SYSTEM = (
     "<|im_start|>system\nDescribe the key features of the input image (color, shape, size, texture, objects, "
     "background), then explain how the user's text instruction should alter or modify the image. Generate "
@@ -29,33 +29,33 @@ _DROPPED = 64
 
 
 class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` for Qwen-Image-Edit."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` of Qwen-Image-Edit."""
 
     PIPELINE = QwenImageEditPipeline
     PROCESSOR = "processor"
-    """Folder of what prepares the image for the text encoder."""
+    """Folder of the processor that prepares the image for the text encoder."""
 
     @classmethod
     def part_kinds(cls) -> dict[str, PartKind]:
-        """The parts that the family needs of a pipeline's folder."""
+        """Return the parts of a pipeline's folder that the family needs."""
         kinds = super().part_kinds()
         kinds[cls.PROCESSOR] = "processor"
         return kinds
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """What is left of the template with the prompt in it, without the image's tokens."""
+        """Return the tokens of the template with the prompt in it, less the dropped ones and the image's."""
         return len(tokenizers["tokenizer"](_text(prompt, 0)).input_ids) - _DROPPED
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
-        """Those of a prompt and those that the encoder makes of the image.
+        """Return the tokens of a prompt and those that the encoder makes of the image.
 
         Args:
-            tokenizers: by the names of their folders, with the image's processor.
-            text_length: of a prompt.
-            height: of the image in pixels.
-            width: of the image in pixels.
+            tokenizers: tokenizers and the image processor, by the names of their folders.
+            text_length: text tokens of a prompt.
+            height: height of the image in pixels.
+            width: width of the image in pixels.
         """
         processor = tokenizers[cls.PROCESSOR]
         patches = processor.get_number_of_image_patches(height, width, {})
@@ -67,7 +67,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
         tokens = self._tokenizers["tokenizer"](
             _text(prompt, length - self.text_length), return_tensors="pt"
         ).to(self.device)
-        # As in the pipeline, the encoder is not given which tokens are the image's: it counts them as text.
+        # As in the pipeline, the encoder is not told which tokens are the image's: it treats them as text.
         output = self._encoders["text_encoder"](
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,
@@ -84,7 +84,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
 
 
 def _text(prompt: str, image_tokens: int) -> str:
-    """The template with a prompt and so many tokens of an image in it."""
+    """Return the template with a prompt and `image_tokens` tokens of an image in it."""
     return (
         f"{_SYSTEM}<|vision_start|>{_IMAGE * image_tokens}<|vision_end|>{prompt}<|im_end|>\n"
         "<|im_start|>assistant\n"

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3.5: two CLIPs and a T5 as text encoders, latents a pixel a token.
+"""Stable Diffusion 3.5: two CLIPs and a T5 as text encoders, one latent pixel per token.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -21,7 +21,7 @@ _CLIP_PAIRS = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
 
 
 class StableDiffusion3Model(PipelineModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` for Stable Diffusion 3 and 3.5."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` of Stable Diffusion 3 and 3.5."""
 
     PIPELINE = StableDiffusion3Pipeline
     TRANSFORMER = SD3Transformer2DModel
@@ -36,24 +36,24 @@ class StableDiffusion3Model(PipelineModel):
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Of T5; the CLIPs see the beginning of a longer prompt, as in the pipeline."""
+        """Return the tokens of T5; the CLIPs see the beginning of a longer prompt, as in the pipeline."""
         return len(tokenizers["tokenizer_3"](prompt).input_ids)
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """A patch of the transformer, in the VAE's pixels."""
+        """Return the image pixels of a patch of the transformer."""
         return transformer["patch_size"] * 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod
     def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
-        """Refuse a size that does not divide, or beyond the table of positions.
+        """Refuse a size that does not divide, or exceeds the table of positions.
 
         Args:
-            folder: the model's files.
-            height, width: of an image, in pixels.
+            folder: files of the model.
+            height, width: size of an image, in pixels.
 
         Raises:
-            ConfigurationError: with the largest side.
+            ConfigurationError: if so; with a side that fits.
         """
         super().check_size(folder, height, width)
         config = folder.config("transformer")
@@ -66,7 +66,7 @@ class StableDiffusion3Model(PipelineModel):
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
-        """Those of the CLIPs, which share one length, and then those of T5."""
+        """Return the tokens of the CLIPs, which share one length, plus those of T5."""
         return tokenizers["tokenizer"].model_max_length + text_length
 
     @property
@@ -86,7 +86,7 @@ class StableDiffusion3Model(PipelineModel):
         tokens = self._tokenizers["tokenizer_3"](
             prompt, padding="max_length", max_length=self.text_length, return_tensors="pt"
         )
-        # T5's padding is part of what the model was trained on: no mask.
+        # The model was trained with T5's padding: no mask.
         t5_BLE = self._encoders["text_encoder_3"](tokens.input_ids.to(self.device))[0]
         wider = t5_BLE.shape[-1] - clip_BLE.shape[-1]
         embeds_BLE = torch.cat([torch.nn.functional.pad(clip_BLE, (0, wider)), t5_BLE], dim=1)
@@ -94,7 +94,7 @@ class StableDiffusion3Model(PipelineModel):
         return Conditioning(embeds_BLE, mask_BL, torch.cat([pooled for _, pooled in clips], dim=-1))
 
     def _clip(self, tokenizer: str, encoder: str, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Embeddings before the last layer, and the projected vector of the whole prompt."""
+        """Return the embeddings before the last layer, and the projected vector of the whole prompt."""
         length = self._tokenizers["tokenizer"].model_max_length
         tokens = self._tokenizers[tokenizer](
             prompt, padding="max_length", max_length=length, truncation=True, return_tensors="pt"

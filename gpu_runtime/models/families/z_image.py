@@ -1,10 +1,10 @@
-"""Z-Image: a language model as text encoder, one sequence of image and text, latents a pixel a token.
+"""Z-Image: a language model as text encoder, one sequence of image and text, one latent pixel per token.
 
-Where the image stands in its sequence depends on the length of the text, so a batch of several prompts
-would be padded to the longest, and a sample depend on its neighbours. Each sample therefore goes through
-the transformer alone.
+The image's position in its sequence depends on the length of the text, so a batch of several prompts
+would be padded to the longest, and a sample would depend on its neighbours. Each sample therefore goes
+through the transformer alone.
 
-Guidance counts as in the other families, where 1 is none; this pipeline's `guidance_scale` is 1 less.
+Guidance counts as in the other families, where 1 means none; this pipeline's `guidance_scale` is 1 less.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -26,7 +26,7 @@ _PATCH = 2
 
 
 class ZImageModel(PipelineModel):
-    """Implements `gpu_runtime.models.protocol.DiffusionModel` for Z-Image."""
+    """The `gpu_runtime.models.protocol.DiffusionModel` of Z-Image."""
 
     PIPELINE = ZImagePipeline
     TRANSFORMER = ZImageTransformer2DModel
@@ -37,30 +37,30 @@ class ZImageModel(PipelineModel):
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Of the prompt as a message to the language model."""
+        """Return the tokens of the prompt as a message to the language model."""
         return len(tokenizers["tokenizer"](_message(tokenizers["tokenizer"], prompt)).input_ids)
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Two latent pixels a side."""
+        """Return the image pixels of two latent pixels."""
         return _PATCH * 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod
     def image_tokens(
         cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
     ) -> int:
-        """Those of the image, which the transformer itself fills up to a multiple of 32.
+        """Return the tokens of the image, which the transformer itself pads to a multiple of 32.
 
         Args:
-            vae, transformer: the two configurations.
-            height, width: of an image, in pixels.
+            vae, transformer: configurations of the two.
+            height, width: size of an image, in pixels.
         """
         tokens = super().image_tokens(vae, transformer, height, width)
         return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
-        """The transformer fills up each text to a multiple of this, not all to one length."""
+        """Return the multiple that the transformer pads each text to; they do not share one length."""
         return SEQ_MULTI_OF
 
     def _schedule_tokens(self) -> int:
@@ -90,7 +90,7 @@ class ZImageModel(PipelineModel):
     ) -> torch.Tensor:
         latents_BCfhw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)[:, :, None]
         embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
-        # This transformer counts time from noise to image.
+        # This transformer's time runs from noise to image.
         time_B = (1000 - sigma_B * 1000) / 1000
         rows = [
             self.transformer(

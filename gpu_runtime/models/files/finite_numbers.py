@@ -1,4 +1,4 @@
-"""Numbers that are not finite, found in a model's weights and in what it decodes."""
+"""Checks for numbers that are not finite, in a model's weights and in decoded images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def refuse_weights_not_finite(model: torch.nn.Module, where: str) -> None:
     """Refuse a model with a weight that is not finite.
 
     Raises:
-        ModelError: naming it.
+        ModelError: if so; with the weight's name.
     """
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
@@ -26,10 +26,10 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
     """Read all tensors of safetensors files, one at a time.
 
     Returns:
-        How many numbers were read.
+        The number of numbers read.
 
     Raises:
-        ModelError: one is not finite, or a file cannot be read.
+        ModelError: if one is not finite, or a file cannot be read.
     """
     count = 0
     for file in files:
@@ -37,7 +37,7 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
             with safe_open(file, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no mapping
                     tensor = opened.get_tensor(name)
-                    # Not every check takes every format of 8 bits.
+                    # isfinite does not take every 8-bit format.
                     wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
                     if not torch.isfinite(wide).all():
                         raise ModelError(_not_finite(str(file), name, wide))
@@ -48,10 +48,10 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
 
 
 def checked_pixels(pixels: torch.Tensor) -> torch.Tensor:
-    """Decoded pixels of any shape, unchanged; checked before rounding, where a NaN would become a colour.
+    """Return decoded pixels of any shape unchanged, checked before rounding turns a NaN into a colour.
 
     Raises:
-        NonFiniteError: one is not finite.
+        NonFiniteError: if one is not finite.
     """
     if not torch.isfinite(pixels).all():
         raise NonFiniteError("its decoded image has pixels that are not finite")

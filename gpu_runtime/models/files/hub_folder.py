@@ -1,4 +1,4 @@
-"""Where a model's files lie: a folder, or the hub's cache of this machine. Nothing is downloaded."""
+"""The location of a model's files: a folder, or this machine's hub cache. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def find_folder(setting: str, name: str) -> Path:
-    """The folder of a model.
+    """Find the folder of a model.
 
     Args:
-        setting: the setting that names it, for messages.
-        name: a folder, or a name in the hub's cache such as `openai/clip-vit-large-patch14`.
+        setting: setting that names it, for messages.
+        name: folder, or name in the hub's cache such as `openai/clip-vit-large-patch14`.
 
     Raises:
-        ModelError: it is neither.
+        ModelError: if it is neither.
     """
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         return folder
-    # Imported here: it takes as long as all else that is checked first, and a folder needs none of it.
+    # Imported here: it takes as long as all earlier checks together, and a folder does not need it.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -39,16 +39,16 @@ def find_folder(setting: str, name: str) -> Path:
 def local_folder(setting: str, name: str, weights: bool = True) -> Path:
     """Find the folder of a model that `from_pretrained` can read.
 
-    A run is paid for while it downloads, and would fail on a machine without a network: so what is not
-    there is refused.
+    Missing files are refused: a run would be paid for while it downloads them, and would fail on a machine
+    without a network.
 
     Args:
-        setting: the setting that names the model, for messages.
-        name: a folder, or a name in the hub's cache such as `openai/clip-vit-large-patch14`.
-        weights: also ask for weights; a processor alone has none.
+        setting: setting that names the model, for messages.
+        name: folder, or name in the hub's cache such as `openai/clip-vit-large-patch14`.
+        weights: True to require weights; a processor alone has none.
 
     Raises:
-        ModelError: it is neither, or files are missing in it.
+        ModelError: if it is neither, or files are missing.
     """
     folder = find_folder(setting, name)
     wanted = "config.json" if weights else "preprocessor_config.json"

@@ -19,22 +19,22 @@ _ADAPTER = ".default."
 def write_lora(
     pipeline: Any, folder: Path, state: Mapping[str, np.ndarray], adaptation: AdaptationConfig
 ) -> Path:
-    """Write adapters that `pipe.load_lora_weights(folder)` takes.
+    """Write adapters that `pipe.load_lora_weights(folder)` can load.
 
-    The scale alpha / rank is multiplied into the weights, so that a loader that knows no alpha gets the
-    same model.
+    The weights are multiplied by the scale alpha / rank, so that a loader without alpha gets the same
+    model.
 
     Args:
-        pipeline: diffusers' class, which knows the format.
-        folder: where to.
+        pipeline: pipeline class of diffusers, which knows the format.
+        folder: folder to write to.
         state: adapters by their names in the policy (`...lora_A.default.weight`), float32.
-        adaptation: with which they were trained.
+        adaptation: settings with which they were trained.
 
     Returns:
         The file.
 
     Raises:
-        ModelError: the state holds other weights than adapters.
+        ModelError: if the state holds weights other than adapters.
     """
     from peft import LoraConfig
 

@@ -1,7 +1,7 @@
-"""A part's configuration held against its weights' files, before memory is spent on it.
+"""Checks of a part's configuration against its weights' files, before memory is spent on it.
 
-A configuration that lacks its sizes means those of a large model to diffusers and transformers, so a damaged
-one would fill the memory. The layers are therefore built without memory first.
+If a configuration lacks its sizes, diffusers and transformers assume those of a large model, so a damaged
+one would fill the memory. The layers are therefore first built without memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_runtime.models.files.pipeline_folder import tensor_shapes
 from storage.errors import ModelError
 
 _COUNTS = re.compile(r"n(um)?_(\w+_)?layers|depth|layers_per_block")
-"""Settings that say how many layers there are: building them takes time even without memory."""
+"""Names of settings that give the number of layers: building them takes time even without memory."""
 
 
 def empty_part(
@@ -27,15 +27,15 @@ def empty_part(
     """Build a part without memory for its weights.
 
     Args:
-        build: makes it of its configuration.
-        class_name: of what it makes.
-        folder: of the part, for messages.
-        config: what its config.json holds.
-        files: of its weights.
+        build: function that builds it from its configuration.
+        class_name: name of the class that it builds.
+        folder: folder of the part, for messages.
+        config: content of its config.json.
+        files: files of its weights.
 
     Raises:
-        ModelError: the configuration is damaged or of another model, or the files hold fewer weights, or
-            others, than it asks for.
+        ModelError: if the configuration is damaged or that of another model, or the files hold fewer or
+            other weights than it asks for.
     """
     _refuse_other_class(class_name, folder, config)
     shapes = {name: shape for file in files for name, shape in tensor_shapes(file).items()}
@@ -58,16 +58,16 @@ def empty_part(
 
 
 def refuse_other_names(part: Any, folder: Path, files: Sequence[Path], exactly: bool = False) -> None:
-    """Refuse files without some of the weights, by their names.
+    """Refuse files that lack some of the weights, by their names.
 
     Args:
-        part: without memory.
-        folder: of the part, for messages.
-        files: of its weights.
-        exactly: refuse further tensors too: a configuration with fewer layers would leave them out.
+        part: part without memory.
+        folder: folder of the part, for messages.
+        files: files of its weights.
+        exactly: True to refuse further tensors too: a configuration with fewer layers would ignore them.
 
     Raises:
-        ModelError: naming one.
+        ModelError: if so; with one of the names.
     """
     found = {name for file in files for name in tensor_shapes(file)}
     lacking = sorted({name for name, _ in part.named_parameters()} - found)
@@ -85,7 +85,7 @@ def refuse_other_names(part: Any, folder: Path, files: Sequence[Path], exactly: 
 
 
 def _refuse_other_class(class_name: str, folder: Path, config: Mapping[str, Any]) -> None:
-    """diffusers writes the class into a configuration, transformers the kind of model."""
+    """Refuse by the class that diffusers writes into a configuration, or transformers' kind of model."""
     named = config.get("_class_name")
     if named != class_name and "model_type" not in config:
         said = "names no model" if named is None else f"is of a {named}"
@@ -104,7 +104,7 @@ def _refuse_other_weights(
                 f"{folder}: {name} has shape {list(shapes[name])} in the file and {shape} by config.json; "
                 "one of the two is of another model: download it again, whole"
             )
-    # Names may differ between file and layers, and a weight that is used twice may be stored once or twice.
+    # Names may differ between file and layers, and a shared weight may be stored once or twice.
     asked, held = (sum(math.prod(shape) for shape in all_.values()) for all_ in (wanted, shapes))
     if asked > held:
         raise ModelError(
@@ -114,7 +114,7 @@ def _refuse_other_weights(
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
-    """The numbers of a configuration and of those within it."""
+    """Yield the numbers of a configuration and of those within it."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _numbers(value)

@@ -1,4 +1,4 @@
-"""Where a diffusers pipeline's files lie, and whether they are whole. Nothing is downloaded."""
+"""The files of a diffusers pipeline, checked to be complete. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_runtime.models.files.hub_folder import find_folder
 from storage.errors import ModelError
 
 PartKind = Literal["diffusers", "transformers", "tokenizer", "processor", "scheduler"]
-"""The library that wrote a part's folder: it decides how its files are called."""
+"""Kind of a part by the library that wrote its folder, which decides the names of its files."""
 
 INDEX = "model_index.json"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
@@ -29,11 +29,11 @@ _LONGEST_HEADER = 100 * 2**20
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """A pipeline in the hub's own layout: a folder a part.
+    """A pipeline in the hub's layout, with a folder per part.
 
     Attributes:
-        path: the folder.
-        parts: what is needed of it, and of which kind.
+        path: folder of the pipeline.
+        parts: parts that are needed, and their kinds.
     """
 
     path: Path
@@ -41,15 +41,16 @@ class PipelineFolder:
 
     @classmethod
     def find(cls, name: str, pipeline: str, parts: Mapping[str, PartKind]) -> Self:
-        """Find a folder, or a name in the hub's cache, and see that all its files are there.
+        """Find a folder, or a name in the hub's cache, and check that its files are complete.
 
         Args:
             name: `model.path`.
             pipeline: class that `model_index.json` must name.
-            parts: the parts that are needed.
+            parts: parts that are needed, and their kinds.
 
         Raises:
-            ModelError: nothing is there, it is another pipeline, or files are missing or cut off.
+            ModelError: if there is no such folder, it is another pipeline, or files are missing or cut
+                off.
         """
         folder = find_folder("model.path", name)
         found = cls(folder, parts)
@@ -63,13 +64,13 @@ class PipelineFolder:
             for file in found.weights(part):
                 tensor_shapes(file)
             if kind == "tokenizer":
-                # Of a damaged file its library raises a bare `Exception`, without the file's name.
+                # For a damaged file its library raises a bare `Exception`, without the file's name.
                 for file in sorted((folder / part).glob("*.json")):
                     read_json(file)
         return found
 
     def files(self) -> list[Path]:
-        """All files that the parts are loaded from, in a fixed order."""
+        """Return all files that the parts are loaded from, in a fixed order."""
         files = [self.path / INDEX]
         for part, kind in self.parts.items():
             if kind == "tokenizer":
@@ -80,7 +81,7 @@ class PipelineFolder:
 
     @property
     def index(self) -> dict[str, Any]:
-        """What `model_index.json` holds: the library and the class of each part."""
+        """The content of `model_index.json`: the library and the class of each part."""
         return read_json(self.path / INDEX)
 
     def config(self, part: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ class PipelineFolder:
         return read_json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
 
     def weights(self, part: str) -> list[Path]:
-        """The files of a part's weights; none where it has no weights."""
+        """Return the files of a part's weights; empty if it has no weights."""
         kind = self.parts[part]
         if kind not in _WEIGHTS:
             return []
@@ -101,7 +102,7 @@ class PipelineFolder:
         return [self.path / part / file for file in sorted(set(named.values()))]
 
     def parameters(self, part: str) -> int:
-        """How many numbers a part's weights are, read from the files' headers alone."""
+        """Return how many numbers a part's weights have, from the files' headers alone."""
         files = self.weights(part)
         return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
 
@@ -126,10 +127,10 @@ class PipelineFolder:
 
 
 def tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Names and shapes of the tensors in a safetensors file, without reading them.
+    """Return names and shapes of the tensors in a safetensors file, without reading them.
 
     Raises:
-        ModelError: it is no such file, or the end of it is missing.
+        ModelError: if it is not such a file, or its end is missing.
     """
     try:
         with file.open("rb") as opened:
@@ -153,7 +154,7 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
 
 
 class _Settings(dict[str, Any]):
-    """What a file of settings holds; to ask for what it lacks is an error that names the file."""
+    """The content of a file of settings; looking up a missing key is an error that names the file."""
 
     def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -164,10 +165,10 @@ class _Settings(dict[str, Any]):
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object that a file holds; a key that it lacks is refused by name.
+    """Read the JSON object in a file; looking up a missing key in it raises a `ModelError`.
 
     Raises:
-        ModelError: it holds none.
+        ModelError: if the file does not hold one.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))

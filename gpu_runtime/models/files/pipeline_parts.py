@@ -20,13 +20,13 @@ SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 
 @dataclass(frozen=True)
 class Parts:
-    """What a family works with.
+    """The loaded parts of a pipeline.
 
     Attributes:
-        transformer: the denoiser.
-        vae: decodes latents, float32.
-        scheduler: gives the noise schedule.
-        encoders, tokenizers: by the names of their folders; what prepares images is with the tokenizers.
+        transformer: denoiser.
+        vae: decoder of latents, float32.
+        scheduler: source of the noise schedule.
+        encoders, tokenizers: models by the names of their folders; image processors are with the tokenizers.
     """
 
     transformer: Any
@@ -37,17 +37,17 @@ class Parts:
 
 
 def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: torch.dtype) -> Any:
-    """Load a model of diffusers' or transformers' classes, on the CPU, to be used and not trained.
+    """Load a model of a diffusers or transformers class on the CPU, frozen and in evaluation mode.
 
     Args:
-        model_class: with `from_pretrained`.
-        folder: of the pipeline.
-        part: its folder in the pipeline's.
-        dtype: of the weights.
+        model_class: class with `from_pretrained`.
+        folder: folder of the pipeline.
+        part: name of its folder in the pipeline's.
+        dtype: dtype of the weights.
 
     Raises:
-        ModelError: the files are of another model, or weights are missing in them. Both libraries would
-            draw the missing ones at random, and only warn.
+        ModelError: if the files are those of another model, or lack weights. Both libraries would draw the
+            missing ones at random, and only warn.
     """
     named = {"diffusers": "torch_dtype", "transformers": "dtype"}[folder.parts[part]]
     try:
@@ -72,10 +72,10 @@ def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: tor
 
 
 def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
-    """The tokenizers, each by the class that the pipeline names, and what prepares images for an encoder.
+    """Load the tokenizers, each by the class that the pipeline names, and the image processors.
 
     Raises:
-        ModelError: one cannot be loaded.
+        ModelError: if one cannot be loaded.
     """
     loaded: dict[str, Any] = {}
     for part in (part for part, kind in folder.parts.items() if kind == "tokenizer"):
@@ -89,7 +89,7 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
             ) from error
     for part in (part for part, kind in folder.parts.items() if kind == "processor"):
         try:
-            # Its images alone: the whole processor needs torchvision, for videos.
+            # For images alone: the whole processor needs torchvision, for videos.
             loaded[part] = transformers.AutoImageProcessor.from_pretrained(
                 str(folder.path / part), local_files_only=True
             )
@@ -101,10 +101,10 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
 
 
 def load_scheduler(folder: PipelineFolder) -> Any:
-    """The scheduler, of which only the schedule is used.
+    """Load the scheduler, of which only the schedule is used.
 
     Raises:
-        ModelError: it is one of another kind.
+        ModelError: if it is of another kind, or cannot be made.
     """
     config = folder.config("scheduler")
     if config.get("_class_name") != SCHEDULER:
@@ -124,19 +124,20 @@ def empty_transformer(
     model_class: Any, encoder_classes: Mapping[str, Any], vae_class: Any, folder: PipelineFolder,
     dtype: torch.dtype,
 ) -> Any:  # fmt: skip
-    """The transformer without memory for its weights: its layers can be looked at.
+    """Build the transformer without memory for its weights, to inspect its layers.
 
-    The other models of the pipeline are built likewise, to be held against their files, and dropped.
+    The other models of the pipeline are built in the same way, checked against their files, and dropped.
 
     Args:
-        model_class: of the transformer.
-        encoder_classes: of the text encoders, by their folders.
-        vae_class: of the VAE.
-        folder: of the pipeline.
-        dtype: of the transformer's weights.
+        model_class: class of the transformer.
+        encoder_classes: classes of the text encoders, by their folders.
+        vae_class: class of the VAE.
+        folder: folder of the pipeline.
+        dtype: dtype of the transformer's weights.
 
     Raises:
-        ModelError: a part's configuration is of another model, or asks for other weights than there are.
+        ModelError: if a part's configuration is that of another model, or asks for weights that its files
+            do not hold.
     """
     for part, part_class in {"vae": vae_class, **encoder_classes}.items():
         _empty_part(part_class, folder, part)

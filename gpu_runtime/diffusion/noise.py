@@ -1,4 +1,4 @@
-"""Noise as a function of identity: every random number follows from what it is for.
+"""Noise as a function of identity: every random number follows from its purpose.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
 128-bit counter and a 64-bit key into 128 random bits. The identity of a draw is laid out in those
@@ -28,7 +28,7 @@ _ROUNDS = 10
 
 
 class Purpose(IntEnum):
-    """What a draw is for; one byte of the counter."""
+    """The purpose of a draw; one byte of the counter."""
 
     INITIAL = 0
     SDE = 1
@@ -64,17 +64,17 @@ class NoiseStream:
     def of_group(self) -> NoiseStream:
         """The stream that all samples of the prompt group share: that of its first seed, drafted or not.
 
-        For draws that a setting makes for the whole group instead of for each sample, never both.
+        It serves draws that a setting makes for the whole group instead of for each sample, never both.
         """
         return replace(self, seed_index=0)
 
 
 def philox4x32(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor:
-    """Philox4x32-10: N counters under N keys to N x 4 random words.
+    """Map N counters under N keys to N x 4 random words by Philox4x32-10.
 
     Args:
-        counter_N4: int64, each in 0 .. 2**32 - 1.
-        key_N2: int64, each in 0 .. 2**32 - 1.
+        counter_N4: counters, int64, each in 0 .. 2**32 - 1.
+        key_N2: keys, int64, each in 0 .. 2**32 - 1.
 
     Returns:
         int64 words in 0 .. 2**32 - 1, shape (N, 4).
@@ -96,7 +96,7 @@ def philox4x32(counter_N4: torch.Tensor, key_N2: torch.Tensor) -> torch.Tensor:
 
 
 def _words(streams: Sequence[NoiseStream], purpose: Purpose, step: int, blocks: int) -> torch.Tensor:
-    """Random words of a draw: int64, shape (B, 4 * blocks)."""
+    """Return the random words of a draw: int64, shape (B, 4 * blocks)."""
     if not 0 <= step < 2**_STEP_BITS:
         raise ValueError(f"step is {step}; it must lie in 0 .. 2**{_STEP_BITS} - 1")
     identity_B4 = torch.tensor(
@@ -114,12 +114,12 @@ def _words(streams: Sequence[NoiseStream], purpose: Purpose, step: int, blocks: 
 def normal(
     streams: Sequence[NoiseStream], purpose: Purpose, step: int, shape: tuple[int, ...]
 ) -> torch.Tensor:
-    """Standard normal draws, one of `shape` for each stream (Box-Muller on Philox words).
+    """Return standard normal draws, one of `shape` per stream (Box-Muller on Philox words).
 
     Args:
         streams: B identities.
-        purpose: what the draw is for.
-        step: denoising step of the draw (or which of several alike), 0 where it has none.
+        purpose: purpose of the draw.
+        step: denoising step of the draw (or index among several of the same kind), 0 if it has none.
         shape: shape of one draw.
 
     Returns:
@@ -136,12 +136,12 @@ def normal(
 
 
 def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> list[int]:
-    """One integer in 0 .. bound - 1 for each stream (multiply-shift; bias below bound / 2**32).
+    """Return one integer in 0 .. bound - 1 per stream (multiply-shift; bias below bound / 2**32).
 
     Args:
         streams: B identities.
-        purpose: what the draw is for.
-        bound: from 1 to 2**32 - 1.
+        purpose: purpose of the draw.
+        bound: upper bound, from 1 to 2**32 - 1.
     """
     if not 1 <= bound < WORD:
         raise ValueError(f"bound is {bound}; it must lie in 1 .. 2**32 - 1")
@@ -150,12 +150,12 @@ def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> li
 
 
 def uniform(streams: Sequence[NoiseStream], purpose: Purpose, step: int) -> torch.Tensor:
-    """One number in (0, 1) for each stream: float64 on the CPU, shape (B,).
+    """Return one number in (0, 1) per stream: float64 on the CPU, shape (B,).
 
     Args:
         streams: B identities.
-        purpose: what the draw is for.
-        step: denoising step of the draw, or which of several alike.
+        purpose: purpose of the draw.
+        step: denoising step of the draw, or index among several of the same kind.
     """
     words = _words(streams, purpose, step, 1)[:, 0].to(torch.float64)
     return (words + 0.5) / WORD

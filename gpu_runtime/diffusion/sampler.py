@@ -1,11 +1,11 @@
-"""A sampler that can stop after any denoising step and go on elsewhere to the same bits.
+"""A sampler that can stop after any denoising step and continue elsewhere to the same bits.
 
 The unit of work is a batch of one fixed shape: a short one is padded by repeating its first row.
 With the shape fixed, matrix products round the same for a sample whatever its neighbours and its
-place (tests/property/test_sampler_bits.py holds that), so a sample is a function of its request,
+row (tests/property/test_sampler_bits.py tests that), so a sample is a function of its request,
 the weights and the kind of device. On the CPU this needs batch x width to divide by 32, torch's
 vector length: element-wise kernels round a remainder differently. Cost: the padded rows of the
-last batch are thrown away, at most batch_size - 1 samples a phase and worker.
+last batch are thrown away, at most batch_size - 1 samples per phase and worker.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from storage.prompts.sources import read_source
 
 
 def stream_of(request: SampleRequest) -> NoiseStream:
-    """The noise stream of a request; an explored seed and its rollout share it."""
+    """Return the noise stream of a request; an explored seed and its rollout share it."""
     return NoiseStream(request.run_seed, request.iteration, request.prompt_id, request.seed_index)
 
 
 class Sampler:
-    """Generates requests with the model's current weights, in batches of one fixed shape."""
+    """A generator of samples with the model's current weights, in batches of one fixed shape."""
 
     def __init__(self, model: DiffusionModel, sampling: SamplingConfig) -> None:
         self._model = model
@@ -42,15 +42,15 @@ class Sampler:
         self._sigmas: dict[int, torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
-        """Denoising steps that a request takes; a preview's are fewer than its schedule has."""
+        """Return the denoising steps that a request takes; a preview takes fewer than its schedule has."""
         return request.preview_step or self._schedule_steps(request)
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
-        """From nothing to images; the result has the order of the requests."""
+        """Generate images from scratch; return them in the order of the requests."""
         return self.finish(self.advance(self.begin(requests)))
 
     def begin(self, requests: Sequence[SampleRequest]) -> list[SampleState]:
-        """Initial noise and window of each request."""
+        """Return the initial state of each request, with its noise and window."""
         if not requests:
             return []
         shape = self._model.latent_shape
@@ -70,11 +70,11 @@ class Sampler:
     def advance(self, states: Sequence[SampleState], steps: int | None = None) -> list[SampleState]:
         """Do at most `steps` denoising steps on each state (all that remain by default).
 
-        Keeps the order of `states`. States of different kinds or steps may be mixed; each batch
-        holds one kind at one step, with as many left.
+        The order of `states` is kept. States of different kinds or steps may be mixed; each batch
+        holds one kind at one step, with equally many steps left.
 
         Raises:
-            NonFiniteError: a sample is not finite after these steps.
+            NonFiniteError: if a sample is not finite after these steps.
         """
         result = list(states)
         batches: dict[tuple[bool, int, int, int], list[int]] = defaultdict(list)
@@ -92,11 +92,11 @@ class Sampler:
         return result
 
     def finish(self, states: Sequence[SampleState]) -> list[GeneratedSample]:
-        """Decode states that have had all their denoising steps; previews by what the model predicts of them.
+        """Decode states that have had all their denoising steps; previews by the model's prediction.
 
         Raises:
             ValueError: if a state has denoising steps left, or previews are mixed with others.
-            NonFiniteError: an image is not finite.
+            NonFiniteError: if an image is not finite.
         """
         previews = {bool(state.request.preview_step) for state in states}
         if len(previews) > 1:
@@ -116,14 +116,15 @@ class Sampler:
         return samples
 
     def predict(self, states: Sequence[SampleState]) -> None:
-        """Take part in the predictions of previews that a device decodes which shares them with this one."""
+        """Take part in the predictions of previews that another device, which shares them, decodes."""
         for batch in self._batches(states):
             self._predicted(batch, self._padded(np.stack([state.latents_SC for state in batch])))
 
     def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
-        """Encoded prompts, with the images that they ask to change, one row each; each distinct one once.
+        """Return encoded prompts, with the images that they ask to change, one row each.
 
-        They are kept in the machine's memory: those of a large family would fill a device's.
+        Each distinct one is encoded once and kept in host memory: those of a large family would fill a
+        device's.
         """
         wanted = [(request.prompt, request.source) for request in requests]
         new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]
@@ -134,14 +135,14 @@ class Sampler:
         return rows.to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
-        """The noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""
+        """Return the noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""
         steps = self._schedule_steps(request)
         if steps not in self._sigmas:
             self._sigmas[steps] = self._model.sigmas(steps)
         return self._sigmas[steps]
 
     def _encoded(self, prompts: Sequence[tuple[str, str]]) -> Conditioning:
-        """Prompts and the images that they ask to change; all have one, or none."""
+        """Encode prompts and the images that they ask to change; all have one, or none has."""
         texts = [text for text, _ in prompts]
         if not any(source for _, source in prompts):
             return self._model.encode_prompts(texts)
@@ -149,14 +150,14 @@ class Sampler:
         return self._model.encode_edits(texts, [read_source(source) for _, source in prompts])
 
     def _schedule_steps(self, request: SampleRequest) -> int:
-        """Denoising steps from noise to image for this kind of request."""
+        """Return the denoising steps from noise to image for this kind of request."""
         if request.kind is RequestKind.EVALUATE:
             return self._sampling.evaluate_steps
         return request.schedule_steps or self._sampling.rollout_steps
 
     @torch.no_grad()
     def _predicted(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
-        """What the model predicts of unfinished latents: x0 = x - sigma * v, one evaluation each."""
+        """Return the model's prediction from unfinished latents: x0 = x - sigma * v, one evaluation each."""
         padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
         sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
         sigma_B = sigma_B.float().to(self._model.device)
@@ -170,7 +171,7 @@ class Sampler:
             yield list(states[first : first + size])
 
     def _decoded(self, batch: list[SampleState], latents: torch.Tensor) -> list[GeneratedSample]:
-        """The images of a padded batch's real rows."""
+        """Return the samples of a padded batch's real rows, with their images."""
         decoded = latents.cpu().numpy()
         _refuse_not_finite(decoded, batch, batch[0].step)
         try:
@@ -208,7 +209,7 @@ class Sampler:
         inside = np.array(
             [[self._in_window(state, step) for state in padded] for step in range(first.step, stop)]
         )
-        # All at once and before the loop: each copy to a GPU waits for what it computes.
+        # All at once and before the loop: each copy to a GPU waits for its computations.
         steps_TB = torch.arange(first.step, stop)[:, None].expand(-1, len(padded))
         times = StepTimes.at(sigmas, steps_TB).to(device)
         noise_level_TB = torch.from_numpy(np.where(inside, sampling.noise_level, 0).astype(np.float32))
@@ -253,7 +254,7 @@ class Sampler:
     def _in_window(self, state: SampleState, step: int) -> bool:
         if state.request.kind is RequestKind.EVALUATE:
             return False
-        # Of an ODE's steps one is kept, to check the trainer's weights with.
+        # One of an ODE's steps is kept, to check the trainer's weights.
         size = 1 if self._sampling.sde == "none" else self._sampling.window_size
         return state.window_start <= step < state.window_start + size
 
@@ -265,10 +266,10 @@ _ADVICE = (
 
 
 def _refuse_not_finite(rows: np.ndarray, states: Sequence[SampleState], step: int) -> None:
-    """Refuse latents that are not finite; they are on the CPU already, so that a device need not wait.
+    """Refuse latents that are not finite; they are already on the CPU, so that a device need not wait.
 
     Raises:
-        NonFiniteError: naming the first such sample.
+        NonFiniteError: if so; with the first such sample.
     """
     if np.isfinite(rows[: len(states)]).all():
         return
@@ -288,7 +289,7 @@ def _named(request: SampleRequest) -> str:
 
 
 def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on a device; from pinned memory, so that a GPU's queue is not waited for."""
+    """Copy to a device, from pinned memory, so that the copy does not wait for a GPU's queue."""
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,6 +1,6 @@
-"""Samples as they travel between processes: in flight, finished, and what is learned from.
+"""Samples that are sent between processes: in flight, finished, and with their trajectories.
 
-Arrays are numpy's: the process that hands samples on needs no torch.
+Arrays are numpy's: the process that passes samples on needs no torch.
 
 Shape suffixes: W stochastic steps, S tokens, C latent channels, H W pixels.
 """
@@ -16,7 +16,7 @@ from gpu_runtime.scheduling.requests import SampleRequest
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The stochastic steps of one sample, W of them: what the trainer needs.
+    """The W stochastic steps of one sample, which the trainer needs.
 
     Attributes:
         step_W: denoising steps, int64, ascending.
@@ -32,14 +32,14 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class SampleState:
-    """A sample in flight: everything another worker needs to go on with it.
+    """A sample in flight: everything another worker needs to continue with it.
 
     Attributes:
-        request: its identity.
+        request: identity of the sample.
         step: denoising steps done.
         window_start: first stochastic step (rollout and explore).
-        latents_SC: float32 on the CPU.
-        trajectory: stochastic steps done so far; a draft that is not trained on has none.
+        latents_SC: latents, float32 on the CPU.
+        trajectory: stochastic steps done so far; empty for a draft that is not trained on.
     """
 
     request: SampleRequest
@@ -54,8 +54,8 @@ class GeneratedImage:
     """The image of a finished sample: all that a scorer needs.
 
     Attributes:
-        request: its identity.
-        image_HWC: uint8 RGB, shape (H, W, 3).
+        request: identity of the sample.
+        image_HWC: image, uint8 RGB, shape (H, W, 3).
     """
 
     request: SampleRequest
@@ -67,8 +67,8 @@ class GeneratedSample(GeneratedImage):
     """A finished sample.
 
     Attributes:
-        trajectory: its stochastic steps.
-        latents_SC: float32 latents that the image was decoded from.
+        trajectory: stochastic steps of the sample.
+        latents_SC: float32 latents from which the image was decoded.
     """
 
     trajectory: Trajectory

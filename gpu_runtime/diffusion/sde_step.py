@@ -4,7 +4,7 @@ Flow matching: x_sigma = (1 - sigma) x0 + sigma * noise, the model predicts v = 
 sigma falls from 1 to 0, so dt = sigma' - sigma < 0. Two stochastic steps have the marginals of
 the ODE: Flow-GRPO's SDE (arXiv 2505.05470, as its public code has it) and coefficient-preserving
 sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both; the kind `none`
-takes no other step.
+always takes that step.
 
 Shapes: B samples, S image tokens, C latent channels. All arithmetic is float32.
 """
@@ -22,7 +22,7 @@ SdeKind = Literal["flow", "cps", "none"]
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where B samples stand in their schedule.
+    """The positions of B samples in their schedule.
 
     Attributes:
         sigma_B: noise level before the step, in (0, 1].
@@ -43,11 +43,11 @@ class StepTimes:
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
 
     def to(self, device: torch.device) -> StepTimes:
-        """The same times on a device."""
+        """Return the same times on a device."""
         return StepTimes(self.sigma_B.to(device), self.sigma_next_B.to(device), self.sigma_guard_B.to(device))
 
     def row(self, place: int) -> StepTimes:
-        """Those at one place of the first dimension."""
+        """Return the times at one index of the first dimension."""
         return StepTimes(self.sigma_B[place], self.sigma_next_B[place], self.sigma_guard_B[place])
 
 
@@ -57,7 +57,7 @@ class Transition:
 
     Attributes:
         mean_BSC: mean of x'.
-        s_B: the SDE's coefficient s, which the KL divides by.
+        s_B: coefficient s of the SDE, which the KL divides by.
         scale_B: standard deviation of x': s * sqrt(-dt) for `flow`, s for `cps`.
     """
 
@@ -66,7 +66,7 @@ class Transition:
     scale_B: torch.Tensor
 
     def sample(self, noise_BSC: torch.Tensor) -> torch.Tensor:
-        """x' = mean + scale * noise, shape (B, S, C)."""
+        """Return x' = mean + scale * noise, shape (B, S, C)."""
         return self.mean_BSC + _rows(self.scale_B) * noise_BSC
 
 
@@ -81,14 +81,14 @@ def transition(
     times: StepTimes,
     noise_level_B: torch.Tensor,
 ) -> Transition:
-    """The policy of one step; rows with noise level 0 follow the ODE.
+    """Return the policy of one step; rows with noise level 0 follow the ODE.
 
     Args:
-        kind: `flow` (SDE of Flow-GRPO), `cps`, or `none`, whatever the noise level.
-        latents_BSC: x at sigma.
-        velocity_BSC: the model's v at (x, sigma).
+        kind: `flow` (SDE of Flow-GRPO), `cps`, or `none` (the ODE, whatever the noise level).
+        latents_BSC: latents x at sigma.
+        velocity_BSC: model's v at (x, sigma).
         times: sigma and sigma' of each row.
-        noise_level_B: the level `a` of each row.
+        noise_level_B: noise level `a` of each row.
     """
     x, v = latents_BSC, velocity_BSC
     if kind == "none":
@@ -109,16 +109,16 @@ def transition(
 
 
 def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch.Tensor:
-    """log p(x' | x), as a mean over tokens and channels (not a sum), shape (B,).
+    """Return log p(x' | x), as a mean over tokens and channels (not a sum), shape (B,).
 
-    Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
+    It is meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
     constant and the scale are left out, as its authors do: -mean((x' - mean)^2). For `none`, whose steps have
-    no density, it is the same: 0 where x' is what the weights give.
+    no density, it is the same: 0 if x' is what the weights give.
 
     Args:
         kind: `flow`, `cps` or `none`.
-        next_BSC: the latents x' after the step, shape (B, S, C).
-        policy: the step's distribution.
+        next_BSC: latents x' after the step, shape (B, S, C).
+        policy: distribution of the step.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
     if kind != "flow":
@@ -129,6 +129,6 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
 
 
 def kl_to_reference(policy: Transition, reference: Transition) -> torch.Tensor:
-    """KL of two policies with equal deviation: mean((mu - mu_ref)^2) / (2 s^2), shape (B,)."""
+    """Return the KL of two policies of equal deviation: mean((mu - mu_ref)^2) / (2 s^2), shape (B,)."""
     squared = (policy.mean_BSC - reference.mean_BSC) ** 2
     return squared.mean(dim=(1, 2)) / (2 * policy.s_B**2)

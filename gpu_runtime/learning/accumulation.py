@@ -1,7 +1,7 @@
-"""The gradient of one update, added up batch by batch while its samples still come.
+"""The gradient of one update, accumulated batch by batch while its samples still arrive.
 
-Rows are cut into batches in the order in which they come, whatever comes with what. So an update whose
-samples come a prompt group at a time has the bits of one whose samples come at once.
+Rows are cut into batches in the order in which they arrive, however they are grouped. So an update whose
+samples arrive one prompt group at a time has the same bits as one whose samples arrive all at once.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from gpu_runtime.learning.objectives.protocol import BatchTerms, Objective, Row,
 
 
 class Accumulation:
-    """Sums over the rows of an update; gradients lie in the weights.
+    """Sums over the rows of an update; gradients are in the weights.
 
     Several processes take turns with the batches: process r of n computes every n-th one from the r-th on.
-    Each computes as many, as a batch needs all of them; one that has none left computes one that weighs
-    nothing.
+    Each computes equally many, as a batch needs all processes; one that has none left computes a batch of
+    weight 0.
 
     Args:
-        objective: that the rows are of.
-        batch_size: rows of a batch.
+        objective: objective that the rows belong to.
+        batch_size: rows per batch.
         rank: number of this process.
-        processes: how many there are.
+        processes: number of processes.
 
     Attributes:
-        rows: that have come, of all processes' batches.
-        terms: sums over the rows that this process has computed; the largest deviation among them.
+        rows: number of rows that have arrived, in all processes' batches.
+        terms: sums over the rows that this process has computed, and the largest deviation among them.
     """
 
     def __init__(self, objective: Objective, batch_size: int, rank: int = 0, processes: int = 1) -> None:
@@ -38,7 +38,7 @@ class Accumulation:
         self.terms = BatchTerms(0.0, 0.0, 0.0, 0.0)
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Take in samples, and compute what makes whole batches of all processes."""
+        """Add samples, and compute batches as soon as every process has a whole one."""
         rows = self._objective.rows(samples)
         self.rows += len(rows)
         self._waiting += rows
@@ -48,13 +48,13 @@ class Accumulation:
             del self._waiting[:turn]
 
     def end(self) -> None:
-        """Compute what is left."""
+        """Compute the remaining rows."""
         left, self._waiting = self._waiting, []
         if left:
             self._compute(left)
 
     def _compute(self, rows: Sequence[Row]) -> None:
-        """Compute this process's batch among those of all."""
+        """Compute this process's batch among those of all processes."""
         own = rows[self._rank * self._size :][: self._size]
         if not own:
             self._objective.backward(rows[: self._size], 0.0)

@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO, arXiv 2402.03300): a sample compared with its prompt's others."""
+"""Group-relative advantages (GRPO, arXiv 2402.03300): a sample compared with the others of its prompt."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 
 _EPSILON = 1e-4
-"""Added to the deviation, as Flow-GRPO's public code does, so that tiny spreads stay finite."""
+"""Term added to the deviation, as in Flow-GRPO's public code, so that tiny spreads stay finite."""
 
 _NO_SPREAD = 1e-8
-"""A group whose rewards differ by less has no variance: it carries no gradient."""
+"""Largest deviation from the mean of a group without variance, which carries no gradient."""
 
 
 def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarray:
-    """Several rewards as one: each normalised in its prompt group, then weighed and added (GDPO, 2601.05242).
+    """Combine rewards: each is normalised in its prompt group, then weighted and added (GDPO, 2601.05242).
 
-    Of plain sums a group's normalisation sees the reward that varies most; here each counts by its weight.
-    A reward that is the same for the whole group adds nothing. A sample that a reward does not count for is
-    left out of that reward's mean and deviation, and gets nothing of it: as a 0, every sample that counts
-    would be the better for that alone, and the gate's own reward would be paid twice.
+    In plain sums the reward that varies most dominates a group's normalisation; here each counts by its
+    weight. A reward that is the same for the whole group adds nothing. A sample that a reward does not count
+    for is left out of that reward's mean and deviation, and gets nothing from it: if it counted as 0, every
+    sample that counts would gain by that alone, and the gate's own reward would be paid twice.
 
     Args:
         term_KPG: K rewards of P groups of G, any float type; NaN where a reward does not count.
-        weight_K: of the rewards.
+        weight_K: weights of the rewards.
 
     Returns:
         float64 of shape (P, G); each group's mean is 0.
@@ -39,7 +39,7 @@ def normalised_sum(term_KPG: np.ndarray, weight_K: Sequence[float]) -> np.ndarra
 
 
 def _normalised(value_G: np.ndarray) -> np.ndarray:
-    """In deviations from the mean of those that count; 0 for the others, and where all are equal."""
+    """Return standardised values of those that count; 0 for the others, and if all are equal."""
     counts_G = ~np.isnan(value_G)
     found_G = np.zeros_like(value_G)
     if counts_G.any():
@@ -51,20 +51,20 @@ def _normalised(value_G: np.ndarray) -> np.ndarray:
 
 
 def _of_each(value_PG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of each group, shape (P, 1): to the bit, however many groups come with it."""
+    """Return mean and deviation of each group, shape (P, 1), with bits that do not depend on other groups."""
     means, deviations = (np.array([of(row) for row in value_PG])[:, None] for of in (np.mean, np.std))
     return means, deviations
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """Advantages of an iteration, P prompts of G samples.
+    """The advantages of an iteration, P prompts of G samples.
 
     Attributes:
         value_PG: float64, clamped; 0 in dropped groups.
-        kept_P: False where all of a group's rewards are equal and such groups are dropped, and where a reward
-            is missing.
-        failed: groups in which a reward is missing.
+        kept_P: False if all of a group's rewards are equal and such groups are dropped, or if a reward is
+            missing.
+        failed: number of groups in which a reward is missing.
     """
 
     value_PG: np.ndarray
@@ -73,7 +73,7 @@ class Advantages:
 
     @property
     def dropped(self) -> int:
-        """Groups that were dropped because they have no variance."""
+        """Number of groups that were dropped because they have no variance."""
         return int((~self.kept_P).sum()) - self.failed
 
 
@@ -83,15 +83,15 @@ def group_advantages(
     judged_P: np.ndarray | None = None,
     drop_equal: bool = True,
 ) -> Advantages:
-    """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `ADVANTAGE_CLIP`.
+    """Return A = (R - mean of the group) / (deviation + 1e-4), clamped to +-`ADVANTAGE_CLIP`.
 
     Args:
         reward_PG: rewards, any float type.
         std: deviation of the `group` or of the whole `batch`, or no division.
-        judged_P: False where a reward of the group is missing; None where none is. Such a group is dropped
-            whole, and the others are normalised without it: a group of fewer samples would have another
-            mean and deviation than the policy's, and the missing ones are rarely missing at random.
-        drop_equal: whether groups without variance are dropped; else their advantages are 0.
+        judged_P: False if a reward of the group is missing; None if none is. Such a group is dropped whole,
+            and the others are normalised without it: the mean and deviation of a smaller group would differ
+            from the policy's, and rewards are rarely missing at random.
+        drop_equal: True to drop groups without variance; else their advantages are 0.
 
     Raises:
         ValueError: if a reward is not finite or groups have fewer than 2 samples.
@@ -115,7 +115,7 @@ def group_advantages(
 
 
 def _spread_out(judged: Advantages, judged_P: np.ndarray) -> Advantages:
-    """The advantages of the judged groups in their places among all groups."""
+    """Return the advantages of the judged groups at their indices among all groups."""
     value_PG = np.zeros((len(judged_P), judged.value_PG.shape[1]))
     kept_P = np.zeros(len(judged_P), dtype=bool)
     value_PG[judged_P], kept_P[judged_P] = judged.value_PG, judged.kept_P

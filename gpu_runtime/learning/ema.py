@@ -1,4 +1,4 @@
-"""Exponential moving average of the trained weights."""
+"""The exponential moving average of the trained weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gpu_runtime.learning.weights import WeightState
 
 
 class MovingAverage:
-    """average = decay * average + (1 - decay) * weights, after every `interval` training steps.
+    """A moving average: decay * average + (1 - decay) * weights, after every `interval` training steps.
 
     The first steps use the smaller decay (1 + n) / (10 + n), as diffusers does, so that the
-    average forgets the untrained weights soon.
+    average soon forgets the untrained weights.
 
     Args:
         state: weights to start from.
@@ -31,7 +31,7 @@ class MovingAverage:
         """Count one training step; move the average when it is due.
 
         Args:
-            read: copies the weights of now; asked only where they are needed.
+            read: function that copies the current weights; called only when they are needed.
         """
         self.training_steps += 1
         if self.training_steps % self._interval:
@@ -44,6 +44,6 @@ class MovingAverage:
             average += (np.float32(1) - decay) * state[name]
 
     def load(self, state: Mapping[str, np.ndarray], training_steps: int) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.state = {name: np.array(value) for name, value in state.items()}
         self.training_steps = training_steps

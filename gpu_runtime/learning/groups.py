@@ -1,4 +1,4 @@
-"""From scored rollouts to the samples that are trained on."""
+"""The samples to train on, made from scored rollouts."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def training_samples(
     config: RunConfig,
     policy_version: int | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
-    """Advantages of P groups of G, and the samples to train on: those of the groups that have variance.
+    """Return advantages of P groups of G, and the samples to train on: those of groups with variance.
 
-    Groups without variance are among them where `algorithm.zero_variance_groups` is `train`.
+    Groups without variance are included if `algorithm.zero_variance_groups` is `train`.
     A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
-    Scores that have terms are learned from by `normalised_sum`, others by their value.
+    Rewards are the `normalised_sum` of scores' terms, if they have terms, and else the scores' values.
 
     Args:
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
-        config: says what is learned from (graded or exact) and how advantages are normalised.
-        policy_version: of the weights that training begins with; samples of another one are stale. None:
-            of those that drew all samples.
+        config: settings of the signal (graded or exact) and of how advantages are normalised.
+        policy_version: version of the weights that training begins with; samples of another one are stale.
+            None: the version that drew all samples.
 
     Raises:
-        RewardError: no group is judged whole.
+        RewardError: if no group is judged whole.
     """
     graded = config.reward.signal == "graded"
     signal = [score.value if graded else float(score.exact) for score in scores]
@@ -69,13 +69,13 @@ def training_samples(
 def check_versions(samples: Sequence[GeneratedSample], policy_version: int, oldest: int) -> None:
     """Refuse samples of weights that training must not learn from.
 
-    Of samples of the weights of now the ratio at the first update is checked too. Of older ones this is the
-    check: a device computes with weights of a version only while their checksum is that of the version.
+    For samples of the current weights the ratio at the first update is checked too. For older ones this is
+    the only check: a device computes with weights of a version only while their checksum is that version's.
 
     Args:
-        samples: of an iteration.
-        policy_version: of the weights that training begins with.
-        oldest: version that may be among them; lower only where a strategy trains on its drafts.
+        samples: samples of an iteration.
+        policy_version: version of the weights that training begins with.
+        oldest: oldest version allowed; below `policy_version` only where a strategy trains on its drafts.
 
     Raises:
         TrainingError: one is of another version.
@@ -91,7 +91,7 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
 
 
 def _normalised(scores: Sequence[Score], reward_PG: np.ndarray) -> np.ndarray:
-    """What is learned from in place of the rewards; any value for a group that is dropped."""
+    """Return the signal that replaces the rewards; the values of dropped groups do not matter."""
     weights = [term.weight for term in next(score.terms for score in scores if score.terms)]
     nothing = [0.0] * len(weights)
     term_BK = np.array(

@@ -19,17 +19,17 @@ class Policy:
     """A model and the part of its weights that is trained.
 
     With `lora` only low-rank adapters are trained, and the reference policy is the same model with
-    the adapters off. With `full` all weights are, and the reference is a copy of them as loaded.
+    the adapters off. With `full` all weights are trained, and the reference is a copy of them as loaded.
 
     Args:
         model: loaded model; its transformer gets the adapters.
-        adaptation: what to train.
+        adaptation: settings of what to train.
         seed: seed of the adapters' random half, so that every worker builds the same ones.
-        keeps_reference: whether `reference()` will be asked for; `full` needs memory for it.
+        keeps_reference: True if `reference()` will be used; `full` needs memory for it.
     """
 
     is_gathered = True
-    """Whether this process can generate by itself."""
+    """True if this process can generate by itself."""
 
     def __init__(
         self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int, keeps_reference: bool = True
@@ -54,32 +54,32 @@ class Policy:
             self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
     def _prepare(self, transformer: torch.nn.Module) -> None:
-        """Change the transformer before its trained weights are listed; nothing to do in one process."""
+        """Change the transformer before its trained weights are listed; one process has nothing to do."""
 
     def gather(self) -> None:
-        """Have all weights here, to generate with; in one process they are."""
+        """Gather all weights here, to generate with; one process already has them."""
 
     def state(self) -> WeightState:
-        """A copy of the trained weights."""
+        """Return a copy of the trained weights."""
         return self.full_state(self.local_state())
 
     def local_state(self) -> WeightState:
-        """A copy of what this process holds of the trained weights: all of them."""
+        """Return a copy of this process's part of the trained weights: all of them."""
         return {name: weight.detach().cpu().float().numpy().copy() for name, weight in self.trained.items()}
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
-        """All of a state of which this process holds a part: that part, which is all."""
+        """Return the whole of a state from this process's part of it, which is already the whole."""
         return dict(local)
 
     def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
-        """What this process is to hold of a state: all of it."""
+        """Return this process's part of a state: all of it."""
         return dict(full)
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the trained weights.
 
         Raises:
-            ModelError: if names or shapes differ from this policy's; no weight has changed then.
+            ModelError: if names or shapes differ from this policy's; then no weight has changed.
         """
         if state.keys() != self.trained.keys():
             odd = sorted(state.keys() ^ self.trained.keys())[:3]
@@ -93,7 +93,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within this context the model is the reference policy."""
+        """Make the model the reference policy within this context."""
         transformer = self.model.transformer
         if self._lora:
             transformer.disable_adapters()  # pyright: ignore[reportCallIssue]
@@ -116,7 +116,7 @@ class Policy:
 
 
 def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, seed: int) -> None:
-    # Imported here: it takes seconds, in every worker, and full training has no use for it.
+    # Imported here: it takes seconds in every worker, and full training does not need it.
     from peft import LoraConfig
 
     config = LoraConfig(
@@ -139,7 +139,7 @@ def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, se
 
 
 def _refuse_coarse(trained: Mapping[str, torch.nn.Parameter]) -> None:
-    """An update of 3e-4 is lost on a bfloat16 weight of 0.1: its neighbours are 5e-4 away."""
+    """Refuse bfloat16 weights: an update of 3e-4 is lost on one of 0.1, whose neighbours are 5e-4 away."""
     coarse = [name for name, weight in trained.items() if weight.dtype != torch.float32]
     if coarse:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The objectives by name. Each is imported, and torch with it, only when it is built."""
+"""The objectives by name. Each is imported, with torch, only when it is built."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ObjectivePlugin:
-    """How settings become an objective; one of these is what `algorithm.objective` names.
+    """An objective that `algorithm.objective` can name: how to build it from settings.
 
     Attributes:
-        build: makes the objective of a policy, its sampler, the run's configuration and its own options.
-        options: what it reads of `[algorithm.options]`.
-        title: the method's name in texts; empty for the name in the settings.
-        clips_ratio: it clips the ratio of new to old probabilities.
-        check: refuses settings that it cannot work with, given its options; raises `ConfigurationError`.
+        build: function of a policy, its sampler, the run's configuration and options that builds it.
+        options: model of its `[algorithm.options]`.
+        title: name of the method in texts; empty for the name in the settings.
+        clips_ratio: True if it clips the ratio of new to old probabilities.
+        check: function that refuses settings that do not fit its options; raises `ConfigurationError`.
     """
 
     build: Callable[[Policy, Sampler, RunConfig, Any], Objective]
@@ -38,25 +38,25 @@ class ObjectivePlugin:
 
 
 def build_objective(policy: Policy, sampler: Sampler, config: RunConfig) -> Objective:
-    """The objective that the settings name.
+    """Build the objective that the settings name.
 
     Args:
-        policy: the weights to train.
-        sampler: gives conditioning and schedule, the same as in the rollout.
+        policy: policy to train.
+        sampler: source of conditioning and schedule, the same as in the rollout.
         config: the run's configuration.
 
     Raises:
-        ConfigurationError: there is none of that name, or an option of it is wrong.
+        ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
     plugin = OBJECTIVES.find(config.algorithm.objective)
     return plugin.build(policy, sampler, config, _options(plugin, config))
 
 
 def read_objective_options(config: RunConfig) -> RunConfig:
-    """The settings with the objective's options as they are stored.
+    """Return the settings with the objective's options as they are stored.
 
     Raises:
-        ConfigurationError: there is no such objective, or a setting does not fit it.
+        ConfigurationError: if there is no such objective, or a setting does not fit it.
     """
     plugin = OBJECTIVES.find(config.algorithm.objective)
     options = _options(plugin, config)

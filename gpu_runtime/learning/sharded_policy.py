@@ -1,11 +1,11 @@
 """A policy whose weights are divided over several training processes (torch's FSDP2).
 
 Each process holds a part of every weight, gathers a block's weights when that block computes, and releases
-them again. All processes must then do the same things in the same order: each forward pass, `state`,
+them again. Then all processes must do the same things in the same order: each forward pass, `state`,
 `load` of the same weights.
 
 Between `gather` and `divide` each process has all weights beside its part of them. Then forward passes,
-`state` and `load` need no other process, so each one generates by itself.
+`state` and `load` need no other process, so each process generates by itself.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from storage.config.run_config import AdaptationConfig
 
 
 class ShardedPolicy(Policy):
-    """A policy over the processes of a group; what it computes is what `Policy` computes.
+    """A policy over the processes of a group; it computes the same as `Policy`.
 
-    The adapters are added before the weights are divided, so they are divided too. The frozen weights
-    are, as well: they are what is large.
+    The adapters are added before the weights are divided, so they are divided too. So are the frozen
+    weights, which are the large part.
 
     Args:
         model: loaded model with the same weights in every process, on this process's device.
-        adaptation: what to train.
+        adaptation: settings of what to train.
         seed: seed of the adapters' random half.
-        group: the training processes.
-        keeps_reference: whether `reference()` will be asked for.
+        group: group of the training processes.
+        keeps_reference: True if `reference()` will be used.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ShardedPolicy(Policy):
         super().__init__(model, adaptation, seed, keeps_reference)
 
     def gather(self) -> None:
-        """Have all weights here, to generate with; a collective. `divide` releases them."""
+        """Gather all weights here, to generate with; a collective. `divide` releases them."""
         if self.is_gathered:
             return
         self._root.set_reshard_after_forward(False)
@@ -62,17 +62,17 @@ class ShardedPolicy(Policy):
         self.is_gathered = True
 
     def divide(self) -> None:
-        """Release all weights but this process's shard, to train."""
+        """Release all weights except this process's shard, to train."""
         if not self.is_gathered:
             return
-        # It forgets the forward passes of now, too: FSDP fetches weights ahead by the order in which the
-        # last passes used them, and each process has had passes of its own.
+        # It also forgets the last forward passes: FSDP prefetches weights in the order in which the last
+        # passes used them, and each process has had different passes.
         self._root.reset_iter_state()
         self._root.set_reshard_after_forward(True)
         self.is_gathered = False
 
     def state(self) -> WeightState:
-        """A copy of the trained weights; a collective while they are divided."""
+        """Return a copy of the trained weights; a collective while they are divided."""
         if not self.is_gathered:
             return super().state()
         here = dict(self.model.transformer.named_parameters())
@@ -85,7 +85,7 @@ class ShardedPolicy(Policy):
         """Replace the trained weights; every process must be given the same.
 
         Raises:
-            ModelError: if names or shapes differ from this policy's; no weight has changed then.
+            ModelError: if names or shapes differ from this policy's; then no weight has changed.
         """
         super().load(state)
         if not self.is_gathered:
@@ -96,14 +96,14 @@ class ShardedPolicy(Policy):
                 here[name].copy_(torch.from_numpy(np.array(state[name])))
 
     def local_state(self) -> WeightState:
-        """A copy of this process's parts of the trained weights."""
+        """Return a copy of this process's parts of the trained weights."""
         return {
             name: local_shard(weight.detach()).cpu().float().numpy().copy()
             for name, weight in self.trained.items()
         }
 
     def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
-        """All of a state from every process's part of it; a collective."""
+        """Return the whole of a state from every process's part of it; a collective."""
         device = self.model.device
         return {
             name: gathered_like(torch.from_numpy(local[name]).to(device), weight).cpu().numpy()
@@ -111,7 +111,7 @@ class ShardedPolicy(Policy):
         }
 
     def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
-        """This process's part of a state."""
+        """Return this process's part of a state."""
         return {
             name: local_shard(sharded_like(torch.from_numpy(np.array(full[name])), weight)).numpy().copy()
             for name, weight in self.trained.items()
@@ -119,9 +119,9 @@ class ShardedPolicy(Policy):
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within this context the model is the reference policy."""
+        """Make the model the reference policy within this context."""
         with super().reference():
-            # peft marks adapters that are off as frozen, and FSDP takes note of that at its first pass.
+            # peft marks disabled adapters as frozen, and FSDP records that at its first pass.
             for weight in self.trained.values():
                 weight.requires_grad_(True)
             yield
@@ -138,9 +138,9 @@ class ShardedPolicy(Policy):
         assert isinstance(transformer, FSDPModule)
         self._root: FSDPModule = transformer
         for module in self._parts:
-            # The sum of all processes' gradients and not their mean: each row of an update is weighed
-            # by the number of rows of all. Plain sums are what gloo knows, too.
+            # Sum all processes' gradients instead of averaging: each row of an update is divided by
+            # the number of rows of all. Also, gloo supports plain sums only.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        # What FSDP else does in its first forward pass: `divide` may come before there was one.
+        # FSDP would do this in its first forward pass, but `divide` may come before that.
         self._root._get_fsdp_state()._lazy_init()

@@ -1,7 +1,7 @@
 """The training steps of an iteration, shared by the processes of a group.
 
 Every process is given all samples and computes every n-th batch; gradients are summed. Means, the check
-of the ratio, the gradient's norm and so all decisions are the same in all of them.
+of the ratio, the gradient's norm, and so all decisions, are the same in all processes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from storage.config.run_config import RunConfig
 
 
 class ShardedTrainer(Trainer):
-    """Owns its process's part of the optimiser and of the moving average.
+    """A trainer with its process's part of the optimiser and of the moving average.
 
-    A process that fails in the midst of an update leaves the others waiting until they are ended, or the
-    group's time-out.
+    A process that fails in the middle of an update leaves the others waiting until they are ended, or until
+    the group's time-out.
 
     Args:
-        policy: the divided weights.
-        sampler: gives conditioning and schedule, the same as in the rollout.
+        policy: policy with divided weights.
+        sampler: source of conditioning and schedule, the same as in the rollout.
         config: the run's configuration.
     """
 
@@ -38,10 +38,10 @@ class ShardedTrainer(Trainer):
         self._device = policy.model.device
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Take in whole prompt groups; the weights are divided then.
+        """Add whole prompt groups; the weights are divided afterwards.
 
         Raises:
-            TrainingError: as of one process; all refuse the same.
+            TrainingError: as for one process; all processes raise the same.
         """
         self._divided.divide()
         super().add(samples)
@@ -50,7 +50,7 @@ class ShardedTrainer(Trainer):
         """Take the training steps; the weights are divided afterwards.
 
         Raises:
-            TrainingError: as of one process; all refuse the same.
+            TrainingError: as for one process; all processes raise the same.
         """
         self._divided.divide()
         return super().finish()
@@ -60,7 +60,7 @@ class ShardedTrainer(Trainer):
         return Accumulation(self._objective, size, self._group.rank(), self._group.size())
 
     def _of_all(self, terms: BatchTerms) -> BatchTerms:
-        """Sums of all processes' batches, and the largest deviation."""
+        """Return the sums of all processes' batches, and the largest deviation."""
         found = torch.tensor(terms, dtype=torch.float64).to(self._device)
         gathered = [torch.empty_like(found) for _ in range(self._group.size())]
         dist.all_gather(gathered, found, group=self._group)

@@ -1,7 +1,7 @@
-"""Tensors that are sharded over the processes of a group: gathered, and sharded again. Any shape.
+"""Gathering and sharding of tensors over the processes of a group. Any shape.
 
-Plain tensors pass through, so that code of one process need not ask. Gathering is a collective: every
-process of the group must do it, in the same order.
+Plain tensors pass through, so that code for one process need not distinguish. Gathering is a collective:
+every process of the group must do it, in the same order.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import torch
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process holds only a shard of the tensor (torch's DTensor)."""
-    # By its attribute: the class's module takes long to import, and one process never needs it.
+    """Return True if this process holds only a shard of the tensor (torch's DTensor)."""
+    # By its attribute: the class's module is slow to import, and one process never needs it.
     return hasattr(tensor, "full_tensor")
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """This process's shard, sharing memory; its first dimension may have size 0. A plain tensor: itself."""
+    """Return this process's shard, sharing memory, or a plain tensor itself; dimension 0 may be empty."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor, in its full shape; a collective where it is sharded."""
+    """Return the full tensor, in its full shape; a collective if it is sharded."""
     sharded: Any = tensor
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
 def gathered_like(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The full tensor, of `like`'s full shape, from the processes' shards of it; a collective."""
+    """Return the full tensor, of `like`'s full shape, from the processes' shards; a collective."""
     if not is_sharded(like):
         return shard
     from torch.distributed.tensor import DTensor
@@ -43,7 +43,7 @@ def gathered_like(shard: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def sharded_like(full: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A full tensor sharded as `like` is; every process has all of it, so nothing is sent."""
+    """Return a full tensor sharded as `like` is; every process has all of it, so nothing is sent."""
     if not is_sharded(like):
         return full
     from torch.distributed.tensor import distribute_tensor

@@ -1,8 +1,8 @@
 """The optimiser steps of an iteration: from samples and advantages to new weights.
 
 Determinism: rows are ordered by the samples' identity and computed in batches of the sampler's
-fixed shape, so the same samples give the same weights to the bit, and what an iteration's first update
-computes of the policy equals what the rollout did. Samples may come a prompt group at a time (`add`): no
+fixed shape, so the same samples give the same weights to the bit, and an iteration's first update
+computes the policy as the rollout did. Samples may arrive one prompt group at a time (`add`): no
 weight changes before `finish`.
 """
 
@@ -31,15 +31,15 @@ _BETA1 = 0.9
 """Decay of AdamW's first moment."""
 
 _WEIGHT_DECAY = 1e-4
-"""Decoupled, as Flow-GRPO has it."""
+"""Decoupled weight decay, as in Flow-GRPO."""
 
 
 class Trainer:
-    """Owns the optimiser and the moving average of a policy.
+    """The owner of a policy's optimiser and moving average.
 
     Args:
-        policy: the weights to train.
-        sampler: gives conditioning and schedule, the same as in the rollout.
+        policy: policy to train.
+        sampler: source of conditioning and schedule, the same as in the rollout.
         config: the run's configuration.
     """
 
@@ -63,25 +63,25 @@ class Trainer:
         self._first = self._accumulation()
 
     def average_state(self) -> WeightState:
-        """The moving average of all trained weights."""
+        """Return the moving average of all trained weights."""
         return self.policy.full_state(self.average.state)
 
     def set_kl_weight(self, weight: float) -> None:
         """Use another weight of the KL to the reference policy from the next training step on.
 
         Args:
-            weight: at least 0; above 0 the policy must have kept its reference (`RunConfig.keeps_reference`).
+            weight: at least 0; above 0 the policy must have its reference (`RunConfig.keeps_reference`).
         """
         algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
         self._config = self._config.model_copy(update={"algorithm": algorithm})
-        # Sound, as objectives keep nothing from one iteration to the next (`Objective`).
+        # This is safe because objectives keep nothing from one iteration to the next (`Objective`).
         self._objective = build_objective(self.policy, self._sampler, self._config)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps.
 
         Args:
-            samples: whole groups, in any order.
+            samples: samples of whole groups, in any order.
 
         Raises:
             TrainingError: see `add` and `finish`.
@@ -91,7 +91,7 @@ class Trainer:
         return self.finish()
 
     def begin(self) -> None:
-        """Begin an iteration, and forget one that did not come to its end."""
+        """Begin an iteration, and forget one that was not completed."""
         self.optimizer.zero_grad()
         self._objective.end()
         self._updates = [[] for _ in range(self._config.algorithm.updates_per_iteration)]
@@ -99,15 +99,15 @@ class Trainer:
         self._first = self._accumulation()
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Take in whole prompt groups; gradients of the first update are computed at once.
+        """Add whole prompt groups; gradients of the first update are computed at once.
 
-        Groups take turns with the updates.
+        Groups are assigned to the updates in turn.
 
         Args:
-            samples: of prompts after all those before, in any order.
+            samples: samples in any order, of prompts that come after all earlier ones.
 
         Raises:
-            TrainingError: if an advantage is not finite; nothing of these samples is kept then.
+            TrainingError: if an advantage is not finite; then none of these samples is kept.
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
         if not all(math.isfinite(sample.advantage) for sample in ordered):
@@ -125,12 +125,12 @@ class Trainer:
         self._first.add(first)
 
     def finish(self) -> TrainingReport:
-        """Take the training steps on the samples that were added.
+        """Take the training steps on the added samples.
 
         Raises:
-            TrainingError: if the first update's ratio is off by more than the tolerance (no weight has
-                changed then), or if a loss or a gradient is not finite (the updates before it stay; a run
-                goes back to its checkpoint).
+            TrainingError: if the first update's ratio is off by more than the tolerance (then no weight has
+                changed), or if a loss or a gradient is not finite (the updates before it stay; a run goes
+                back to its checkpoint).
         """
         updates = [samples for samples in self._updates if samples]
         sums = np.zeros(6)
@@ -148,7 +148,7 @@ class Trainer:
             if index == 0:
                 deviation = _worse(deviation, terms.deviation)
                 self._check_ratio(deviation)
-                # No weight has changed: what is out of the clip range is out of it for its age.
+                # No weight has changed: a step that is out of the clip range is out of it by its age.
                 of_it = sum(sample.stale for sample in chosen) / len(chosen)
                 clipped_stale = terms.clipped / of_it if of_it else 0.0
             place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
@@ -180,11 +180,11 @@ class Trainer:
             )
 
     def _accumulation(self) -> Accumulation:
-        """For the gradient of an update."""
+        """Return an accumulation for the gradient of an update."""
         return Accumulation(self._objective, self._config.sampling.batch_size)
 
     def _means(self, update: Accumulation) -> BatchTerms:
-        """An update's means over rows, of its gradients too."""
+        """Return an update's means over rows, and turn its gradients into means."""
         terms = self._of_all(update.terms)
         for weight in self._weights:
             if weight.grad is not None:
@@ -193,17 +193,17 @@ class Trainer:
         return means._replace(deviation=terms.deviation)
 
     def _of_all(self, terms: BatchTerms) -> BatchTerms:
-        """Sums of all processes, from this one's."""
+        """Return the sums of all processes, from this one's."""
         return terms
 
     def _apply(self, place: str) -> float:
-        """Clip, step, average; returns the gradient's norm before clipping.
+        """Clip, step and average; return the gradient's norm before clipping.
 
         Args:
-            place: which training step it is, in words.
+            place: description of the training step, for messages.
 
         Raises:
-            TrainingError: if the norm is not finite; no weight has changed then.
+            TrainingError: if the norm is not finite; then no weight has changed.
         """
         settings = self._config.optimizer
         gradients = [weight.grad for weight in self._weights if weight.grad is not None]
@@ -216,9 +216,9 @@ class Trainer:
                 f"the gradient's norm in {place} is {norm}: {cause}. No weight was changed by it; lower "
                 f"optimizer.learning_rate={settings.learning_rate}, or resume from the last checkpoint"
             )
-        # Only now: a norm that is not finite would spread over all gradients.
+        # Only after the check: a norm that is not finite would spread to all gradients.
         torch.nn.utils.clip_grads_with_norm_(self._weights, settings.max_grad_norm, total)
-        # The average's count is in every checkpoint, so a resumed run goes on at the same place.
+        # The average's count is in every checkpoint, so a resumed run continues at the same step.
         warm = min(1.0, (self.average.training_steps + 1) / max(settings.warmup_steps, 1))
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * warm
@@ -228,7 +228,7 @@ class Trainer:
         return norm
 
     def _not_finite(self) -> str:
-        """In words, the first gradient that is not finite, of those that this process holds."""
+        """Return a text on the first gradient that is not finite, of those that this process holds."""
         for name, weight in self.policy.trained.items():
             if weight.grad is not None and not torch.isfinite(local_shard(weight.grad)).all():
                 return f"the gradient of {name} is not finite"
@@ -236,5 +236,5 @@ class Trainer:
 
 
 def _worse(one: float, other: float) -> float:
-    """The larger one; NaN where either is, which max() might swallow."""
+    """Return the larger one, or NaN if either is NaN, which max() might swallow."""
     return float(np.maximum(one, other))

@@ -1,4 +1,4 @@
-"""A trainer's complete state as bytes, and back, to the bit."""
+"""Saving a trainer's complete state as bytes and restoring it, to the bit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
-    """Weights, moving average and optimiser moments, one safetensors file each.
+    """Return weights, moving average and optimiser moments, one safetensors file each.
 
-    Where the weights are divided over processes it is a collective, and each gets all.
+    If the weights are divided over processes this is a collective, and each process gets everything.
 
     Raises:
-        TrainingError: a number of it is not finite; a checkpoint of it would be of no use.
+        TrainingError: if a number in it is not finite, which would make the checkpoint useless.
     """
     names = list(trainer.policy.trained)
     moments: dict[str, np.ndarray] = {}
     for name, weight in trainer.policy.trained.items():
-        # A weight that never had a gradient has no moments. They are sorted: gathering is a collective, and a
-        # file's tensors come back in an order that differs between processes.
+        # A weight that never had a gradient has no moments. They are sorted: gathering is a collective, and
+        # the order of a file's tensors differs between processes.
         for moment, value in sorted(trainer.optimizer.state.get(weight, {}).items()):
             moments[f"{moment}/{name}"] = gathered(value.detach()).cpu().numpy()
     counts = {"training_steps": np.array([trainer.average.training_steps], np.int64)}
@@ -46,7 +46,7 @@ def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
 
 
 def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:
-    """Put a trainer into the state that `trainer_blobs` saved.
+    """Restore the state that `trainer_blobs` saved.
 
     Raises:
         CheckpointError: if a part is missing.

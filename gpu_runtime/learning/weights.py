@@ -1,4 +1,4 @@
-"""Weights as they travel from the trainer to the workers: numpy arrays, their checksum, and two checks."""
+"""Weights that are sent from the trainer to the workers: numpy arrays, their checksum, and two checks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from storage.errors import TrainingError
 
 WeightState = dict[str, np.ndarray]
-"""Trained weights by name, float32 on the CPU: what travels from the trainer to the workers."""
+"""Trained weights by name, float32 on the CPU, as sent from the trainer to the workers."""
 
 
 def weights_digest(state: Mapping[str, np.ndarray]) -> str:
-    """A checksum of weights: equal if and only if every bit is (BLAKE2b, 128 bits)."""
+    """Return a checksum of weights: equal if and only if every bit is (BLAKE2b, 128 bits)."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(state):
         array = np.ascontiguousarray(state[name])
@@ -24,14 +24,14 @@ def weights_digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
-    """Refuse weights, or what belongs to them, that are not finite, before they go anywhere.
+    """Refuse weights, or arrays that belong to them, that are not finite, before they are sent or saved.
 
     Args:
         state: arrays by name.
-        what: they are, in words.
+        what: description of the arrays, for messages.
 
     Raises:
-        TrainingError: naming the first.
+        TrainingError: if one is not finite; with the name of the first.
     """
     for name in sorted(state):
         bad = state[name].size - int(np.count_nonzero(np.isfinite(state[name])))
@@ -48,7 +48,7 @@ def check_sync(published: str, before: str) -> None:
 
     Args:
         published: digest of the trainer's weights after training.
-        before: digest of the version before.
+        before: digest of the previous version.
 
     Raises:
         TrainingError: if they are equal.

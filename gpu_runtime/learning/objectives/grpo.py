@@ -18,12 +18,12 @@ from storage.config.run_config import RunConfig
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Loss terms of R rows, one row a (sample, denoising step).
+    """The loss terms of R rows, one row per (sample, denoising step).
 
     Attributes:
         loss_R: max of the unclipped and the clipped term; its mean over rows is the loss.
         ratio_R: p_new / p_old, detached.
-        clipped_R: True where the clipped term is the larger, so that the row has no gradient.
+        clipped_R: True where the clipped term is the larger one, so that the row has no gradient.
     """
 
     loss_R: torch.Tensor
@@ -34,13 +34,13 @@ class PolicyLoss:
 def policy_loss(
     log_prob_R: torch.Tensor, old_log_prob_R: torch.Tensor, advantage_R: torch.Tensor, clip_range: float
 ) -> PolicyLoss:
-    """max(-A r, -A clip(r, 1 - eps, 1 + eps)) with r = exp(log p - log p_old).
+    """Return max(-A r, -A clip(r, 1 - eps, 1 + eps)) with r = exp(log p - log p_old).
 
     Args:
-        log_prob_R: under the policy being trained (carries gradient).
-        old_log_prob_R: under the policy that drew the sample.
+        log_prob_R: log-probability under the policy being trained (carries gradient).
+        old_log_prob_R: log-probability under the policy that drew the sample.
         advantage_R: advantage of each row's sample.
-        clip_range: eps.
+        clip_range: clip range eps.
     """
     ratio_R = torch.exp(log_prob_R - old_log_prob_R)
     unclipped_R = -advantage_R * ratio_R
@@ -49,13 +49,13 @@ def policy_loss(
 
 
 class GrpoObjective:
-    """Implements `objectives.protocol.Objective`; a row is a (sample, denoising step).
+    """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step).
 
     Args:
-        policy: to be trained.
-        sampler: of the rollout.
+        policy: policy to train.
+        sampler: sampler of the rollout.
         config: the run's configuration.
-        options: of the objective.
+        options: options of the objective.
     """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> None:
@@ -64,20 +64,20 @@ class GrpoObjective:
         self._steps = StochasticSteps(policy, sampler, config)
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Nothing to do: log-probabilities of the old policy come with the trajectories."""
+        """Return 0: log-probabilities of the old policy come with the trajectories."""
         return 0.0
 
     def end(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, as nothing is kept."""
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Every stochastic step of every sample."""
+        """Return a row for every stochastic step of every sample."""
         return self._steps.rows(samples)
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""
         device, real = self._policy.model.device, len(rows)
-        # The shape is fixed; rows that only fill it up weigh nothing.
+        # The shape is fixed; rows that only pad it have weight 0.
         padded = self._steps.padded(rows)
         weight_R = torch.zeros(len(padded), device=device)
         weight_R[:real] = weight

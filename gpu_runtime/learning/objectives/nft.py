@@ -1,8 +1,8 @@
-"""DiffusionNFT's objective (arXiv 2509.16117): final images, noised anew, pull the velocity field.
+"""DiffusionNFT's objective (arXiv 2509.16117): final images, noised again, pull the velocity field.
 
-The loss needs no trajectory and no log-probability. One batch of stochastic steps is computed again
-all the same, before an iteration's first update: it shows that the weights are those that drew the
-images. docs/explanation/forward-process.md says more.
+The loss needs neither trajectory nor log-probability. Still, one batch of stochastic steps is recomputed
+before an iteration's first update, to show that the weights are those that drew the images.
+See docs/explanation/forward-process.md.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def nft_loss(
     optimality_R: torch.Tensor,
     beta: float,
 ) -> torch.Tensor:
-    """(r |v+ - u|^2 + (1 - r) |v- - u|^2) / beta, a mean over tokens and channels; shape (R,).
+    """Return (r |v+ - u|^2 + (1 - r) |v- - u|^2) / beta, a mean over tokens and channels; shape (R,).
 
-    v+ = (1 - beta) v_old + beta v is what the policy is if it is good, v- = (1 + beta) v_old - beta v
-    what a bad one would then be. At v = v_old the gradient is 2 (2 r - 1) (v_old - u), whatever beta
-    is; the smaller beta, the further the minimum, v_old + (2 r - 1) / beta (u - v_old), lies away.
+    v+ = (1 - beta) v_old + beta v is the implicit good policy, v- = (1 + beta) v_old - beta v the implicit
+    bad one. At v = v_old the gradient is 2 (2 r - 1) (v_old - u), whatever beta is; the smaller beta,
+    the further away is the minimum, v_old + (2 r - 1) / beta (u - v_old).
 
     Args:
-        velocity_RSC: of the policy being trained (carries gradient).
-        old_RSC: of the policy that drew the images.
-        target_RSC: u = noise - x0 of each row.
-        optimality_R: r in [0, 1]: 1 for the best image, 0 for the worst, a half for a usual one.
+        velocity_RSC: velocity of the policy being trained (carries gradient).
+        old_RSC: velocity of the policy that drew the images.
+        target_RSC: target u = noise - x0 of each row.
+        optimality_R: r in [0, 1]: 1 for the best image, 0 for the worst, a half for an average one.
         beta: strength of the implicit guidance, above 0.
     """
     positive = (1 - beta) * old_RSC + beta * velocity_RSC
@@ -51,15 +51,15 @@ def nft_loss(
 
 
 class NftObjective:
-    """Implements `gpu_runtime.learning.objectives.protocol.Objective`; a row is a (sample, noise level).
+    """The `objectives.protocol.Objective` of DiffusionNFT; a row is a (sample, noise level).
 
     Noise and noise levels are functions of the sample's identity, or with `shared` of its prompt group's.
 
     Args:
-        policy: to be trained.
-        sampler: of the rollout.
+        policy: policy to train.
+        sampler: sampler of the rollout.
         config: the run's configuration.
-        options: of the objective.
+        options: options of the objective.
     """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> None:
@@ -71,7 +71,7 @@ class NftObjective:
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Keep the old policy's velocities for later updates: now the policy still is the old one."""
+        """Keep the old policy's velocities for later updates, while the policy is still the old one."""
         fresh = [sample for samples in updates for sample in samples if not sample.stale]
         size = self._config.sampling.batch_size
         for samples in updates[1:]:
@@ -86,19 +86,19 @@ class NftObjective:
         return self._steps.deviation(fresh)
 
     def end(self) -> None:
-        """Forget the old policy's velocities: of large latents they are many."""
+        """Forget the old policy's velocities, which take much memory for large latents."""
         self._old = {}
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Every noise level of every sample."""
+        """Return a row for every noise level of every sample."""
         return [Row(sample, place) for sample in samples for place in range(self._options.times)]
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
-        """Add the gradient of one batch; nothing is cut off, and there is no ratio."""
+        """Add the gradient of one batch; nothing is clipped, and there is no ratio."""
         algorithm, model = self._config.algorithm, self._policy.model
         padded = self._steps.padded(rows)
         noised, sigma, target, conditioning = self._inputs(padded)
-        # The shape is fixed; rows that only fill it up weigh nothing.
+        # The shape is fixed; rows that only pad it have weight 0.
         weight_R = torch.zeros(len(padded), device=model.device)
         weight_R[: len(rows)] = weight
         reference = None
@@ -121,7 +121,7 @@ class NftObjective:
         return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, 0.0)
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
-        """Noised latents, noise level, target velocity and prompt of each row.
+        """Return noised latents, noise level, target velocity and prompt of each row.
 
         The levels of a row's sample are spread evenly: one in each of `times` equal parts of (0, 1).
         """
@@ -133,7 +133,7 @@ class NftObjective:
             streams = [self._stream(rows[index].sample.request) for index in chosen]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
-        # The largest number below 1: rounding must not reach the open end.
+        # The largest float32 below 1: rounding must not reach the open end.
         sigma = sigma.clamp(max=1 - 2**-24).to(torch.float32)
         noised = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
         conditioning = self._sampler.conditioning(row.sample.request for row in rows)
@@ -141,6 +141,6 @@ class NftObjective:
         return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning
 
     def _stream(self, request: SampleRequest) -> NoiseStream:
-        """Where a sample's training noise and noise levels come from."""
+        """Return the stream of a sample's training noise and noise levels."""
         stream = stream_of(request)
         return stream.of_group if self._options.shared else stream

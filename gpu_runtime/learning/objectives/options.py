@@ -1,4 +1,4 @@
-"""What the project's own objectives read of `[algorithm.options]`; imports none of them."""
+"""The `[algorithm.options]` of the project's own objectives; imports none of the objectives."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ ADVANTAGE_CLIP = 5.0
 
 
 class GrpoOptions(Section):
-    """Of `grpo`."""
+    """Options of `grpo`."""
 
     clip_range: float = Field(default=1e-3, gt=0, lt=1)
     """Clip range of the probability ratio; small because log-probabilities are means."""
 
 
 class NftOptions(Section):
-    """Of `nft`."""
+    """Options of `nft`."""
 
     beta: float = Field(default=0.1, gt=0, le=1)
-    """Strength of the implicit guidance; the smaller, the further an iteration may go."""
+    """Strength of the implicit guidance; the smaller, the further an iteration may move the policy."""
 
     times: int = Field(default=5, ge=1, le=64)
-    """Noise levels at which each sample is trained on."""
+    """Number of noise levels at which each sample is trained on."""
 
     shared: bool = True
-    """All samples of a prompt group are trained on with the same noise at the same noise levels, so that what
-    these do to the loss cancels in the group's differences (V-GRPO, arXiv 2604.23380)."""
+    """Train on all samples of a prompt group with the same noise at the same noise levels, so that their
+    effect on the loss cancels in the group's differences (V-GRPO, arXiv 2604.23380)."""

@@ -1,4 +1,4 @@
-"""What a training step lowers: the interface between the trainer and its two objectives.
+"""The interface between the trainer and its objectives, which a training step lowers.
 
 An objective turns samples into rows, each one forward and backward pass of the policy, and the
 trainer feeds it the rows in batches of the sampler's fixed shape.
@@ -21,12 +21,12 @@ class TrainingSample:
     """One sample to train on.
 
     Attributes:
-        request: its identity.
+        request: identity of the sample.
         trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
         latents_SC: its final latents, float32 (read by `nft`).
-        advantage: how much better it is than its group's mean, normalised and clamped; 0 in a group without
-            variance (`algorithm.zero_variance_groups`).
-        stale: older weights drew it than those that training begins with, as the strategy wants it: its
+        advantage: distance from its group's mean, normalised and clamped; 0 in a group without variance
+            (`algorithm.zero_variance_groups`).
+        stale: True if weights older than those that training begins with drew it, as the strategy wants: its
             ratio need not be 1 at the first update.
     """
 
@@ -38,22 +38,22 @@ class TrainingSample:
 
 
 class Row(NamedTuple):
-    """One forward and backward pass: a sample, and which of its denoising steps or noise levels."""
+    """One forward and backward pass: a sample, and the index of its denoising step or noise level."""
 
     sample: TrainingSample
     place: int
 
 
 class BatchTerms(NamedTuple):
-    """What rows come to: sums of a batch, or means of an update.
+    """The results of rows: sums of a batch, or means of an update.
 
     Attributes:
-        loss: without the KL.
-        kl: distance from the reference policy, unweighted; 0 where algorithm.kl_weight is 0.
-        clipped: rows whose gradient is cut off, or their share.
+        loss: loss without the KL.
+        kl: distance from the reference policy, unweighted; 0 if algorithm.kl_weight is 0.
+        clipped: number of rows whose gradient is cut off, or their share.
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.
-        ratio: probability ratios of the policy to the one that drew the samples; 0 where there are none.
+        ratio: probability ratios of the policy to the one that drew the samples; 0 for objectives without.
         ratio_kl: estimates of the divergence of the two, r - 1 - log r.
     """
 
@@ -68,32 +68,32 @@ class BatchTerms(NamedTuple):
 class Objective(Protocol):
     """A loss over samples.
 
-    It keeps nothing from one iteration to the next: where a setting changes in a run, another one is built.
+    It keeps nothing from one iteration to the next: when a setting changes in a run, another one is built.
     """
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Look at an iteration's samples, by update, before any weight changes.
 
-        The first update's gradients have been added by then.
+        The first update's gradients have already been added.
 
         Returns:
-            The largest |ratio - 1| of the samples that are not stale, as far as `backward` does not tell it.
+            The largest |ratio - 1| of the samples that are not stale, unless `backward` returns it.
         """
         ...
 
     def end(self) -> None:
-        """Forget what was kept of an iteration, whether it came to its end or not."""
+        """Forget what was kept of an iteration, whether it was completed or not."""
         ...
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """The rows of samples, in their order."""
+        """Return the rows of samples, in order."""
         ...
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of the sum over one batch's rows.
 
         Args:
-            rows: at most a batch.
-            weight: of each of them: 1, or 0 for a batch that is computed and counts for nothing.
+            rows: rows of at most a batch.
+            weight: weight of each: 1, or 0 for a batch that is computed but does not count.
         """
         ...

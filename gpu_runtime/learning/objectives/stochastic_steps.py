@@ -1,4 +1,4 @@
-"""The denoising steps that training samples kept, computed again under the weights of now."""
+"""The denoising steps kept in training samples, computed again with the current weights."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gpu_runtime.models.protocol import Conditioning
 from storage.config.run_config import RunConfig
 
 _BATCHES = 4
-"""Batches of steps that show how far samples of older weights lie from the policy."""
+"""Most batches of steps used to measure how far samples of older weights are from the policy."""
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """R rows, each one stochastic step of one sample; shapes as in the trajectory.
+    """The inputs of R rows, each one stochastic step of one sample; shapes as in the trajectory.
 
     Attributes:
         before_RSC, after_RSC: latents before and after the step.
-        old_log_prob_R: under the policy that drew it.
-        times: where in the schedule it is.
+        old_log_prob_R: log-probability under the policy that drew it.
+        times: times of the step in the schedule.
         conditioning: encoded prompts.
     """
 
@@ -38,11 +38,11 @@ class StepInputs:
 
 
 class StochasticSteps:
-    """Steps as the rollout computed them: the same schedule, noise level and batch shape.
+    """Steps computed as in the rollout: with the same schedule, noise level and batch shape.
 
     Args:
-        policy: to be trained.
-        sampler: of the rollout.
+        policy: policy to train.
+        sampler: sampler of the rollout.
         config: the run's configuration.
     """
 
@@ -52,15 +52,15 @@ class StochasticSteps:
         self._sampling = config.sampling
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Every stochastic step of every sample."""
+        """Return a row for every stochastic step of every sample."""
         return [Row(sample, place) for sample in samples for place in range(len(sample.trajectory.step_W))]
 
     def padded(self, rows: Sequence[Row]) -> list[Row]:
-        """A batch of the fixed shape; what only fills it up repeats its first row."""
+        """Return a batch of the fixed shape, padded with copies of its first row."""
         return [*rows, *[rows[0]] * (self._sampling.batch_size - len(rows))]
 
     def inputs(self, rows: Sequence[Row]) -> StepInputs:
-        """What a batch is computed from, on the policy's device."""
+        """Return the inputs of a batch, on the policy's device."""
         device = self._policy.model.device
         pairs = [(row.sample.trajectory, row.place) for row in rows]
         before = np.stack([trajectory.before_WSC[place] for trajectory, place in pairs])
@@ -76,7 +76,7 @@ class StochasticSteps:
         )
 
     def transition(self, inputs: StepInputs) -> Transition:
-        """The policy of each row; carries gradient where gradients are on."""
+        """Return the policy of each row; it carries gradient if gradients are enabled."""
         noise_level_R = torch.full((len(inputs.before_RSC),), self._sampling.noise_level)
         velocity = self._policy.model.velocity(inputs.before_RSC, inputs.times.sigma_B, inputs.conditioning)
         return transition(
@@ -84,15 +84,15 @@ class StochasticSteps:
         )
 
     def log_prob(self, inputs: StepInputs, policy: Transition) -> torch.Tensor:
-        """Log-probability of each row's step under a policy, shape (R,)."""
+        """Return the log-probability of each row's step under a policy, shape (R,)."""
         return log_prob(self._sampling.sde, inputs.after_RSC, policy)
 
     @torch.no_grad()
     def deviation(self, samples: Sequence[TrainingSample]) -> float:
-        """Largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them.
+        """Return the largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them.
 
-        Where sampling is an ODE, which has no ratio, it is the largest difference of a step's end from
-        the one computed again, relative to the step's length.
+        If sampling is an ODE, which has no ratio, it is the largest difference between a step's end and
+        the recomputed one, relative to the step's length.
         """
         rows = self.rows(samples)[: self._sampling.batch_size]
         if not rows:
@@ -104,7 +104,7 @@ class StochasticSteps:
 
     @torch.no_grad()
     def off_policy(self, samples: Sequence[TrainingSample]) -> tuple[float, float]:
-        """`ratio_spread` and `kl` of `OffPolicyFigures`, by some batches of steps, evenly among all."""
+        """Return `ratio_spread` and `kl` of `OffPolicyFigures`, from a few batches of evenly spaced steps."""
         rows, size = self.rows(samples), self._sampling.batch_size
         count = min(len(rows), _BATCHES * size)
         looked = [rows[place * len(rows) // count] for place in range(count)]
@@ -116,7 +116,7 @@ class StochasticSteps:
         return spread, float((torch.expm1(moved) - moved).mean())
 
     def _moved(self, rows: Sequence[Row]) -> torch.Tensor:
-        """Of at most a batch of rows: log of the ratio, or an ODE step's relative change; shape (R,)."""
+        """Return the log ratio of at most a batch of rows, or an ODE step's relative change; shape (R,)."""
         inputs = self.inputs(self.padded(rows))
         policy = self.transition(inputs)
         if self._sampling.sde == "none":

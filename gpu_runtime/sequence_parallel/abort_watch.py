@@ -1,4 +1,4 @@
-"""A member's other threads: they free the main thread when its group is called off."""
+"""The watch threads of a member, which free the main thread when its group is called off."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _FOREVER = datetime.timedelta(days=365)
 
 
 class AbortWatch:
-    """Watches one group at a time for the life of its process, in threads and over connections of its own.
+    """A watch over one group at a time for the life of its process, with separate threads and connections.
 
     Args:
-        address: of the driver's store.
-        device: where the group's tensors lie.
+        address: address of the driver's store.
+        device: device of the group's tensors.
         connect_s: longest wait for the store.
     """
 
     def __init__(self, address: StoreAddress, device: torch.device, connect_s: float) -> None:
-        # A connection serves one call at a time, and the one that waits for the next abort is in a call.
+        # A connection serves one call at a time, and the one that waits for the next abort is busy.
         self._waiting = address.connect(connect_s)
         self._looking = address.connect(connect_s)
         self._own_ports = group_sockets.local_ports_to(address.port)
@@ -41,25 +41,25 @@ class AbortWatch:
         self._forming = False
         self._shut = False
         self.driver_gone = False
-        """Whether the store stopped answering: no more work will come."""
+        """True if the store stopped answering: no more work will come."""
         for work in (self._await_aborts, self._look_regularly):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
     def guard(self, prefix: str) -> None:
-        """Watch a group from now on, first of all while it is being formed."""
+        """Watch a group from now on, beginning while it is being formed."""
         with self._lock:
             self._prefix, self._broken, self._forming = prefix, False, True
 
     def formed(self) -> None:
-        """All members are there: from now on they wait for each other, and not at the store."""
+        """Note that all members are present: from now on they wait for each other, not at the store."""
         with self._lock:
             self._forming = False
 
     def release(self) -> bool:
-        """The group is left; after this returns, none of its sockets is touched any more.
+        """Stop watching the group; after this returns, its sockets are no longer touched.
 
         Returns:
-            Whether the member's connection to the store was shut down, to free it while the group was formed.
+            True if the member's connection to the store was shut down, to free it while the group was formed.
         """
         with self._lock:
             self._prefix = None
@@ -68,7 +68,7 @@ class AbortWatch:
 
     @property
     def broken(self) -> bool:
-        """Whether the guarded group has been broken off."""
+        """True if the guarded group has been broken off."""
         return self._broken or self.driver_gone
 
     def _await_aborts(self) -> None:
@@ -82,7 +82,7 @@ class AbortWatch:
             self._lose_driver()
 
     def _look_regularly(self) -> None:
-        # The other thread misses aborts while its process is stopped; this one finds them late.
+        # The other thread misses aborts while its process is stopped; this one finds them later.
         try:
             while True:
                 time.sleep(_LOOK_S)
@@ -92,7 +92,7 @@ class AbortWatch:
             self._lose_driver()
 
     def _look(self, store: dist.TCPStore) -> bool:
-        """Free the main thread if its group is broken off; whether it may have to be freed again."""
+        """Free the main thread if its group is broken off; return True if it may have to be freed again."""
         prefix = self._prefix
         if prefix is None or not store.check([aborted_key(prefix)]):
             return False
@@ -104,7 +104,7 @@ class AbortWatch:
         return True
 
     def _lose_driver(self) -> None:
-        """The store is gone, and the driver with it; peers that wait for us will learn it as well."""
+        """Note that the store is gone, and the driver with it; peers that wait for this one learn it too."""
         self.driver_gone = True
         with self._lock:
             self._free()

@@ -1,6 +1,6 @@
-"""The driver's key-value store: where groups meet and are called off.
+"""The driver's key-value store, at which groups meet and are called off.
 
-Keys: those of a group lie under its prefix and are removed some epochs after it ended. `aborts` counts
+A group's keys are under its prefix and are removed some groups after it ended. `aborts` counts
 the calls to break off, and `abort/N` wakes the members that wait for the N-th.
 """
 
@@ -19,24 +19,24 @@ _KEPT_ABORTS = 8
 
 
 def aborted_key(prefix: str) -> str:
-    """Set while a group is called off."""
+    """Return the key that is set when a group is called off."""
     return f"{prefix}aborted"
 
 
 def abort_key(number: int) -> str:
-    """Appears with the number-th call to break off."""
+    """Return the key that appears with the number-th call to break off."""
     return f"abort/{number}"
 
 
 class ControlStore:
-    """Held by the driver; members connect to it.
+    """The store, which the driver holds and members connect to.
 
     Args:
-        host: address of this machine to listen on, and on no other; groups of other instances must reach it.
+        host: the only address of this machine to listen on; groups of other instances must reach it.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        # Left to itself, torch's store listens on all addresses, whatever host it is given.
+        # By itself, torch's store listens on all addresses, whatever host it is given.
         listener = socket.create_server((host, 0), family=_family(host), backlog=socket.SOMAXCONN)
         port = listener.getsockname()[1]
         self._store = dist.TCPStore(
@@ -46,7 +46,7 @@ class ControlStore:
         self._ended: deque[str] = deque()
 
     def abort(self, prefix: str) -> None:
-        """Break a group off: its members are freed wherever they wait for each other."""
+        """Break a group off: free its members wherever they wait for each other."""
         # The flag goes first: a member that wakes must find it.
         self._store.set(aborted_key(prefix), "1")
         number = self._store.add(ABORTS, 1)
@@ -54,7 +54,7 @@ class ControlStore:
         self._store.delete_key(abort_key(number - _KEPT_ABORTS))
 
     def ended(self, prefix: str) -> None:
-        """A group has ended; its keys go when some more have."""
+        """Note that a group has ended; its keys are removed after some more groups have ended."""
         self._ended.append(prefix)
         while len(self._ended) > _KEPT_GROUPS:
             oldest = self._ended.popleft()
@@ -64,5 +64,5 @@ class ControlStore:
 
 
 def _family(host: str) -> socket.AddressFamily:
-    """IPv4 or IPv6."""
+    """Return the address family, IPv4 or IPv6."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

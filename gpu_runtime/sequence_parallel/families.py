@@ -1,7 +1,7 @@
-"""How each transformer family's sequence is cut: where tokens are split, where they come together.
+"""The plan of each transformer family's sequence: where tokens are split, and where they are gathered.
 
-diffusers has plans for Qwen-Image and FLUX. Stable Diffusion 3 has none, and its attention goes past
-diffusers' dispatcher, so both are here. Z-Image has none either; its plan is here as well.
+diffusers has plans for Qwen-Image and FLUX. Stable Diffusion 3 has none, and its attention bypasses
+diffusers' dispatcher, so both are here. Z-Image has no plan either; it is here as well.
 
 Shape suffixes: B samples, S tokens, N heads, D width of a head.
 """
@@ -27,16 +27,16 @@ from storage.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Family:
-    """What sequence parallelism needs to know of a transformer class.
+    """A transformer class as sequence parallelism sees it.
 
     Attributes:
-        splits: where tokens are split, as diffusers' plans say it.
-        output: the submodule whose output is gathered, along its second dimension.
-        text_mask: the argument that masks text; None where the family masks none.
-        attention: processor to put in place while a sequence is shared; None keeps the model's own.
-        shared_part: the submodule whose attention is shared; empty for the whole transformer.
-        heads: what the configuration calls the number of attention heads.
-        order: of text and image in their joint attention.
+        splits: points at which tokens are split, in the form of diffusers' plans.
+        output: submodule whose output is gathered, along its second dimension.
+        text_mask: argument that masks text; None if the family masks none.
+        attention: processor to use while a sequence is shared; None keeps the model's own.
+        shared_part: submodule whose attention is shared; empty for the whole transformer.
+        heads: name of the number of attention heads in the configuration.
+        order: order of text and image in their joint attention.
     """
 
     splits: dict[str, Any]
@@ -65,7 +65,7 @@ class JointAttention:
         *_: Any,
         **__: Any,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attend; returns what belongs to the image, and to the text where there is any."""
+        """Attend; return the image's part, and the text's if there is text."""
         image_tokens = hidden_states.shape[1]
         joint = [_heads(attn, layer, hidden_states) for layer in (attn.to_q, attn.to_k, attn.to_v)]
         joint[0], joint[1] = _normed(attn.norm_q, joint[0]), _normed(attn.norm_k, joint[1])
@@ -109,8 +109,8 @@ _SD3_SPLITS: dict[str, Any] = {
 }
 
 
-# Image and text become one sequence only after two layers of their own each, of 32 that the image goes
-# through. Every member computes those whole.
+# Image and text become one sequence only after two separate layers each, of 32 that the image passes.
+# Every member computes those layers whole.
 _Z_IMAGE_SPLITS: dict[str, Any] = {
     "layers.0": {"x": ContextParallelInput(split_dim=1, expected_dims=3)},
     "layers.*": {"freqs_cis": ContextParallelInput(split_dim=1, expected_dims=3)},
@@ -118,7 +118,7 @@ _Z_IMAGE_SPLITS: dict[str, Any] = {
 
 
 def shared_family_of(transformer: torch.nn.Module) -> Family:
-    """The family of a transformer.
+    """Return the family of a transformer.
 
     Raises:
         ConfigurationError: if its sequences cannot be shared.
@@ -145,7 +145,7 @@ def shared_family_of(transformer: torch.nn.Module) -> Family:
 
 
 def _own_plan(transformer: Any) -> tuple[dict[str, Any], str]:
-    """diffusers' splits, and the submodule at which its plan gathers."""
+    """Return diffusers' splits, and the submodule at which its plan gathers."""
     plan = transformer._cp_plan
     gathers = {name: entry for name, entry in plan.items() if isinstance(entry, ContextParallelOutput)}
     ((output, entry),) = gathers.items()

@@ -1,9 +1,9 @@
-"""The connected sockets of a process group, found in this process and shut down.
+"""Finding the connected sockets of a process group in this process, and shutting them down.
 
 gloo has no call that frees a member blocked on a silent peer before the time-out. Shutting its
 sockets down does, within milliseconds, unless a message is cut off midway (`process_group.py`). They are
-distinguished from all other sockets of the process (of Ray, say) by an address of the loopback network that
-nothing else uses.
+distinguished from all other sockets of the process (such as Ray's) by an address of the loopback network
+that nothing else uses.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 GROUP_ADDRESS = "127.83.80.1"
-"""Where the members of a group listen. Groups never leave an instance, so the loopback network will do."""
+"""Address that a group's members listen on. Groups stay within an instance, so loopback suffices."""
 
 
 def shut_down_group() -> int:
-    """Shut down this process's connections of its group; returns how many."""
+    """Shut down this process's connections of its group; return how many."""
     return sum(_shut(connection) for connection in _connections() if GROUP_ADDRESS in connection.hosts)
 
 
 def shut_down_connections_to(host_port: int, except_local_ports: frozenset[int]) -> int:
-    """Shut down connections to a port of a local or remote host, but not those with some local ports."""
+    """Shut down connections to a port of any host, except those with some local ports; return how many."""
     return sum(
         _shut(connection)
         for connection in _connections()
@@ -32,17 +32,17 @@ def shut_down_connections_to(host_port: int, except_local_ports: frozenset[int])
 
 
 def local_ports_to(host_port: int) -> frozenset[int]:
-    """Local ports of this process's connections to a port."""
+    """Return the local ports of this process's connections to a port."""
     return frozenset(found.own_port for found in _connections() if found.peer_port == host_port)
 
 
 class _Connection(NamedTuple):
-    """A connected socket, and its ends as they were when it was found: a peer may go at any moment.
+    """A connected socket, and its ends as they were when it was found: a peer may leave at any moment.
 
     Attributes:
-        socket: a duplicate of it.
+        socket: duplicate of the socket.
         hosts: addresses of both ends.
-        own_port, peer_port: of the ends.
+        own_port, peer_port: ports of the ends.
     """
 
     socket: socket.socket
@@ -52,7 +52,7 @@ class _Connection(NamedTuple):
 
 
 def _connections() -> Iterator[_Connection]:
-    """Duplicates of this process's connected internet sockets; each is closed after its turn."""
+    """Yield duplicates of this process's connected internet sockets; each is closed after its turn."""
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -65,7 +65,7 @@ def _connections() -> Iterator[_Connection]:
                 continue
             try:
                 own, peer = duplicate.getsockname(), duplicate.getpeername()
-            except OSError:  # not connected, or no more
+            except OSError:  # not connected, or no longer
                 continue
             hosts = own[0].removeprefix("::ffff:"), peer[0].removeprefix("::ffff:")
             yield _Connection(duplicate, hosts, own[1], peer[1])

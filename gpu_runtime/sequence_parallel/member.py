@@ -1,6 +1,6 @@
-"""What one device does in sequence-parallel groups: join, denoise, go over to another group.
+"""One device's part in sequence-parallel groups: join, denoise, move to another group.
 
-Nothing here knows how the process was started or how it is called.
+Nothing here depends on how the process was started or how it is called.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ ResultT = TypeVar("ResultT")
 
 
 class SequenceParallelMember:
-    """A model, its text embeddings and this process's place in a group; only the place changes.
+    """A model and this process's place in a group; only the place changes.
 
     All methods are called from one thread. Those that wait for peers raise `GroupBrokenError` when the
-    driver breaks the group off or a peer dies; the member is in no group then and can join another.
+    driver breaks the group off or a peer dies; then the member is in no group and can join another.
 
     Args:
-        name: of the device, unlike any other.
-        model: with its weights loaded.
-        address: of the driver's store; connected to at once, and not when others wait for this device:
+        name: unique name of the device.
+        model: model with its weights loaded.
+        address: address of the driver's store; connected to at once, before others wait for this device:
             for each new connection torch looks names up, which can take five seconds.
         connect_s: longest wait for the store.
 
     Attributes:
-        name: as given; a standby gets another one with its place.
+        name: name as given; a standby gets another one with its place.
     """
 
     def __init__(self, name: str, model: DiffusionModel, address: StoreAddress, connect_s: float) -> None:
@@ -53,24 +53,24 @@ class SequenceParallelMember:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the group that this member is in; None while it is in none."""
+        """The epoch of this member's group; None while it is in none."""
         return None if self._place is None else self._place.epoch
 
     @property
     def leads(self) -> bool:
-        """Whether this member is its group's leader."""
+        """True if this member is its group's leader."""
         return self._place is not None and self._place.leader == self.name
 
     def join(self, group: WorkerGroup, timeout_s: float) -> None:
-        """Leave the group so far and form another.
+        """Leave the current group and form another.
 
         Args:
-            group: what to form.
-            timeout_s: longest wait for a peer, now and later, if the group is not broken off before: a
+            group: group to form.
+            timeout_s: longest wait for a peer, now and later, unless the group is broken off before: a
                 backstop.
 
         Raises:
-            GroupBrokenError: if it was broken off before all were there.
+            GroupBrokenError: if it was broken off before all were present.
             ConfigurationError: if the model's sequences do not divide by its degree.
         """
         self.leave()
@@ -91,8 +91,8 @@ class SequenceParallelMember:
         """Do something that every member of a group does at the same time.
 
         Args:
-            epoch: of the group that is meant.
-            work: what to do; it uses the model, and may ask `any_true`.
+            epoch: epoch of the intended group.
+            work: function to call; it uses the model, and may call `any_true`.
 
         Raises:
             GroupBrokenError: if the member is in another group, or this one broke.
@@ -109,11 +109,11 @@ class SequenceParallelMember:
             raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
 
     def any_true(self, said: bool) -> bool:
-        """Whether any member says so; all members must ask at the same moment, and get the same answer."""
+        """Return True for all members if any passes True; all must call this at the same point."""
         return said if self._group is None else self._group.any_true(said)
 
     def leave(self) -> None:
-        """Leave the group, if any; waits for no other member, as one of them may hang."""
+        """Leave the group, if any, without waiting for another member, as one of them may hang."""
         self._place = None
         shared, self._shared = self._shared, None
         if shared is not None:
@@ -128,8 +128,8 @@ class SequenceParallelMember:
         rank, degree = group.rank(self.name), len(group.members)
         try:
             store = self._store = self._store or self._address.connect(timeout_s)
-            aborted = store.check([aborted_key(group.prefix)])  # before the watch was there to see it
-        except RuntimeError as error:  # the watch has seen it, and shut the connection down
+            aborted = store.check([aborted_key(group.prefix)])  # before the watch began
+        except RuntimeError as error:  # the watch has seen the abort, and shut the connection down
             raise GroupBrokenError(f"group {group.prefix} was broken off: {error}") from error
         if aborted:
             raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")

@@ -1,11 +1,11 @@
-"""A process group over the members of a sequence-parallel group: formed, used, interrupted, dissolved.
+"""A process group over the members of a sequence-parallel group: forming, use, interruption, closing.
 
-The group is its process's default group, so one process is in one at a time. torch's other ways
+The group is its process's default group, so a process is in one at a time. torch's other ways
 (`new_group`, `split_group`, `shrink_group`) cannot grow, or do not work with gloo.
 
-Where a peer ends while a message is half sent or half received, gloo frees no one who waits for that message:
-it tells those that still wait for their turn, and closes the connection. So gloo is waited for in short
-turns, and left behind with what it holds if the group is called off meanwhile.
+If a peer ends while a message is half sent or half received, gloo does not free threads that wait for that
+message: it tells those that still wait for their turn, and closes the connection. So gloo is waited for in
+short turns, and abandoned with what it holds if the group is called off meanwhile.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from storage.errors import ConfigurationError, GroupBrokenError
 
 _BACKEND = "instance_gloo"
 _CONNECT = datetime.timedelta(seconds=2)
-"""Of gloo while a group is formed: for a peer's connection it waits five times as long."""
+"""gloo's time-out while a group is formed: it waits five times as long for a peer's connection."""
 
 _THREADS = 1  # of gloo; more help with several collectives at a time, which Ulysses never has
 
 _TURN = datetime.timedelta(seconds=0.05)
-"""A wait for gloo, after which is looked whether the group is called off. Its own end ends it at once."""
+"""Longest wait for gloo between checks that the group is not called off; a collective's end ends it."""
 
 
 class InstanceGroup:
-    """Members that can reach each other; forming it waits for all of them.
+    """A group of members that can reach each other; forming it waits for all of them.
 
     Args:
-        store: a connection to the driver's store; broken if the forming is interrupted.
-        prefix: of its keys; a new one for each group, or members of an old one would be met.
-        rank: this process's place.
-        size: members, at least 2.
+        store: connection to the driver's store; broken if the forming is interrupted.
+        prefix: prefix of its keys; a new one for each group, or members would meet those of an old one.
+        rank: rank of this process.
+        size: number of members, at least 2.
         timeout_s: longest wait for a peer that is not interrupted: a backstop.
-        device: where tensors lie; a CUDA device means NCCL, which is not tested.
-        called_off: whether the group is broken off; asked by who waits for a peer.
+        device: device of the tensors; a CUDA device means NCCL, which is not tested.
+        called_off: function that is True if the group is broken off; called while waiting for a peer.
 
     Raises:
         GroupBrokenError: if a peer did not come, or the forming was interrupted.
-        ConfigurationError: if this process has a default group of its own.
+        ConfigurationError: if this process already has a default group.
 
     Attributes:
-        rank: this process's place.
-        size: members.
-        group: as torch has it; gone once the group is left.
+        rank: rank of this process.
+        size: number of members.
+        group: torch's process group; gone once the group is left.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class InstanceGroup:
         self.group = self._form(store, rank, size, timeout_s)
 
     def exchange(self, parts: torch.Tensor) -> torch.Tensor:
-        """Part i of the first dimension goes to member i.
+        """Send part i of the first dimension to member i.
 
         Args:
-            parts: one for each member, contiguous.
+            parts: one part for each member, contiguous.
 
         Returns:
-            What came from each member, in their order; of the same shape.
+            The part from each member, in order of rank; of the same shape.
 
         Raises:
             RuntimeError: if a peer is gone, or the group is called off (then `GroupBrokenError`).
@@ -96,31 +96,31 @@ class InstanceGroup:
         return got
 
     def gather(self, part: torch.Tensor, dim: int) -> torch.Tensor:
-        """The parts of all members one after another.
+        """Return the parts of all members, concatenated.
 
         Args:
-            part: this member's, of the same shape at each.
-            dim: the dimension that grows.
+            part: part of this member, of the same shape at each.
+            dim: dimension to concatenate along.
 
         Raises:
-            RuntimeError: as of `exchange`.
+            RuntimeError: see `exchange`.
         """
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         self._finish(dist.all_gather(parts, part.contiguous(), group=self.group, async_op=True))
         return torch.cat(parts, dim=dim)
 
     def any_true(self, said: bool) -> bool:
-        """Whether any member says so; all must ask at the same moment, and get the same answer.
+        """Return True for all members if any passes True; all must call this at the same point.
 
         Raises:
-            RuntimeError: as of `exchange`.
+            RuntimeError: see `exchange`.
         """
         flag = torch.tensor([int(said)], device=self._device)
         self._finish(dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
         return bool(flag.item())
 
     def close(self) -> None:
-        """Leave at once: peers that still wait for this member get an error."""
+        """Leave at once; peers that still wait for this member get an error."""
         if not self._cuda:
             group_sockets.shut_down_group()
         group = self.group
@@ -128,14 +128,14 @@ class InstanceGroup:
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
         if self._left_behind is not None:
-            # To let go of the group would be to wait for gloo's thread: until the time-out.
+            # Releasing the group would wait for gloo's thread, until the time-out.
             keeping = threading.Thread(target=_keep, args=(group, self._left_behind), daemon=True)
             keeping.start()
             self._left_behind = None
 
     def _finish(self, work: Any) -> None:
         """Wait for a collective to end."""
-        if self._cuda:  # `interrupt` frees who waits for NCCL
+        if self._cuda:  # `interrupt` frees threads that wait for NCCL
             work.wait()
             return
         while not _ends_within(work, _TURN):
@@ -145,8 +145,8 @@ class InstanceGroup:
 
     def _form(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
         _register_backend()
-        hook = sys.excepthook  # torch wraps it anew for each group, and never takes it back
-        # An attempt that failed has used up a name, which is part of the keys that members meet at.
+        hook = sys.excepthook  # torch wraps it again for each group, and never unwraps it
+        # A failed attempt has used up a name, which is part of the keys at which members meet.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0
         try:
@@ -169,18 +169,18 @@ class InstanceGroup:
 
 
 def _ends_within(work: Any, limit: datetime.timedelta) -> bool:
-    """Whether a collective ends in time; raises its error if that is how it ends."""
+    """Return True if a collective ends in time; raise its error if it ends with one."""
     try:
         work.wait(limit)
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # its own error, or none if it has ended just now
+        work.wait()  # raises its own error, or nothing if it has just ended
     return True
 
 
 def _keep(group: dist.ProcessGroup, work: Any) -> None:
-    """Keep a group until gloo has given up what it waits for."""
+    """Keep a group until gloo has given up waiting."""
     with contextlib.suppress(RuntimeError):
         work.wait()
 
@@ -188,7 +188,7 @@ def _keep(group: dist.ProcessGroup, work: Any) -> None:
 def interrupt(device: torch.device) -> None:
     """Free this process's other threads that wait for a peer of the group; they raise RuntimeError.
 
-    With gloo not those whose message is under way: see `InstanceGroup`.
+    With gloo, threads whose message is under way are not freed: see the top of this file.
     """
     if device.type != "cuda":
         group_sockets.shut_down_group()
@@ -197,7 +197,7 @@ def interrupt(device: torch.device) -> None:
 
 
 def is_group_failure(error: RuntimeError) -> bool:
-    """Whether an error came out of a collective, and not out of the model."""
+    """Return True if an error came from a collective, and not from the model."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
 
 
@@ -214,8 +214,8 @@ def _gloo_on_this_instance(
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = gloo._Options()
-    # gloo waits for a peer's connection where no socket is there yet to be shut down. So members meet at the
-    # store first, where they can be freed at any time; then only a peer that ends in between is waited for.
+    # gloo waits for a peer's connection when there is no socket yet to shut down. So members first meet at
+    # the store, where they can be freed at any time; then only a peer that ends in between is waited for.
     options._timeout = min(timeout, _CONNECT)
     options._threads = _THREADS
     options._devices = [gloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]

@@ -1,4 +1,4 @@
-"""What of a model and a resolution decides by how many devices a sequence can be shared. Pure."""
+"""The sizes of a model and a resolution that decide how many devices can share a sequence. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from storage.errors import ConfigurationError
 class SequenceShape:
     """One sequence: image tokens and text tokens that attend to each other.
 
-    Ulysses gives every member an equal part of the tokens outside of attention and an equal part of
-    the heads inside, so all three must divide by the degree. Text may be padded where a mask hides
-    the padding; image tokens have no mask in any family, so they may not.
+    Ulysses gives every member an equal part of the tokens outside attention and an equal part of
+    the heads inside, so all three must divide by the degree. Text may be padded if a mask hides
+    the padding; image tokens may not, as no family masks them.
 
     Attributes:
-        heads: attention heads.
-        image_tokens: S.
-        text_tokens: L.
-        text_has_mask: whether the family masks text, so that padding it changes nothing.
+        heads: number of attention heads.
+        image_tokens: number of image tokens S.
+        text_tokens: number of text tokens L.
+        text_has_mask: True if the family masks text, so that padding it changes nothing.
     """
 
     heads: int
@@ -36,7 +36,7 @@ class SequenceShape:
                 )
 
     def refusal(self, degree: int) -> str | None:
-        """Why this sequence cannot be shared by `degree` devices; None where it can."""
+        """Return the reason why `degree` devices cannot share this sequence; None if they can."""
         if degree < 1:
             return f"the degree is {degree}; it must be at least 1"
         parts = [(self.heads, "attention heads"), (self.image_tokens, "image tokens")]
@@ -59,16 +59,16 @@ class SequenceShape:
             raise ConfigurationError(f"sequence parallelism: {reason}; choose another degree or resolution")
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
-        """Degrees from 1 to `up_to` that the sequence can be shared by."""
+        """Return the degrees from 1 to `up_to` by which the sequence can be shared."""
         return tuple(degree for degree in range(1, up_to + 1) if self._divides(degree))
 
     def only_text_length_prevents(self, degree: int) -> bool:
-        """Whether the sequence could be shared by `degree` devices if its text had another length."""
+        """Return True if `degree` devices could share the sequence only if its text had another length."""
         others = self.heads % degree == 0 and self.image_tokens % degree == 0
         return others and not self._divides(degree)
 
     def padded_text(self, degree: int) -> int:
-        """Text tokens after padding to a multiple of the degree."""
+        """Return the number of text tokens after padding to a multiple of the degree."""
         return -(-self.text_tokens // degree) * degree
 
     def _divides(self, degree: int) -> bool:

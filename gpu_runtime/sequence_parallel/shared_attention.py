@@ -1,11 +1,11 @@
-"""Attention of which every member computes some heads, over all tokens in the order that one device has.
+"""Attention of which every member computes some heads, over all tokens in the order of one device.
 
-Ulysses (Jacobs et al. 2023, arXiv 2309.14509, section 3.2): outside of attention a member holds some tokens
-and all heads, inside some heads and all tokens; one exchange leads there, another one back. diffusers has it
-too, with an exchange for each of query, key and value and one for the mask, and with the tokens in the order
-in which members hold them: text, image, text, image. Sums over keys are then rounded in another order than
-on one device. Here the tokens are put into their own order and padding is left out, so that attention gets
-the numbers that it gets on one device, in the same order.
+Ulysses (Jacobs et al. 2023, arXiv 2309.14509, section 3.2): outside attention a member holds some tokens
+and all heads, inside it some heads and all tokens; one exchange leads there, and another one back. diffusers
+has it too, with an exchange for each of query, key and value and one for the mask, and with the tokens in the
+order in which members hold them: text, image, text, image. Then sums over keys are rounded in another order
+than on one device. Here the tokens are put into their original order and padding is left out, so that
+attention gets the same numbers as on one device, in the same order.
 
 Shape suffixes: B samples, S all tokens, s a member's tokens, L text tokens, N all heads, n a member's heads,
 D width of a head, M members.
@@ -24,16 +24,16 @@ from diffusers.models.attention_dispatch import AttentionBackendName, _Attention
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 
 Order = Literal["text first", "image first", "as cut"]
-"""How attention's tokens follow each other; "as cut" where text and image became one sequence before."""
+"""Order of attention's tokens; "as cut" if text and image became one sequence before."""
 
 
 class SharedAttention(ParallelConfig):
-    """What diffusers hands from an attention processor to `allow_sharing`'s kernels.
+    """The object that diffusers passes from an attention processor to `allow_sharing`'s kernels.
 
     Args:
-        group: the members.
-        order: of the tokens in joint attention on one device.
-        image_tokens: of all members together.
+        group: group of the members.
+        order: order of the tokens in joint attention on one device.
+        image_tokens: image tokens of all members together.
     """
 
     def __init__(self, group: InstanceGroup, order: Order, image_tokens: int) -> None:
@@ -46,12 +46,12 @@ class SharedAttention(ParallelConfig):
         self._mask_BS: torch.Tensor | None = None
 
     def begin(self, text_tokens: int, padded_text: int, mask_BL: torch.Tensor | None) -> None:
-        """A forward pass begins.
+        """Begin a forward pass.
 
         Args:
-            text_tokens: L, without what was added so that it divides.
-            padded_text: text tokens with that.
-            mask_BL: which text tokens count, as the caller gave it; None where all do.
+            text_tokens: text tokens L without padding.
+            padded_text: text tokens with the padding to a multiple of the degree.
+            mask_BL: mask of the text tokens that count, as the caller gave it; None if all do.
         """
         self._text_tokens, self._padded_text = text_tokens, padded_text
         self._mask_BS = None
@@ -72,11 +72,11 @@ class SharedAttention(ParallelConfig):
         Args:
             kernel: attention on one device.
             qkv_BsND: query, key and value of this member's tokens.
-            mask: of this member's tokens or of all of them, its last dimension; None where all count.
-            **options: the kernel's.
+            mask: mask whose last dimension is this member's tokens or all tokens; None if all count.
+            **options: options of the kernel.
 
         Returns:
-            What this member's tokens attended to, of shape (B, s, N, D).
+            The attention output of this member's tokens, of shape (B, s, N, D).
         """
         held = qkv_BsND[0].shape[1]
         query, key, value = self._in_order(self._heads_of_all(torch.stack(qkv_BsND)))
@@ -86,17 +86,17 @@ class SharedAttention(ParallelConfig):
         return self._tokens_of_one(self._as_held(out_BSnD, held))
 
     def _heads_of_all(self, qkv_3BsND: torch.Tensor) -> torch.Tensor:
-        """All tokens, member by member, of this one's heads; (3, B, M, s, n, D)."""
+        """Exchange to all tokens, member by member, of this member's heads; (3, B, M, s, n, D)."""
         by_heads = qkv_3BsND.unflatten(3, (self._degree, -1)).permute(3, 0, 1, 2, 4, 5)
         return self._group.exchange(by_heads.contiguous()).permute(1, 2, 0, 3, 4, 5)
 
     def _tokens_of_one(self, out_BMsnD: torch.Tensor) -> torch.Tensor:
-        """All heads of this member's tokens; (B, s, N, D)."""
+        """Exchange to all heads of this member's tokens; (B, s, N, D)."""
         by_heads = self._group.exchange(out_BMsnD.transpose(0, 1).contiguous())
         return by_heads.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
     def _first_part(self, held: int) -> int | None:
-        """Tokens of the part that comes first, of a member's; None where there is one part only."""
+        """Return how many of a member's tokens are in the first part; None if there is only one part."""
         text, image = self._padded_text // self._degree, self._image_tokens // self._degree
         if self._order == "as cut" or held != text + image:
             return None
@@ -115,7 +115,7 @@ class SharedAttention(ParallelConfig):
         return torch.cat(parts, dim=2)
 
     def _as_held(self, out_BSnD: torch.Tensor, held: int) -> torch.Tensor:
-        """The other way round, with nothing in the place of padding; (B, M, s, n, D)."""
+        """Invert `_in_order`, with zeros in place of padding; (B, M, s, n, D)."""
         first = self._first_part(held)
         if first is None:
             return out_BSnD.unflatten(1, (self._degree, held))
@@ -130,12 +130,12 @@ class SharedAttention(ParallelConfig):
 
 @cache
 def allow_sharing(backend: AttentionBackendName) -> None:
-    """Let an attention kernel of diffusers share heads where it is handed a `SharedAttention`.
+    """Let an attention kernel of diffusers share heads if it is passed a `SharedAttention`.
 
-    Done once a process.
+    This is done once per process.
 
     Args:
-        backend: the kernel's name; without a `SharedAttention` it stays what it was.
+        backend: name of the kernel; without a `SharedAttention` it works as before.
     """
     kernel = _AttentionBackendRegistry._backends[backend]
 

@@ -1,4 +1,4 @@
-"""The address of the driver's key-value store. A driver names it to workers, and need not have torch."""
+"""The address of the driver's key-value store. A driver gives it to workers without importing torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where the driver's key-value store listens."""
+    """The address at which the driver's key-value store listens."""
 
     host: str
     port: int
 
     def connect(self, timeout_s: float) -> dist.TCPStore:
-        """A connection of its own.
+        """Open a new connection.
 
         Raises:
             GroupBrokenError: if the store does not answer in time.

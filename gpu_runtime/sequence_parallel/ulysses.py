@@ -1,7 +1,7 @@
-"""Ulysses (arXiv 2309.14509): sharing a transformer's sequences over a process group, and back.
+"""Ulysses (arXiv 2309.14509): sharing a transformer's sequences over a process group, and undoing it.
 
-On diffusers' context parallelism, without `enable_parallelism`: that one wants an accelerator, makes
-three process groups where one is enough, and cannot be undone, which a regroup needs every time.
+It uses diffusers' context parallelism without `enable_parallelism`, which requires an accelerator, makes
+three process groups where one is enough, and cannot be undone, as every regroup requires.
 
 Shape suffixes: B samples, L text tokens, E text width.
 """
@@ -23,11 +23,11 @@ from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.shared_attention import SharedAttention, allow_sharing
 from storage.errors import ConfigurationError
 
-_ATTENTION = "_parallel_config"  # what diffusers reads of a processor to share its attention
+_ATTENTION = "_parallel_config"  # attribute of a processor that diffusers reads to share its attention
 
 
 class _GroupAsMesh:
-    """A process group as the only dimension of a device mesh: what diffusers asks of one."""
+    """A process group as the only dimension of a device mesh, as far as diffusers uses one."""
 
     def __init__(self, group: InstanceGroup) -> None:
         self._group = group
@@ -42,18 +42,18 @@ class _GroupAsMesh:
 class SharedSequence:
     """A transformer that shares its sequences with the other members of a group, until `close`.
 
-    Every member must call the transformer with the same arguments, and gets the whole output. Samples are
-    generated so; no run trains on shared sequences. A failure in the middle of a forward pass leaves
-    nothing that `close` does not undo.
+    Every member must call the transformer with the same arguments, and gets the whole output. Sharing is for
+    generating samples; no run trains on shared sequences. `close` undoes everything, even after a failure in
+    the middle of a forward pass.
 
     Args:
         transformer: Qwen-Image, FLUX, Stable Diffusion 3 or Z-Image.
-        group: the members; its size is the Ulysses degree.
-        shape: the sequence, to refuse what does not divide.
+        group: group of the members; its size is the Ulysses degree.
+        shape: shape of the sequence, to refuse one that does not divide.
 
     Raises:
         ConfigurationError: if the sequence does not divide, the family is unknown, or the attention
-            backend cannot share; the transformer is untouched then.
+            backend cannot share; then the transformer is unchanged.
     """
 
     def __init__(self, transformer: torch.nn.Module, group: InstanceGroup, shape: SequenceShape) -> None:
@@ -79,12 +79,12 @@ class SharedSequence:
         output = transformer.get_submodule(family.output)
         self._hooks = [
             transformer.register_forward_pre_hook(padding, with_kwargs=True),
-            # diffusers' own would wait where no one can free the member.
+            # diffusers' own hook would wait where the member cannot be freed.
             output.register_forward_hook(lambda *call: group.gather(call[2], dim=1)),
         ]
 
     def close(self) -> None:
-        """The transformer computes alone again; to close twice is to close once."""
+        """Let the transformer compute alone again; a second call does nothing."""
         family, self._family = self._family, None
         if family is None:
             return
@@ -106,7 +106,7 @@ class SharedSequence:
 
 
 class _TextPadding:
-    """Pads text to a multiple of the degree, behind a mask, and tells attention how much of it is text."""
+    """A hook that pads text to a multiple of the degree, with a mask, and tells attention its length."""
 
     def __init__(self, mask_name: str | None, degree: int, attention: SharedAttention) -> None:
         self._mask_name = mask_name
@@ -133,12 +133,12 @@ class _TextPadding:
 
 
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
-    """The sequence of a transformer at a resolution.
+    """Return the shape of a transformer's sequence at a resolution.
 
     Args:
-        transformer: of a family that can be shared.
-        image_tokens: of a sample.
-        text_tokens: of a sample.
+        transformer: transformer of a family that can be shared.
+        image_tokens: image tokens of a sample.
+        text_tokens: text tokens of a sample.
 
     Raises:
         ConfigurationError: if the family is unknown.
@@ -149,13 +149,13 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
 
 
 def refuse_attention(backend: str) -> None:
-    """Refuse an attention kernel that works on the tokens of one device only.
+    """Refuse an attention kernel that works only on the tokens of one device.
 
     Args:
-        backend: diffusers' name.
+        backend: diffusers' name of the kernel.
 
     Raises:
-        ConfigurationError: with kernels that would do.
+        ConfigurationError: if it is one; with kernels that can be used.
     """
     if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(backend)):
         raise ConfigurationError(
@@ -171,7 +171,7 @@ def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator
 
 
 def _backends(transformer: torch.nn.Module) -> set[AttentionBackendName]:
-    """The attention kernels in use; refuses those that cannot share."""
+    """Return the attention kernels in use; refuse those that cannot share."""
     family, found = shared_family_of(transformer), set()
     for module in _attention_modules(transformer, family):
         processor = module.processor

@@ -1,4 +1,4 @@
-"""A group of workers that share a sequence, as its members know it. Pure."""
+"""The description of a group of workers that share a sequence. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from storage.errors import SchedulingError
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """A group as its members get it.
+    """A group as described to its members.
 
     Attributes:
-        epoch: the epoch that formed it.
-        place: which of that epoch's groups it is.
-        members: device names, the leader first; a member's place is its rank.
+        epoch: epoch that formed it.
+        place: index among that epoch's groups.
+        members: device names, the leader first; a member's index is its rank.
     """
 
     epoch: int
@@ -23,7 +23,7 @@ class WorkerGroup:
 
     @property
     def prefix(self) -> str:
-        """Of its keys in the driver's store."""
+        """The prefix of its keys in the driver's store."""
         return f"epoch-{self.epoch}/group-{self.place}/"
 
     @property
@@ -32,7 +32,7 @@ class WorkerGroup:
         return self.members[0]
 
     def rank(self, member: str) -> int:
-        """A member's place.
+        """Return a member's rank.
 
         Raises:
             SchedulingError: if it is not in the group.

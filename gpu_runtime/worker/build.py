@@ -1,4 +1,4 @@
-"""Builds a device's worker in its own process; the driver, which names this, does not import torch for it."""
+"""Building a device's worker in its own process, so that the driver, which names this, needs no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def device_worker(*args: Any) -> DeviceWorker:
-    """A worker, from the arguments of its class."""
+    """Build a worker from the arguments of its class."""
     from gpu_runtime.worker.worker import DeviceWorker
 
     return DeviceWorker(*args)

@@ -1,12 +1,12 @@
-"""The history of a run: what each process did, a line at a time, in a file of its own.
+"""The history of a run: the actions of each process, line by line, in one file per process.
 
-A line is one write to a file that is only appended to, so what a process has written is there however it
-ends; nothing is synced to the disk, so a machine that loses power may lose the last of it. Each life of a
-run, from its start or resumption to its end, has a folder of its own; in it each process has a file, whose
-first line names it. `gpu_runtime/scheduling/history.py` checks the promises from it.
+A line is one write to an append-only file, so it survives however its process ends; nothing is synced to
+the disk, so a machine that loses power may lose the last lines. Each life of a run, from its start or
+resumption to its end, has its own folder; in it each process has a file, whose first line names the process.
+`gpu_runtime/scheduling/history.py` checks the promises against it.
 
 On a machine that does not have the driver's folder, a process writes into the home of that machine
-(`HistoryPlace.folder_here`). All processes of the driver's machine count time as the driver does.
+(`HistoryPlace.folder_here`). All processes on the driver's machine use the driver's clock.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from storage.home import Home
 
 @dataclass(frozen=True)
 class HistoryPlace:
-    """Where the processes of a run's life write; the driver gives it to its workers and scorers.
+    """The place where the processes of a run's life write; the driver gives it to its workers and scorers.
 
     Attributes:
-        folder: of the life, on the driver's machine: HOME/runs/RUN/history/LIFE.
-        anchor: of the driver's clock.
+        folder: folder of the life, on the driver's machine: HOME/runs/RUN/history/LIFE.
+        anchor: anchor of the driver's clock.
     """
 
     folder: str
     anchor: Anchor
 
     def folder_here(self) -> Path:
-        """The folder to write into on this machine: the driver's, or that of the same life in the home here.
+        """Return the folder to write into: the driver's, or that of the same life in this machine's home.
 
         Raises:
-            StorageError: neither is there, nor can it be made.
+            StorageError: if the driver's does not exist and the other one cannot be made.
         """
         folder = Path(self.folder)
         if folder.is_dir():
@@ -60,18 +60,18 @@ class HistoryPlace:
 
 
 class HistoryLog:
-    """The file of one process; may be written by all its threads.
+    """The file of one process; all its threads may write to it.
 
     Args:
-        folder: of the run's life, which exists; None writes nothing.
-        name: of the process: `driver`, or that of its worker or scorer.
+        folder: existing folder of the run's life; None writes nothing.
+        name: name of the process: `driver`, or that of its worker or scorer.
 
     Attributes:
-        path: the file; None where nothing is written.
-        place: what the processes that this one starts are given, so that they write beside it.
+        path: path of the file; None if nothing is written.
+        place: place to give to processes that this one starts, so that they write beside it.
 
     Raises:
-        StorageError: the file cannot be made.
+        StorageError: if the file cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, name: str) -> None:
@@ -100,12 +100,12 @@ class HistoryLog:
 
     @classmethod
     def beside(cls, place: HistoryPlace | None, name: str) -> HistoryLog:
-        """The file of a process that a driver has started; None keeps none.
+        """Open the file of a process that a driver has started; None writes nothing.
 
-        From now on the process counts time as the driver does, where both are on one machine.
+        From now on the process uses the driver's clock, if both are on one machine.
 
         Raises:
-            StorageError: the file cannot be made.
+            StorageError: if the file cannot be made.
         """
         if place is None:
             return cls(None, name)
@@ -114,22 +114,22 @@ class HistoryLog:
 
     @property
     def kept(self) -> bool:
-        """Whether anything is written."""
+        """True if anything is written."""
         return self._file is not None
 
     def note(self, event: str, **facts: Any) -> None:
         """Append a line.
 
         Args:
-            event: what happened.
-            facts: JSON values.
+            event: name of the event.
+            facts: details, as JSON values.
         """
         if self._file is not None:
             line = json.dumps({"event": event, "at": now(), **facts}, separators=(",", ":"))
             os.write(self._file, line.encode() + b"\n")
 
     def close(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         file, self._file = self._file, None
         if file is not None:
             os.close(file)
@@ -139,7 +139,7 @@ def new_life(folder: Path) -> Path:
     """Make the folder of a run's next life; they are numbered from 1.
 
     Args:
-        folder: of the run's whole history; made where it is missing.
+        folder: folder of the run's whole history; made if it is missing.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     life = folder / f"{1 + len(lives(folder)):04}"
@@ -148,12 +148,12 @@ def new_life(folder: Path) -> Path:
 
 
 def lives(folder: Path) -> list[Path]:
-    """The folders of a run's lives, in order; none where there is no history."""
+    """Return the folders of a run's lives, in order; empty without a history."""
     return sorted(path for path in folder.glob("[0-9]*") if path.is_dir())
 
 
 def names_of(requests: Iterable[SampleRequest]) -> list[str]:
-    """Requests as the history writes them."""
+    """Return requests as the history writes them."""
     return [
         f"{request.kind}-{request.iteration}-{request.prompt_id}-{request.seed_index}-v{request.policy_version}"
         + (f"-preview-{request.preview_step}" if request.preview_step else "")

@@ -1,4 +1,4 @@
-"""Reads a run's history: whole, or what has been written since the last look."""
+"""Reading of a run's history: all of it, or what has been written since the last call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpu_runtime.worker.history_log import lives
 
 
 class HistoryTail:
-    """Follows the files of a run's history while they grow.
+    """A reader that follows the files of a run's history while they grow.
 
     Args:
-        folder: of the run's whole history; need not exist yet.
+        folder: folder of the run's whole history; need not exist yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,10 +26,10 @@ class HistoryTail:
         self._names: dict[Path, str] = {}
 
     def new(self, only: Collection[str] | None = None) -> list[HistoryLine]:
-        """The whole lines that came since the last call: by life, then by file, each in its order.
+        """Return complete lines written since the last call: by life, then by file, each in order.
 
         Args:
-            only: names of processes; others, and processes that are new, wait for the next call without it.
+            only: names of processes; other and new processes wait for the next call without it.
         """
         if only is None:
             found = ((int(life.name), path) for life in lives(self._folder) for path in life.glob("*.jsonl"))
@@ -42,7 +42,7 @@ class HistoryTail:
         return [line for number, path in sorted(chosen) for line in self._new_of(number, path)]
 
     def leave(self, life: int, name: str) -> None:
-        """Look no more into the file of a process that has ended."""
+        """Stop reading the file of a process that has ended."""
         self._left |= {path for path, of in self._names.items() if of == name and self._files[path] == life}
 
     def _new_of(self, life: int, path: Path) -> list[HistoryLine]:
@@ -52,7 +52,7 @@ class HistoryTail:
         with path.open("rb") as file:
             file.seek(begun)
             fresh = file.read()
-        # A line without its end is under way, or is all that a full disk took.
+        # A line without its end is being written, or is all that fitted on a full disk.
         whole = fresh[: fresh.rfind(b"\n") + 1]
         self._read[path] = begun + len(whole)
         return [self._line(life, path, json.loads(row)) for row in whole.splitlines()]
@@ -65,5 +65,5 @@ class HistoryTail:
 
 
 def read_history(folder: Path) -> list[HistoryLine]:
-    """All of a run's history, by life, then by file; empty where there is none."""
+    """Return a run's whole history, by life, then by file; empty if there is none."""
     return HistoryTail(folder).new()

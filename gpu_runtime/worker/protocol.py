@@ -1,9 +1,9 @@
-"""What the driver may ask of the processes that it starts; light: neither torch nor Ray is imported.
+"""The calls that the driver may make to the processes that it starts; without importing torch or Ray.
 
 Calls name a method through these protocols (`actor.call(Worker.train, samples)`), so that the type checker
 follows them from the caller to the method.
 """
-# ruff: noqa: D102 - the classes that do it say what they do
+# ruff: noqa: D102 - the implementing classes describe the methods
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerReady:
-    """What a worker says once it has loaded.
+    """A worker's answer once it has loaded.
 
     Attributes:
-        age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
-        host: its machine.
-        history: the file that it writes its history to, on that machine; None where it keeps none.
-        device: what it computes on: `cpu`, or the GPU's name.
+        age_s: age of its process. A duration, as its clock may differ from the driver's.
+        host: name of its machine.
+        history: file that it writes its history to, on that machine; None without one.
+        device: device that it computes on: `cpu`, or the GPU's name.
     """
 
     age_s: float
@@ -46,7 +46,7 @@ class WorkerReady:
 
 @dataclass(frozen=True)
 class HostUsage:
-    """What a process has taken of its machine.
+    """The use that a process has made of its machine.
 
     Attributes:
         cpu_s: processor time since it began.
@@ -58,7 +58,7 @@ class HostUsage:
 
 
 class Worker(Protocol):
-    """A device's worker; `gpu_runtime/worker/worker.py` says what each call does."""
+    """A device's worker; `gpu_runtime/worker/worker.py` describes each call."""
 
     def ready(self) -> WorkerReady: ...
 
@@ -104,7 +104,7 @@ class Worker(Protocol):
 
 
 class ImageScorer(Protocol):
-    """A scorer's process; `gpu_runtime/worker/scoring_worker.py` says what each call does."""
+    """A scorer's process; `gpu_runtime/worker/scoring_worker.py` describes each call."""
 
     def ready(self) -> str: ...
 

@@ -1,4 +1,4 @@
-"""What a worker answers a call for denoising steps."""
+"""A worker's answer to a call for denoising steps."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gpu_runtime.spot.notices.notice import Notice
 
 @dataclass(frozen=True)
 class SampleChunk:
-    """What a call has done: states to commit, or finished samples.
+    """The result of a call: states to commit, or finished samples.
 
     Attributes:
-        states: the samples as far as they are; empty when they are finished, or not a step further.
-        samples: the finished ones, all at once; of drafts that are not trained on the images alone, as only
-            scorers want them.
-        notice: the machine's preemption notice, where one stands. The device has then given the lease up.
-        step_s: seconds that each denoising step of the call took, on average; None where it did none.
+        states: states that the samples have reached; empty if they are finished, or no step was done.
+        samples: finished samples, all at once; only the images of drafts that are not trained on, as only
+            scorers need them.
+        notice: machine's preemption notice, if it is under one. Then the device has given the lease up.
+        step_s: mean seconds per denoising step of the call; None if it did none.
     """
 
     states: tuple[SampleState, ...] = ()

@@ -1,4 +1,4 @@
-"""Samples that one device has in flight: some denoising steps at a time, each time with their states.
+"""The samples that one device has in flight: some denoising steps at a time, with states after each call.
 
 Plain Python without Ray, like the worker that holds it.
 """
@@ -19,31 +19,31 @@ from storage.errors import RuntimeFailure
 
 
 class SharedGroup(Protocol):
-    """The devices that share each sequence with this one, as one of them sees them."""
+    """The group of devices that share each sequence, as one of them sees it."""
 
     @property
     def leads(self) -> bool:
-        """Whether this device is the leader: it alone sends states and images."""
+        """True if this device is the leader, which alone sends states and images."""
         ...
 
     def any_true(self, said: bool) -> bool:
-        """Whether any device says so; all ask at the same moment."""
+        """Return True for all devices if any passes True; all call this at the same point."""
         ...
 
 
 class SamplesInFlight:
-    """The samples of one lease at most.
+    """The samples of at most one lease.
 
     A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
-    that it sends its states before its machine is taken. Calls that were queued
-    behind then do nothing, even if the notice is withdrawn before their turn: others have the samples.
+    that it sends its states before its machine is taken. Calls already queued then do nothing, even if
+    the notice is withdrawn before their turn: other devices have the samples.
     Devices that share their sequences (`sp_group`) stop at the same step when any of them is under notice.
 
     Args:
-        sampler: cut anywhere, its samples are the same to the bit.
-        notice: the machine's notice, asked before each denoising step; None where notices are not watched.
-        history: where each denoising step is noted; None notes nothing.
-        agrees: whether any device of the run watches for notices, so that the group must agree.
+        sampler: sampler whose samples are the same to the bit, wherever they are interrupted.
+        notice: function for the machine's notice, called before each denoising step; None without a watch.
+        history: log in which each denoising step is noted; None notes nothing.
+        agrees: True if any device of the run watches for notices, so that the group must agree.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class SamplesInFlight:
         self._states: list[SampleState] = []
 
     def begin(self, lease: int, work: Sequence[SampleRequest | SampleState]) -> None:
-        """Begin a lease's samples in place of those that are there.
+        """Begin a lease's samples in place of the current ones.
 
         Args:
-            lease: its number.
-            work: a request to begin with its noise, or the state to go on from, each; all of one kind and
+            lease: number of the lease.
+            work: requests to begin with their noise, or states to continue from; all of one kind and
                 at one denoising step.
         """
         self._lease, self._given_up = lease, None
@@ -113,14 +113,14 @@ class SamplesInFlight:
         return SampleChunk(tuple(states) if leads and done else (), notice=notice, step_s=step_s)
 
     def drop(self) -> None:
-        """Forget what is in flight."""
+        """Forget the samples in flight."""
         self._lease, self._given_up, self._states = None, None, []
 
     def _finish(self, states: Sequence[SampleState], leads: bool) -> tuple[GeneratedImage, ...]:
-        """The images, where this device leads."""
+        """Return the finished samples if this device leads."""
         first = states[0].request
         if not leads:
-            if first.preview_step:  # the prediction takes the model, and with it all that share it
+            if first.preview_step:  # the prediction needs the model, and so all devices that share it
                 self._sampler.predict(states)
             return ()
         samples = self._sampler.finish(states)
@@ -130,7 +130,7 @@ class SamplesInFlight:
         )
 
     def _step(self, lease: int, until: int) -> float:
-        """Do one denoising step where notices are watched or a history is kept, else all; their seconds."""
+        """Do one denoising step if notices are watched or a history is kept, else all; return the seconds."""
         step, since = self._states[0].step, time.perf_counter()
         watched = self._notice is not None if self.sp_group is None else self._agrees
         stride = 1 if watched or self._history.kept else until - step
@@ -140,7 +140,7 @@ class SamplesInFlight:
         return spent_s
 
     def _stops(self, notice: Notice | None) -> bool:
-        """Whether the samples are to be given up at this denoising step."""
+        """Return True if the samples are to be given up at this denoising step."""
         if self.sp_group is None or not self._agrees:
             return notice is not None
         return self.sp_group.any_true(notice is not None)

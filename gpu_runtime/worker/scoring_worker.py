@@ -18,17 +18,17 @@ from storage.prompts.files import PromptRecord
 
 
 class ScoringWorker:
-    """Holds the scorer, and the judge of held-out images where there is one.
+    """The holder of the scorer, and of the judge of held-out images if there is one.
 
     Args:
-        reward: says which scorer, and what it needs.
-        name: how the runtime calls it.
-        history: where its history goes; None keeps none.
-        on_gpu: whether it was given one, to judge on.
-        judge: the second judge, as a reward would name it; None for none.
+        reward: settings of the scorer.
+        name: name of the process in the runtime.
+        history: place for its history; None writes none.
+        on_gpu: True if it was given a GPU to judge on.
+        judge: settings of the second judge, in the form of a reward's; None for none.
 
     Raises:
-        ModelError: weights are missing, or the GPU cannot be seen.
+        ModelError: if weights are missing, or the GPU is not visible.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class ScoringWorker:
                 scorer.move("cuda")
 
     def ready(self) -> str:
-        """The scorer's name, once it is loaded."""
+        """Return the scorer's name, once it is loaded."""
         return self._scorer.name
 
     def score(
         self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool = False
     ) -> list[Score]:
-        """One score an image; a failure is a score of 0 with its error.
+        """Return one score per image; a failure is a score of 0 with its error.
 
         Args:
             images: uint8 RGB images of shape (H, W, 3).
             prompts: as many prompts, in the same order.
-            held_out: let the second judge look at them, too.
+            held_out: True to let the second judge score them, too.
         """
         scores = score_each(self._scorer, images, prompts)
         if not held_out or self._judge is None:
@@ -71,11 +71,11 @@ class ScoringWorker:
         ]
 
 
-_: type[ImageScorer] = ScoringWorker  # the type checker holds it to what the driver may ask
+_: type[ImageScorer] = ScoringWorker  # the type checker compares it with the driver's calls
 
 
 def _refuse_hidden_gpu() -> None:
-    import torch  # here alone: scorers without a model start quicker for it
+    import torch  # imported only here: scorers without a model start quicker
 
     if not torch.cuda.is_available():
         raise ModelError(

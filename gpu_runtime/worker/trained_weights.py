@@ -1,4 +1,4 @@
-"""The policy and the trainer of a worker: whole, or divided where it trains with others."""
+"""The policy and the trainer of a worker: whole, or divided if it trains with others."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from storage.config.run_config import RunConfig
 def build_policy(
     model: DiffusionModel, config: RunConfig, keeps_reference: bool, training_group: TrainingMembership | None
 ) -> Policy:
-    """The weights of a worker.
+    """Build the policy of a worker.
 
     Args:
         model: loaded model.
         config: the run's configuration.
-        keeps_reference: whether the reference policy will be asked for.
-        training_group: the worker's place, where it trains with others; it waits for them.
+        keeps_reference: True if the reference policy will be used.
+        training_group: worker's membership, if it trains with others; it waits for them.
 
     Raises:
         GroupBrokenError: if those did not come.
     """
     if training_group is None:
         return Policy(model, config.adaptation, config.seed, keeps_reference)
-    # Imported here: FSDP takes long, and only devices that train together have a use for it.
+    # Imported here: FSDP takes long to import, and only devices that train together need it.
     from gpu_runtime.learning.sharded_policy import ShardedPolicy
 
     group = meet(training_group, model.device)
@@ -37,13 +37,13 @@ def build_policy(
 def build_trainer(
     policy: Policy, sampler: Sampler, config: RunConfig, training_group: TrainingMembership | None
 ) -> Trainer:
-    """The trainer of a policy that `build_policy` made with the same place.
+    """Build the trainer of a policy that `build_policy` made with the same membership.
 
     Args:
-        policy: the weights.
-        sampler: of the rollout.
+        policy: policy to train.
+        sampler: sampler of the rollout.
         config: the run's configuration.
-        training_group: the membership that the policy was built with.
+        training_group: membership that the policy was built with.
     """
     if training_group is None:
         return Trainer(policy, sampler, config)

@@ -1,6 +1,6 @@
-"""The training group as a worker sees it: its rendezvous, and which errors are the group's.
+"""The training group as a worker sees it: its rendezvous, and its errors.
 
-Their group is their process's default group, and lasts as long as the process.
+The group is each process's default group, and lasts as long as the process.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PREFIX = "training"
 
 
 def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
-    """Form the group; waits for all of them.
+    """Form the group, waiting for all its devices.
 
     Args:
-        place: of this device among them.
-        device: where the trained weights lie; a CUDA device means NCCL, which is not tested.
+        place: membership of this device.
+        device: device of the trained weights; a CUDA device means NCCL, which is not tested.
 
     Raises:
         GroupBrokenError: if one did not come in time.
@@ -55,7 +55,7 @@ def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
 
 @contextmanager
 def exchanging(place: TrainingMembership | None) -> Iterator[None]:
-    """Within this context a device waits for the others that train; None where there are none.
+    """Wait for the other devices that train within this context; `place` is None if there are none.
 
     Raises:
         GroupBrokenError: if one of those is gone.
@@ -72,13 +72,13 @@ def exchanging(place: TrainingMembership | None) -> Iterator[None]:
 
 
 def _own_address(store: StoreAddress) -> str:
-    """By which address this machine reaches the driver: on one machine the loopback, and nothing else."""
+    """Return the address by which this machine reaches the driver: on the driver's, only the loopback."""
     with socket.create_connection((store.host, store.port)) as connection:
         return connection.getsockname()[0]
 
 
 def _register_backend(address: str) -> None:
-    """gloo that listens on one address; torch's own takes the one that the machine's name leads to."""
+    """Register a gloo that listens on one address; torch's own uses the one of the machine's name."""
 
     def form(store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> dist.ProcessGroupGloo:
         gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options

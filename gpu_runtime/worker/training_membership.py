@@ -12,9 +12,9 @@ class TrainingMembership:
     """One of several devices that divide the trained model and its training steps.
 
     Attributes:
-        rank: number of the device; the first one, 0, gives what all of them have.
-        size: how many devices, at least 2.
-        address: of the driver's store, where they meet.
+        rank: number of the device; the first one, 0, returns what all of them have.
+        size: number of devices, at least 2.
+        address: address of the driver's store, at which they meet.
         meet_s: longest wait for the others while the group is formed.
         exchange_s: longest wait for another one in an exchange; a backstop, as this process is ended before.
     """
@@ -27,5 +27,5 @@ class TrainingMembership:
 
     @property
     def leads(self) -> bool:
-        """Whether this device is the leader, which answers for all."""
+        """True if this device is the leader, which answers for all."""
         return self.rank == 0

@@ -1,4 +1,4 @@
-"""What runs on one device: a model, its sampler and, on those that train, the trainer.
+"""The worker of one device: a model, its sampler and, on devices that train, the trainer.
 
 Plain Python without Ray, so that a bare machine with torch and diffusers can use it; the actors
 of the runtime wrap it.
@@ -40,7 +40,7 @@ from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import GroupBrokenError, RuntimeFailure
 
-if TYPE_CHECKING:  # all families of diffusers: seconds, which the driver and devices that work alone save
+if TYPE_CHECKING:  # all families of diffusers: seconds that the driver and devices that work alone save
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 _CONNECT_S = 30.0
@@ -48,17 +48,17 @@ _CONNECT_S = 30.0
 
 
 class DeviceWorker:
-    """Generates samples with the weights it holds; trains if asked to.
+    """A worker that generates samples with the weights it holds, and trains if asked to.
 
     Args:
         config: the run's configuration.
-        trains: build optimiser and moving average too.
-        watches: watch for preemption notices, where `runtime.notices` names a provider.
-        name: how the runtime calls it.
-        history: where its history goes; None keeps none.
-        training_group: its place, if it trains with others; it waits for them.
-        meeting: the driver's store, where devices that share samples meet; not used where the settings let
-            each work alone.
+        trains: True to build optimiser and moving average too.
+        watches: True to watch for preemption notices, if `runtime.notices` names a provider.
+        name: name of the worker in the runtime.
+        history: place for its history; None writes none.
+        training_group: its membership, if it trains with others; it waits for them.
+        meeting: address of the driver's store, at which devices that share samples meet; not used if the
+            settings let each work alone.
 
     Raises:
         GroupBrokenError: if the others did not come, or the store does not answer.
@@ -76,8 +76,8 @@ class DeviceWorker:
     ) -> None:
         self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
-        # First of all, as this process is found by its history. The watch comes before the
-        # model, whose loading takes long: a machine may be taken while it starts.
+        # First, as this process is found by its history. The watch begins before the model is
+        # loaded, which takes long: a machine may be taken while it starts.
         self._open_history(name, watches, history)
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
@@ -95,15 +95,15 @@ class DeviceWorker:
             self._member = _member_of_groups(name, self._model, meeting)
 
     def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
-        """Standbys only: become the worker of a place; arguments as of the constructor.
+        """Become the worker of a place, for standbys only; arguments as in the constructor.
 
         Args:
-            name: of the worker from now on.
-            watches: watch for preemption notices.
-            history: where its history goes; None keeps none.
+            name: name of the worker from now on.
+            watches: True to watch for preemption notices.
+            history: place for its history; None writes none.
 
         Raises:
-            StorageError: the history cannot be written.
+            StorageError: if the history cannot be written.
         """
         self._history.close()
         self._open_history(name, watches, history)
@@ -113,46 +113,46 @@ class DeviceWorker:
         return self.ready()
 
     def host_usage(self) -> HostUsage:
-        """What this process has taken of its machine so far; answers once the model is loaded."""
+        """Return this process's use of its machine so far; answers once the model is loaded."""
         process = psutil.Process()
         times = process.cpu_times()
         return HostUsage(times.user + times.system, process.memory_info().rss)
 
     def ready(self) -> WorkerReady:
-        """How old this process is, where it writes and what it computes on; answers once it has loaded."""
+        """Return this process's age, host, history and device; answers once the model is loaded."""
         history = None if self._history.path is None else str(self._history.path)
         return WorkerReady(process_age_s(), socket.gethostname(), history, self._device)
 
     def notice(self) -> Notice | None:
-        """The preemption notice that this machine is under; answers at once."""
+        """Return the preemption notice that this machine is under, if any; answers at once."""
         return self._watch.notice if self._watch is not None else None
 
     def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
-        """Hold other weights; returns their digest as read back from the model.
+        """Load other weights; return their digest as read back from the model.
 
-        On the trainer, weights other than its own are a visit (evaluating the moving average): its
-        own are set aside and come back with `use_training_weights`.
+        On the trainer, other weights are temporary (for evaluating the moving average): its own
+        are set aside and come back with `use_training_weights`.
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
-        self._samples.drop()  # half a sample with other weights would be of no use
+        self._samples.drop()  # half a sample with other weights would be useless
         self._policy.load(state)
         self._holds = version
         return weights_digest(self._policy.state())
 
     def use_training_weights(self, version: WeightsVersion) -> str:
-        """Trainers only: hold their own weights again, which are of this version; returns their digest.
+        """Load a trainer's own weights again, which have this version; return their digest.
 
-        Several do this together, as all below that is for trainers.
+        Several trainers do this together, as they do all calls below that are for trainers.
 
         Raises:
             GroupBrokenError: if another one is gone.
-            TrainingError: if a weight is not finite; all refuse the same.
+            TrainingError: if a weight is not finite; all trainers raise the same.
         """
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
             self._set_aside = None
-        self._samples.drop()  # half a sample with other weights would be of no use
+        self._samples.drop()  # half a sample with other weights would be useless
         with exchanging(self._training_group):
             self._policy.gather()
         self._holds = version
@@ -177,13 +177,13 @@ class DeviceWorker:
         Samples begun before are dropped, as they are when other weights are loaded.
 
         Args:
-            version: of the weights to generate with, from the first step to the last.
-            lease: its number.
-            work: what to begin with its noise, or the state to go on from, each; all of one kind and step.
+            version: version of the weights to generate with, from the first step to the last.
+            lease: number of the lease.
+            work: requests to begin with their noise, or states to continue from; all of one kind and step.
             steps: most denoising steps of this call.
 
         Returns:
-            The states reached: go on with `advance_samples`. Or the finished samples.
+            The states reached, to continue with `advance_samples`, or the finished samples.
 
         Raises:
             RuntimeFailure: if the worker holds other weights.
@@ -193,7 +193,7 @@ class DeviceWorker:
         return self._samples.advance(lease, steps)
 
     def advance_samples(self, lease: int, steps: int) -> SampleChunk:
-        """Go on with the samples of a lease, by at most so many denoising steps.
+        """Continue the samples of a lease by at most `steps` denoising steps.
 
         Raises:
             RuntimeFailure: if they are not in flight, and were not given up at a notice.
@@ -201,20 +201,20 @@ class DeviceWorker:
         return self._samples.advance(lease, steps)
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
-        """By how many devices, up to a number, the model's sequences can be shared."""
+        """Return the numbers of devices, up to `up_to`, that can share the model's sequences."""
         from gpu_runtime.sequence_parallel.ulysses import shape_of
 
         return shape_of(self._model.transformer, *self._model.sequence_lengths()).degrees(up_to)
 
     def join_group(self, group: WorkerGroup, timeout_s: float) -> None:
-        """Leave the group so far, and form another one with its other members.
+        """Leave the current group, and form another one with its other members.
 
         Args:
-            group: what they form; a group of one works alone.
-            timeout_s: longest wait for another member, if the group is not broken off before.
+            group: group to form; a group of one works alone.
+            timeout_s: longest wait for another member, unless the group is broken off before.
 
         Raises:
-            GroupBrokenError: if it was broken off before all were there.
+            GroupBrokenError: if it was broken off before all were present.
         """
         self.leave_group()
         if self._member is None:
@@ -230,10 +230,10 @@ class DeviceWorker:
             self._member.leave()
 
     def in_group(self, epoch: int, method: str, *args: Any) -> Any:
-        """Do what every member of a group does at the same time: one of the calls above.
+        """Make one of the calls above together with every other member of a group.
 
         Raises:
-            GroupBrokenError: if this worker is not in the group of that epoch any more, or it broke.
+            GroupBrokenError: if this worker is no longer in the group of that epoch, or it broke.
         """
         if self._member is None:
             raise GroupBrokenError(f"this worker is in no group, not in that of epoch {epoch}")
@@ -242,15 +242,15 @@ class DeviceWorker:
     def add_to_training(
         self, samples: Sequence[TrainingSample], begins: bool, generates: bool = False
     ) -> None:
-        """Trainers only: take in prompt groups of an iteration; gradients of the first update are added up.
+        """Add prompt groups of an iteration, for trainers only; gradients of the first update accumulate.
 
         Args:
-            samples: see `Trainer.add`.
-            begins: with these an iteration begins; what is left of another one is forgotten.
-            generates: with the weights held, samples may be generated next.
+            samples: samples as in `Trainer.add`.
+            begins: True if these begin an iteration; what is left of another one is forgotten.
+            generates: True if samples may be generated next with the weights held.
 
         Raises:
-            TrainingError: see `Trainer.add`; all trainers refuse the same.
+            TrainingError: see `Trainer.add`; all trainers raise the same.
             GroupBrokenError: if another one is gone.
         """
         self.leave_group()
@@ -263,14 +263,14 @@ class DeviceWorker:
                 self._policy.gather()
 
     def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
-        """Trainers only: take in an iteration's last prompt groups, and take its training steps.
+        """Add an iteration's last prompt groups, and take its training steps, for trainers only.
 
         Args:
-            samples: see `Trainer.add`; of all groups where the iteration begins with them.
+            samples: samples as in `Trainer.add`; those of all groups if the iteration begins with them.
             begins: see `add_to_training`.
 
         Raises:
-            TrainingError: see `Trainer.finish`; all trainers refuse the same.
+            TrainingError: see `Trainer.finish`; all trainers raise the same.
             GroupBrokenError: if another one is gone.
         """
         self.add_to_training(samples, begins)
@@ -280,15 +280,15 @@ class DeviceWorker:
         return report
 
     def set_kl_weight(self, weight: float) -> None:
-        """Trainers only: use another weight of the KL from the next training step on."""
+        """Use another weight of the KL from the next training step on, for trainers only."""
         self._the_trainer().set_kl_weight(weight)
 
     def weights(self) -> WeightState:
-        """A copy of the weights held."""
+        """Return a copy of the weights held."""
         return self._policy.state()
 
     def average_weights(self) -> WeightState:
-        """Trainers only: the moving average of the trained weights; of several the first alone gives it."""
+        """Return the moving average of the trained weights, for trainers only; {} on all but the first."""
         if self._trainer is None:
             raise RuntimeFailure("this worker was not started as a trainer")
         with exchanging(self._training_group):
@@ -296,13 +296,13 @@ class DeviceWorker:
         return state if self._leads else {}
 
     def blobs(self) -> dict[str, bytes]:
-        """Trainers only: their complete state, for a checkpoint; of several the first alone gives it."""
+        """Return a trainer's complete state, for a checkpoint; {} on all trainers but the first."""
         with exchanging(self._training_group):
             blobs = trainer_blobs(self._the_trainer())
         return blobs if self._leads else {}
 
     def restore(self, blobs: Mapping[str, bytes]) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from a checkpoint's state."""
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
 
@@ -341,14 +341,14 @@ class DeviceWorker:
 
 
 def _member_of_groups(name: str, model: DiffusionModel, meeting: StoreAddress) -> SequenceParallelMember:
-    """What a worker is in groups; imported and connected while it starts, as others wait when it joins."""
+    """Return the worker's member in groups; imported and connected at start, as others wait when it joins."""
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
     member = SequenceParallelMember(name, model, meeting, _CONNECT_S)
-    # What is there now stays: no collection need look at it again, which makes leaving slow.
+    # Present objects stay: later collections need not scan them again, which would make leaving slow.
     gc.collect()
     gc.freeze()
     return member
 
 
-_: type[Worker] = DeviceWorker  # the type checker holds it to what the driver may ask
+_: type[Worker] = DeviceWorker  # the type checker compares it with the driver's calls

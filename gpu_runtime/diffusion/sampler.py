@@ -123,8 +123,7 @@ class Sampler:
     def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
         """Return encoded prompts, with the images that they ask to change, one row each.
 
-        Each distinct one is encoded once and kept in host memory: those of a large family would fill a
-        device's.
+        Each distinct one is encoded once, and kept in host memory: a large family's would fill a device.
         """
         wanted = [(request.prompt, request.source) for request in requests]
         new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]

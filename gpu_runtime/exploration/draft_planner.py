@@ -203,7 +203,7 @@ class DraftPlanner:
         return self._arms[fidelity].expected(score)
 
     def round_of(self, draft: Draft) -> int:
-        """The round that asked for a draft."""
+        """Return the round that asked for a draft."""
         return self._round_of[draft]
 
     def choose(self) -> Choice:
@@ -266,7 +266,7 @@ class DraftPlanner:
         return self._issue(_share(wanted, self._affordable(self._room)))
 
     def _judged(self, rounds: int) -> list[list[tuple[int, float]]]:
-        """(seed, expected full score) of each prompt's judged drafts in the first `rounds` rounds."""
+        """Return (seed, expected full score) of each prompt's judged drafts in the first `rounds` rounds."""
         known = [list(scores) for scores in self._known]
         for issued in self._rounds[self._absorbed : rounds]:
             for draft, score in issued.results.items():
@@ -368,7 +368,7 @@ class ScoreHistory:
         return PastScores(own, tuple(tuple(self._of_prompt[prompt][1]) for prompt in newest))
 
     def state(self) -> dict[str, Any]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {
             "of_prompt": [[prompt, seen, values] for prompt, (seen, values) in self._of_prompt.items()],
         }

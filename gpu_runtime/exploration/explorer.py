@@ -202,7 +202,7 @@ class SeedExplorer:
         return judgement.value if self._config.reward.signal == "graded" else float(judgement.exact)
 
     def state(self) -> dict[str, Any]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {
             "history": self._history.state(),
             "fidelities": self._fidelities.state(),
@@ -212,7 +212,7 @@ class SeedExplorer:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
         self._history.restore(state["history"])
         # A checkpoint of an earlier version lacks them: they are measured again.
         self._fidelities.restore(state.get("fidelities", {}))

@@ -141,11 +141,11 @@ class DraftReliability:
         return (_TRUST * score + sum(alike)) / (_TRUST + len(alike))
 
     def state(self) -> list[list[Pair]]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return self._window
 
     def restore(self, state: Iterable[Iterable[Any]]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
         self._window = [[(prompt, draft, full) for prompt, draft, full in pairs] for pairs in state]
 
 
@@ -217,7 +217,7 @@ class MeasuredFidelities:
         return 1.0
 
     def state(self) -> dict[str, dict[str, list[list[Pair]]]]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {
             "stale": {name: known.state() for name, known in self._stale.items()},
             "fresh": {name: known.state() for name, known in self._fresh.items()},

@@ -140,11 +140,11 @@ class RankMonitor:
         return Review(agreement, True, ())
 
     def state(self) -> list[RankSums]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return self._ranks
 
     def restore(self, state: Iterable[Iterable[float]]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
         self._ranks = [(int(pairs), product, stale, fresh) for pairs, product, stale, fresh in state]
 
 

@@ -52,11 +52,11 @@ class WindowForecast:
         return elapsed_s + full_drafts * statistics.median(self._draft_s) <= max(self._train_s)
 
     def state(self) -> dict[str, list[float]]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {"train_s": self._train_s, "draft_s": self._draft_s}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
         self._train_s, self._draft_s = list(state["train_s"]), list(state["draft_s"])
 
 

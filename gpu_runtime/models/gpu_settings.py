@@ -36,9 +36,8 @@ def prepare_gpu() -> None:
 def use_tensor_cores(transformer: torch.nn.Module) -> None:
     """Let products of float32 adapters run on tensor cores, if the model itself has fewer bits.
 
-    TF32 holds a bfloat16 activation exactly, and the adapter with three more bits than bfloat16; plain
-    float32 would take a third of a step's time for 3 % of its operations. A float32 model keeps plain
-    float32.
+    TF32 holds a bfloat16 activation exactly, and the adapter with three bits more; plain float32 would take a
+    third of a step's time for 3 % of its operations. A float32 model keeps plain float32.
 
     Args:
         transformer: transformer as loaded, before it has adapters.

@@ -47,10 +47,8 @@ class ScorerPlugin:
             scorer; raises `PromptFileError`.
         uses_gpu: True if it is a large model, quicker on a GPU.
         gives_verdict: True if it may call images exact; False if it only grades.
-        module: module that `build` imports, if that takes seconds: workers are forked from a process that has
-            it.
-        check_server: function that refuses a server that does not answer within seconds; raises
-            `ConfigurationError`.
+        module: module that `build` imports, if that takes seconds: workers are forked from a process with it.
+        check_server: quick check that refuses a server that does not answer; raises `ConfigurationError`.
         parts: function from its options to the scorers that it combines, if it does; the options then have a
             table `parts`, by name.
     """

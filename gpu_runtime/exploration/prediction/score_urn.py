@@ -5,9 +5,8 @@ fail on a graded scale, a prompt has two modes, which that model takes for wide 
 shown one of them, the model expects no other. There the next draft is drawn from an urn (Blackwell and
 MacQueen, Ferguson distributions via Pólya urn schemes, 1973): it repeats one of the prompt's n drafts so far,
 counting past ones by their weights, with probability n / (n + 2); else it comes from the model or from the
-scores of all prompts, equally likely. Repeated scores get a little noise. The scores themselves decide
-whether the urn is used: each is predicted from the others (Geisser, The predictive sample reuse method,
-1975).
+scores of all prompts, equally likely. Repeated scores get a little noise. The scores decide whether
+the urn is used: each is predicted from the others (Geisser, The predictive sample reuse method, 1975).
 
 All numbers are latent numbers of `score_model`.
 

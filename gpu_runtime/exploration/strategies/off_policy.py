@@ -71,11 +71,11 @@ class OffPolicy(Stale):
         return (("staleness", message),)
 
     def state(self) -> dict[str, Any]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {"trains_on_drafts": self.trains_on_drafts, "clipped": list(self._clipped)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
         self.trains_on_drafts = state["trains_on_drafts"]
         self._clipped = tuple(state["clipped"])
 

@@ -156,11 +156,11 @@ class Strategy:
         return ()
 
     def state(self) -> dict[str, Any]:
-        """JSON values, for a checkpoint."""
+        """Return JSON values, for a checkpoint."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore from what `state` returned."""
 
 
 def _refuse_too_few_drafts(config: RunConfig) -> None:

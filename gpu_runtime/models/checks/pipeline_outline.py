@@ -71,8 +71,7 @@ class PipelineOutline:
         """Refuse a model if this machine lacks an attention kernel, a compiler or memory for it.
 
         Args:
-            config: configuration of the run whose workers share this machine; None for one that only
-                generates.
+            config: settings of the run whose workers share this machine; None for one that only generates.
 
         Raises:
             ConfigurationError: if so; with what is needed and what is available.

@@ -133,8 +133,7 @@ class EmbeddedModel:
         """Encode B prompts and the images that they ask to change; see `EditingModel`.
 
         Raises:
-            ConfigurationError: if a prompt is longer than the model's text length, or the model does not
-                edit.
+            ConfigurationError: if a prompt is too long for the model, or the model does not edit.
         """
         if not self.settings.edits:
             raise ConfigurationError("this model draws from text alone, and a prompt has an `image`; drop it")

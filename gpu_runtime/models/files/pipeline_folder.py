@@ -49,8 +49,7 @@ class PipelineFolder:
             parts: parts that are needed, and their kinds.
 
         Raises:
-            ModelError: if there is no such folder, it is another pipeline, or files are missing or cut
-                off.
+            ModelError: if there is none, it is another pipeline, or files are missing or cut off.
         """
         folder = find_folder("model.path", name)
         found = cls(folder, parts)
@@ -85,7 +84,7 @@ class PipelineFolder:
         return read_json(self.path / INDEX)
 
     def config(self, part: str) -> dict[str, Any]:
-        """The configuration of a part."""
+        """Return the configuration of a part."""
         return read_json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
 
     def weights(self, part: str) -> list[Path]:

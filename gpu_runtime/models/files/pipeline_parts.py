@@ -136,8 +136,7 @@ def empty_transformer(
         dtype: dtype of the transformer's weights.
 
     Raises:
-        ModelError: if a part's configuration is that of another model, or asks for weights that its files
-            do not hold.
+        ModelError: if a part's configuration is that of another model, or asks for weights not in its files.
     """
     for part, part_class in {"vae": vae_class, **encoder_classes}.items():
         _empty_part(part_class, folder, part)

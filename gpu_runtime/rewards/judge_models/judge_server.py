@@ -129,8 +129,7 @@ class JudgeServer:
         """Post a request; return the body of an answer of status 2xx.
 
         The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte
-            per
-        second never exceeds a limit on single reads. asyncio can cancel an exchange at any point.
+        each second never exceeds a limit on single reads. asyncio can cancel an exchange at any point.
 
         Raises:
             AttemptError: if there is none, but the next attempt may succeed.

@@ -28,8 +28,7 @@ class PickScorer:
 
         Args:
             name: name of the model.
-            processor: name of the CLIP that it was trained from, which has the tokenizer and the picture
-                size.
+            processor: name of the CLIP that it was trained from, with the tokenizer and the picture size.
 
         Raises:
             ModelError: if files are missing, or are not those of a CLIP.

@@ -134,7 +134,7 @@ class _Round:
 
 
 class DraftPlanner:
-    """Plans one iteration's drafts and chooses among them.
+    """The planner of one iteration's drafts, which also chooses among them.
 
     Args:
         prompts: prompts that may be explored, in a fixed order.

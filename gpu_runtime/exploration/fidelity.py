@@ -23,7 +23,7 @@ _ITERATIONS = 8
 """Iterations whose pairs count; older ones do not, because the policy moves."""
 
 _BINS = 20
-"""Scores are distinguished in steps of 1 / _BINS."""
+"""Bins of scores, which are distinguished in steps of 1 / _BINS."""
 
 _TRUST = 4.0
 """Pairs that a draft's own score counts as."""

@@ -78,7 +78,7 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
         oldest: oldest version allowed; below `policy_version` only where a strategy trains on its drafts.
 
     Raises:
-        TrainingError: one is of another version.
+        TrainingError: if one is of another version.
     """
     for sample in samples:
         if not oldest <= sample.request.policy_version <= policy_version:

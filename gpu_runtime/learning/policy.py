@@ -139,7 +139,7 @@ def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, se
 
 
 def _refuse_coarse(trained: Mapping[str, torch.nn.Parameter]) -> None:
-    """Refuse bfloat16 weights: an update of 3e-4 is lost on one of 0.1, whose neighbours are 5e-4 away."""
+    """Refuse coarse weights: an update of 3e-4 is lost on a bfloat16 0.1, 5e-4 from its neighbours."""
     coarse = [name for name, weight in trained.items() if weight.dtype != torch.float32]
     if coarse:
         raise ModelError(

@@ -86,7 +86,7 @@ class AbortWatch:
         try:
             while True:
                 time.sleep(_LOOK_S)
-                self._looking.check([ABORTS])  # notices a store that is gone, also while no group is guarded
+                self._looking.check([ABORTS])  # notices a store that is gone, even while no group is guarded
                 self._look(self._looking)
         except (dist.DistError, RuntimeError):
             self._lose_driver()

@@ -55,7 +55,7 @@ def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
 
 @contextmanager
 def exchanging(place: TrainingMembership | None) -> Iterator[None]:
-    """Wait for the other devices that train within this context; `place` is None if there are none.
+    """Raise `GroupBrokenError` if an exchange with other training devices fails; None means no others.
 
     Raises:
         GroupBrokenError: if one of those is gone.
@@ -72,7 +72,7 @@ def exchanging(place: TrainingMembership | None) -> Iterator[None]:
 
 
 def _own_address(store: StoreAddress) -> str:
-    """Return the address by which this machine reaches the driver: on the driver's, only the loopback."""
+    """Return the address by which this machine reaches the driver: the loopback on the driver's own."""
     with socket.create_connection((store.host, store.port)) as connection:
         return connection.getsockname()[0]
 

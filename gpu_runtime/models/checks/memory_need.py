@@ -147,7 +147,7 @@ class MemoryNeed:
 
         Args:
             trainers: number of devices that the transformer and all that training adds are divided over.
-                While generating, each holds the whole transformer beside its part.
+                While generating, each holds all weights beside its part.
         """
         work, held = self.work, self.of_weights()
         trained = self.transformer_bytes if work.trains_all else work.adapters_bytes

@@ -37,7 +37,7 @@ class FluxModel(PipelineModel):
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the image pixels of two latent pixels."""
+        """Return the side of a token in image pixels: two latent pixels."""
         return 2 * 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod

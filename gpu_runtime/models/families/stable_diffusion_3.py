@@ -41,7 +41,7 @@ class StableDiffusion3Model(PipelineModel):
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the image pixels of a patch of the transformer."""
+        """Return the side of the transformer's patch, in image pixels."""
         return transformer["patch_size"] * 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod

@@ -35,7 +35,7 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
     for file in files:
         try:
             with safe_open(file, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                for name in opened.keys():  # noqa: SIM118 - it is not a mapping
                     tensor = opened.get_tensor(name)
                     # isfinite does not take every 8-bit format.
                     wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor

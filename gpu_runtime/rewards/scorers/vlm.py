@@ -97,7 +97,7 @@ class VlmScorer:
         return replace(score, usd=paid * self._settings.usd_per_image)
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-        pictures = [source_base64(prompt), png_base64(image_HWC)]  # of an edit the source comes first
+        pictures = [source_base64(prompt), png_base64(image_HWC)]  # for an edit the source comes first
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
             for picture in pictures

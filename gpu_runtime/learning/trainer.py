@@ -107,7 +107,7 @@ class Trainer:
             samples: samples in any order, of prompts that come after all earlier ones.
 
         Raises:
-            TrainingError: if an advantage is not finite; then none of these samples is kept.
+            TrainingError: if an advantage is not finite; then these samples are not kept.
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
         if not all(math.isfinite(sample.advantage) for sample in ordered):

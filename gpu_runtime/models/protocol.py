@@ -48,7 +48,7 @@ class Conditioning:
 
     @staticmethod
     def joined(parts: Sequence[Conditioning]) -> Conditioning:
-        """Join the rows of several in order; all or none of them have a pooled vector, or sources."""
+        """Join the rows of several in order; pooled vectors, and sources, are in all of them or in none."""
 
         def together(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
             there = [tensor for tensor in tensors if tensor is not None]

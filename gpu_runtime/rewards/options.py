@@ -1,4 +1,4 @@
-"""The `[reward.options]` of the project's own scorers; imports none of the scorers."""
+"""The `[reward.options]` of the project's own scorers; imports no scorer."""
 
 from __future__ import annotations
 

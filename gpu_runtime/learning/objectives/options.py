@@ -1,4 +1,4 @@
-"""The `[algorithm.options]` of the project's own objectives; imports none of the objectives."""
+"""The `[algorithm.options]` of the project's own objectives; imports no objective."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@
     result.load().curves.plot(x="iteration", y="reward_mean")
 
 These are the functions of the command line. Runs are kept in the folder that `SPOTLIGHT_HOME` names, and
-`SPOTLIGHT_*` variables set settings, as there: defaults < preset < variables < `settings`. Progress is
-printed. What Spotlight refuses is a `SpotlightError`. Importing this module is quick: a function imports what
-it needs when it is called.
+`SPOTLIGHT_*` variables set settings, as they do there: defaults < preset < variables < `settings`. Progress
+is printed. Bad input is refused by a `SpotlightError`. Importing this module is quick: a function imports
+what it needs when it is called.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ Settings = Mapping[str, Any]
 """Settings by their dotted names (`{"sampling.noise_level": 0.5}`), or nested by section."""
 
 Cluster = Literal["ray", "local"]
-"""What starts the processes of a run: Ray, or forks on this machine."""
+"""The cluster that starts the processes of a run: Ray, or forks on this machine."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run came to.
+    """The outcome of a finished run.
 
     Attributes:
         run_id: its identifier.
@@ -60,7 +60,7 @@ class Result:
     summary: Mapping[str, Any] = field(repr=False)
 
     def load(self) -> Run:
-        """What was recorded of the run."""
+        """Return the record of the run."""
         return load_run(self.run_id)
 
 
@@ -86,13 +86,13 @@ class Evaluation:
 
 
 class Run:
-    """A recorded run. Each property reads the record anew, so that one can follow a run that goes on.
+    """A recorded run. Each property reads the record again, so a run in progress can be followed.
 
     Args:
         run_id: its identifier.
         home: where it is recorded.
 
-    Every property may raise StorageError: a file of the record is damaged.
+    Every property may raise StorageError, if a file of the record is damaged.
     """
 
     def __init__(self, run_id: str, home: Home) -> None:
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def curves(self) -> pd.DataFrame:
-        """One row an iteration: `iteration`, `policy_version`, `ended_at`, `elapsed_s`, and every metric.
+        """One row per iteration: `iteration`, `policy_version`, `ended_at`, `elapsed_s`, and every metric.
 
         Times are in seconds (`ended_at` since 1970); metrics are, for example, `reward_mean`, `loss`, `kl`.
         """
@@ -129,21 +129,21 @@ class Run:
 
     @property
     def scores(self) -> pd.DataFrame:
-        """One row a held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
+        """One row per held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
         from storage.record.queries.runs import score_curve
 
         return self._read(score_curve)
 
     @property
     def samples(self) -> pd.DataFrame:
-        """One row a rolled-out sample: its prompt and seed, `score`, `advantage`, the `worker`, ..."""
+        """One row per rolled-out sample: its prompt and seed, `score`, `advantage`, the `worker`, ..."""
         from storage.record.queries.runs import rolled_out_samples
 
         return self._read(rolled_out_samples)
 
     @property
     def seeds(self) -> pd.DataFrame:
-        """One row a draft of exploration: its prompt and seed, `score`, whether it was `kept`, ...
+        """One row per draft of exploration: its prompt and seed, `score`, whether it was `kept`, ...
 
         Empty for a run that did not explore.
         """
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def ledger(self) -> pd.DataFrame:
-        """What was paid: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
+        """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
         import pandas as pd
 
         from storage.ledger.ledger import read_ledger
@@ -188,14 +188,14 @@ def train(
 
     Args:
         preset: a preset's name (`spotlight presets` lists them), or a TOML file; None takes the defaults.
-        settings: what differs from the preset.
-        name: what the new run's identifier begins with.
-        run_id: the whole identifier; made up where it is None.
-        cluster: what starts the processes; None leaves what the settings say.
-        ray_address: a running Ray cluster; without one a local one is started.
+        settings: changes to the preset.
+        name: beginning of the new run's identifier.
+        run_id: the whole identifier; generated if None.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+        ray_address: a running Ray cluster; None starts a local one.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the run; say `resume` then.
+        SpotlightError: the run was refused before its start, or failed; then call `resume`.
     """
     from flows import start
 
@@ -218,13 +218,13 @@ def resume(
 
     Args:
         run_id: the run.
-        iterations: how many it has in all: a finished run goes on to these; None leaves them.
-        cluster: what starts the processes; None leaves it as it was.
-        ray_address: a running Ray cluster; None leaves it as it was.
-        take_over: take over a run that is marked as running on a machine that is gone.
+        iterations: total of the run: a finished run continues up to it; None keeps it.
+        cluster: the kind of cluster that starts the processes; None keeps the recorded one.
+        ray_address: a running Ray cluster; None keeps the recorded one.
+        take_over: resume also a run that is marked as running on a machine that is gone.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the run.
+        SpotlightError: the run was refused before its start, or failed.
     """
     from flows import start
 
@@ -249,15 +249,15 @@ def evaluate(
     Args:
         run_id: the run; None scores the untouched model of `preset`.
         preset: a preset's name, or a TOML file; not with a run, which has its own settings.
-        settings: what differs from the preset, or from the run's settings.
+        settings: changes to the preset, or to the run's settings.
         images: a new folder for the images; None keeps none.
-        compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` is by how much
-            this one is better.
-        cluster: what starts the processes; None leaves what the settings say.
-        ray_address: a running Ray cluster; without one a local one is started.
+        compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` tells how much
+            better this one is.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+        ray_address: a running Ray cluster; None starts a local one.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the evaluation.
+        SpotlightError: the evaluation was refused before its start, or failed.
     """
     from flows import start
 
@@ -277,7 +277,7 @@ def export(run_id: str, out: str | Path) -> Path:
         out: a new or empty folder.
 
     Raises:
-        SpotlightError: there is no such run or no checkpoint of it, or the folder is not empty.
+        SpotlightError: the run or its checkpoint does not exist, or the folder is not empty.
     """
     from storage.home import Home
     from tasks.export import export_run
@@ -286,7 +286,7 @@ def export(run_id: str, out: str | Path) -> Path:
 
 
 def runs() -> pd.DataFrame:
-    """All runs, newest first, one row each.
+    """Return all runs, newest first, one row each.
 
     Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (seconds since 1970), `iterations`,
     `score_before`, `score_now`, `exact_before`, `exact_now`, `usd`.
@@ -303,10 +303,10 @@ def runs() -> pd.DataFrame:
 
 
 def load_run(run_id: str) -> Run:
-    """What was recorded of a run, finished or not.
+    """Return the record of a run, finished or not.
 
     Raises:
-        RunNotFoundError: there is no such run; the message names near ones.
+        RunNotFoundError: the run does not exist; the message suggests similar names.
     """
     from storage.home import Home
     from storage.record.run_store import RunStore
@@ -316,11 +316,11 @@ def load_run(run_id: str) -> Run:
 
 
 def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
-    """The settings that a new run would have, by dotted name: defaults, preset, `SPOTLIGHT_*`, `settings`.
+    """Return a new run's settings by dotted name: defaults, preset, `SPOTLIGHT_*`, `settings`.
 
     Args:
         preset: a preset's name, or a TOML file; None takes the defaults.
-        settings: what differs from the preset.
+        settings: changes to the preset.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -345,7 +345,7 @@ def _flat(sections: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _assignments(settings: Settings, section: str = "") -> list[str]:
-    """Settings as the command line takes them: `section.key=value`, the value in TOML."""
+    """Return settings as the command line takes them: `section.key=value`, the value in TOML."""
     lines: list[str] = []
     for key, value in settings.items():
         name = f"{section}{key}"
@@ -366,15 +366,15 @@ def _assignments(settings: Settings, section: str = "") -> list[str]:
 
 
 def _named(preset: str | Path | None) -> str | None:
-    """A preset as the command line names it."""
+    """Return a preset as the command line names it."""
     return None if preset is None else os.fspath(preset)
 
 
 def _plain(value: Any) -> Any:
-    """A path as text; a number or an array of numpy, or of what behaves like it, as Python's own.
+    """Convert a path to text, and a number or an array of numpy (or alike) to Python's own types.
 
     Raises:
-        TypeError: it is none of them.
+        TypeError: the value is of another type.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)

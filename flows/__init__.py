@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 class _OwnErrorsAreOneLine(logging.Filter):
-    """Prefect logs every failed flow and task with a traceback; an error of ours says all in its message."""
+    """A filter for the traceback that Prefect logs for a failed flow or task: our errors say all in a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], SpotlightError):
@@ -22,7 +22,7 @@ class _OwnErrorsAreOneLine(logging.Filter):
 
 
 class _UndeliveredEventsAreOneLine(logging.Filter):
-    """While its server is away, Prefect logs a warning and an error with all of the event for each event."""
+    """A filter for Prefect's warning and error about each undelivered event while its server is away."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class _UndeliveredEventsAreOneLine(logging.Filter):
 
 
 class _NoLineForAFailedPing(logging.Filter):
-    """A traceback is logged where a server goes away just as Prefect asks whether it is there."""
+    """A filter for the traceback that Prefect logs when its server goes away during a ping."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return str(record.msg) != "keepalive ping failed"
 
 
 class _NoLineForEachTask(logging.Filter):
-    """Prefect logs the good end of every task: 8 lines an iteration, among which the run's own are lost."""
+    """A filter for Prefect's line for each completed task: 8 lines an iteration would bury the run's own."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))

@@ -1,4 +1,4 @@
-"""What a run shows in the Prefect UI beside its tasks: its log, how far it is, and its result as a table."""
+"""The log, the progress and the result table of a run in the Prefect UI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from storage.record.records import IterationRecord
 
 
 class PrefectReporter(Reporter):
-    """Reports to the log and to a progress artefact of the flow run it is made in."""
+    """Reports to the log of its flow run, and to a progress artefact there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class PrefectReporter(Reporter):
         self._artifact: UUID | None = None
 
     def note(self, message: str) -> None:
-        """One line in the flow run's log; it goes to the process's output by the same way."""
+        """Write one line to the flow run's log, which also reaches the process's output."""
         self._log.info(message)
 
     def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
-        """A run starts or goes on: from here on it has a bar."""
+        """Show a progress bar for a run that starts or resumes."""
         super().begin(run_id, total, done, gives_verdict)
         with _server_may_be_away():
             made = create_progress_artifact(
@@ -52,7 +52,7 @@ class PrefectReporter(Reporter):
             self._artifact = cast("UUID", made)  # it is awaited in asynchronous flows alone
 
     def iteration(self, record: IterationRecord) -> None:
-        """An iteration is done: the bar moves. Called beside the next rollout, which does not wait for it."""
+        """Move the bar after an iteration. Called during the next rollout, which does not wait for it."""
         super().iteration(record)
         if self._artifact is None:
             return
@@ -68,7 +68,7 @@ class PrefectReporter(Reporter):
 
 @contextmanager
 def shown_in_prefect() -> Iterator[None]:
-    """While the context lasts, what is reported in this process goes to the flow run that goes on."""
+    """Send this process's reports to the current flow run while the context lasts."""
     before = progress.reporter()
     progress.use(PrefectReporter())
     try:
@@ -78,28 +78,27 @@ def shown_in_prefect() -> Iterator[None]:
 
 
 def name_flow_run(name: str) -> None:
-    """Give the flow run that goes on the name of the run that it does: both are then found by it."""
+    """Give the current flow run the name of its Spotlight run, so that both are found by it."""
     with _server_may_be_away(), get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.get_id()), name=name)
 
 
 def name_given_in_prefect() -> str | None:
-    """The flow run's name where a person chose it: the identifier that the run is to have.
+    """Return the flow run's name if a person chose it: it becomes the run's identifier.
 
-    None for a name that Prefect made up, and where the flow run is done once more: its name is the first
-    one's.
+    None for a name that Prefect made up, and for a flow run that is run again: it keeps its first name.
     """
     name = flow_run.get_name()
     return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
 
 
 def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
-    """Show where else the run can be looked at: one artefact with a line a place.
+    """Publish an artefact with one line for each other place where the run can be viewed.
 
     Args:
         run_id: our run.
-        home: where it is kept.
-        tracking: of its settings.
+        home: home that holds the run.
+        tracking: the run's tracking settings.
     """
     page = dashboard_page(run_id)
     if server := tracking.uri:
@@ -123,7 +122,7 @@ def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
 
 
 def flow_run_page() -> str | None:
-    """Address of the flow run that goes on, in Prefect's UI; None outside of one, or without a server."""
+    """Return the address of this flow run in Prefect's UI; None outside of one, or without a server."""
     flow_run_id = flow_run.get_id()
     address = url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None
     if address is None or urlsplit(address).hostname not in ("127.0.0.1", "localhost"):
@@ -132,14 +131,14 @@ def flow_run_page() -> str | None:
 
 
 def show_result(result: Mapping[str, Any]) -> None:
-    """A table of the named results, in the order given."""
+    """Publish a table of the named results, in the order given."""
     rows = [{"figure": name, "value": _shown(value)} for name, value in result.items()]
     with _server_may_be_away():
         create_table_artifact(rows, key="result", description="What the run came to")
 
 
 def show_differences(differences: list[dict[str, str]]) -> None:
-    """A table of what differs from the reference."""
+    """Publish a table of the differences from the reference."""
     if not differences:
         return
     with _server_may_be_away():
@@ -147,7 +146,7 @@ def show_differences(differences: list[dict[str, str]]) -> None:
 
 
 def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
-    """A table of simulated policies: the median of each figure, and its lowest and highest in brackets.
+    """Publish a table of simulated policies: the median of each figure, its lowest and highest in brackets.
 
     Args:
         policies: rows of `spotlight what-if --json`.
@@ -165,10 +164,10 @@ def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_conclusions(result: Mapping[str, Any]) -> None:
-    """What follows from simulated policies, in words, and what each takes to a share of the progress.
+    """Publish the conclusions from simulated policies, and the cost of each up to shares of the progress.
 
     Args:
-        result: of `spotlight what-if --json`.
+        result: the output of `spotlight what-if --json`.
     """
     lines = [f"- {line}" for line in result["conclusions"]]
     reached = [(policy["policy"], each) for policy in result["policies"] for each in policy["milestones"]]
@@ -207,7 +206,7 @@ def _shown(value: object) -> str:
 
 @contextmanager
 def _server_may_be_away() -> Iterator[None]:
-    """A run goes on without its server; what it would have shown is left out."""
+    """Let a run continue without its server; what it would have shown is lost."""
     try:
         yield
     except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""A run's configuration as a person gives it, by command line or form, and the look before it starts."""
+"""A run's configuration as given on the command line or in a form, and the checks before it starts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def given_configuration(
     base: RunConfig | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """Put a configuration together; paths become absolute as seen from this process's folder.
+    """Return the configuration from its parts; relative paths are taken from this process's folder.
 
     Args:
         preset: a preset's name, or a TOML file.
         settings: `section.key=value` each.
-        ray_address: a running Ray cluster; None leaves what the settings say.
+        ray_address: a running Ray cluster; None keeps that of the settings.
         base: an earlier run's configuration, in place of the defaults.
-        cluster: what starts the processes; None leaves what the settings say.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -43,15 +43,15 @@ def given_configuration(
 def configuration_to_resume(
     config: RunConfig, cluster: str | None, ray_address: str | None, iterations: int | None = None
 ) -> RunConfig:
-    """Return an earlier run's configuration with what may change when it goes on: cluster and iterations.
+    """Return an earlier run's configuration with the changes a resumed run may make: cluster and iterations.
 
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
     Args:
-        config: as the run was started with.
-        cluster: what starts the processes; None leaves it, unless an address is given.
-        ray_address: a running Ray cluster; None leaves it.
-        iterations: how many the run has in all; None leaves them.
+        config: the one that the run was started with.
+        cluster: the kind of cluster that starts the processes; None keeps it, unless an address is given.
+        ray_address: a running Ray cluster; None keeps it.
+        iterations: total number for the run; None keeps it.
 
     Raises:
         ConfigurationError: these do not fit each other or the run.
@@ -63,7 +63,7 @@ def configuration_to_resume(
 
 
 def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
-    """`--cluster` and `--ray-address` as the one setting that they are."""
+    """Return `--cluster` and `--ray-address` as the single setting that they form."""
     if ray_address is None:
         return [] if cluster is None else [f"runtime.cluster={cluster}"]
     if cluster == "local" and ray_address:
@@ -75,7 +75,7 @@ def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Paths as they are seen from here: a run may be resumed from another folder."""
+    """Return the configuration with absolute paths: a run may be resumed from another folder."""
     prompts = config.prompts.model_copy(
         update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
     )
@@ -85,10 +85,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def look_at_inputs(config: RunConfig) -> None:
-    """The first part of `run_preflight`, which takes no library that takes seconds to import.
+    """Do the first part of `run_preflight`, which needs no library that is slow to import.
 
     Raises:
-        SpotlightError: the first thing that the run could not work with.
+        SpotlightError: the first input that the run could not work with.
     """
     from tasks.checks.quick_checks import check_inputs
 
@@ -98,15 +98,15 @@ def look_at_inputs(config: RunConfig) -> None:
 def look_at_model(
     config: RunConfig, here: bool = True, meanwhile: Callable[[], object] = lambda: None
 ) -> None:
-    """The second part of `run_preflight`, which takes seconds.
+    """Do the second part of `run_preflight`, which takes seconds.
 
     Args:
         config: the run's configuration.
-        here: whether this process will be the run's driver.
+        here: True if this process will be the run's driver.
         meanwhile: called while another process does the checks, or before them.
 
     Raises:
-        SpotlightError: the first thing that the run could not work with.
+        SpotlightError: the first input that the run could not work with.
     """
     from tasks.checks.early_check import Checks, begin_check
 
@@ -117,14 +117,14 @@ def look_at_model(
 
 
 def run_preflight(config: RunConfig, here: bool = True) -> None:
-    """Refuse what can be known to be wrong before anything starts; warnings are reported.
+    """Refuse input that can be found wrong before anything starts; report warnings.
 
     Args:
         config: the run's configuration.
-        here: whether this process will be the run's driver.
+        here: True if this process will be the run's driver.
 
     Raises:
-        SpotlightError: the first thing that the run could not work with.
+        SpotlightError: the first input that the run could not work with.
     """
     look_at_inputs(config)
     look_at_model(config, here)

@@ -23,21 +23,21 @@ if TYPE_CHECKING:  # it imports Ray
     from tasks.chaos.replayed_trace import TraceReplay
 
 HANG_S = 300.0
-"""A run that writes nothing into its history for so long hangs."""
+"""Seconds without a new line in its history after which a run counts as hung."""
 
 _MOST_OWN_FAILURES = 2
-"""Times that a run may end without having been killed, before it is not resumed any more."""
+"""The number of times that a run may end without being killed; after that it is not resumed."""
 
 
 @dataclass(frozen=True)
 class DisturbedRun:
-    """How a run under faults went.
+    """The outcome of a run under faults.
 
     Attributes:
-        done: the faults that were done.
-        left: those that found no victim before it ended; their times count from its end.
+        done: the faults that were injected.
+        left: those that found no target before it ended; their times count from its end.
         restarts: resumptions.
-        hung: it wrote nothing for `HANG_S` and was ended.
+        hung: True if it wrote nothing for `HANG_S` and was ended.
         wall_s: from its start to its end.
     """
 
@@ -58,14 +58,14 @@ def disturb(
     """Train a run under faults.
 
     Args:
-        home: where it is kept.
+        home: home that holds the run.
         run_id: its identifier.
-        arguments: of `spotlight train` for it.
-        faults: their times count from its start.
-        replay: of a trace, whose instances it joins by its arguments; begins with its first phase.
+        arguments: those of `spotlight train` for it.
+        faults: faults, timed from its start.
+        replay: a trace whose instances the run joins by its arguments; begins with its first phase.
 
     Raises:
-        RuntimeFailure: if the faults could not be done, or the run does not begin.
+        RuntimeFailure: the faults could not be injected, or the run did not begin.
     """
     began, restarts, hung = time.monotonic(), 0, False
     child: subprocess.Popen[bytes] | None = None
@@ -101,7 +101,7 @@ def disturb(
 
 
 def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
-    """Start a command of ours in a process of its own, with its output where ours goes for notes.
+    """Start a command of ours in a separate process whose output goes to our standard error.
 
     It ends when this process does.
     """
@@ -114,13 +114,13 @@ def _has_begun(home: Home, run_id: str) -> bool:
 
 
 def _server_pid(home: Home) -> int | None:
-    """The Prefect server of the run's home; None where there is none."""
+    """Return the pid of the Prefect server of the run's home; None without one."""
     note = living_server(home)
     return None if note is None else note.pid
 
 
 def _wait(child: subprocess.Popen[bytes], injector: FaultInjector, replay: TraceReplay | None) -> int | None:
-    """Exit code of a run; None where it hung and was ended."""
+    """Wait for a run and return its exit code; None if it hung and was ended."""
     while True:
         try:
             return child.wait(timeout=1.0)

@@ -1,4 +1,4 @@
-"""Scoring a model on held-out prompts, outside a training run."""
+"""The scoring of a model on held-out prompts, outside a training run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output that is given up where it cannot be written: it only informs, and may not end what is paid for."""
+"""Output that is lost if it cannot be written: it only informs, and must not end a run that is paid for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any, TextIO, cast
 
 @contextmanager
 def output_may_fail() -> Iterator[None]:
-    """While the context lasts, what is printed may be lost, and raises nothing.
+    """Let output be lost without an error while the context lasts.
 
-    The reader of a pipe has left, the disk of a log is full, a terminal is gone, or the process was started
-    without output. What libraries print and log meanwhile goes the same way, and a log that is lost leaves
+    The reader of a pipe may have left, a log's disk be full, a terminal be gone, or the process be started
+    without output. Output and logs of libraries are treated alike, and a lost log leaves
     no traceback. Characters that the output's encoding lacks are written as escapes.
     """
     before = sys.stdout, sys.stderr
@@ -35,7 +35,7 @@ def output_may_fail() -> Iterator[None]:
 
 
 class _Lossy:
-    """A text stream that drops what its own stream does not take."""
+    """A text stream that drops whatever its underlying stream does not accept."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -67,7 +67,7 @@ class _Lossy:
 
 
 def _settle(stream: TextIO) -> None:
-    """Write what a stream still holds, or drop it: Python would fail on it when the process ends."""
+    """Write what a stream still holds, or drop it: Python would fail on it at exit."""
     try:
         stream.flush()
     except OSError:

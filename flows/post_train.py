@@ -50,7 +50,7 @@ from tasks.iteration.session import Session, open_session, status_after
 from tasks.prices import with_prices
 
 COMMIT_WAIT_S = 60.0
-"""How long a run that is over waits for the commit under way."""
+"""Seconds that a finished run waits for the commit under way."""
 
 
 def train_run(
@@ -111,7 +111,7 @@ def train_run(
 post_train = flow(name="post-train", validate_parameters=True, persist_result=False)(
     crashes_with_its_cluster(train_run)
 )
-"""`train_run` as a flow of its own; a flow that does a run calls the function."""
+"""`train_run` as a separate flow; a flow that does a run calls the function."""
 
 
 def _start_of_devices(config: RunConfig) -> str:
@@ -120,7 +120,7 @@ def _start_of_devices(config: RunConfig) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a run ended, as its record keeps it."""
+    """Return the reason for a run's end, as its record keeps it."""
     if isinstance(error, Stopped):
         return str(error)
     if isinstance(error, TerminationSignal):
@@ -129,17 +129,17 @@ def _reason(error: BaseException) -> str:
 
 
 def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "", purpose: str = "") -> None:
-    """Note that this process works on the run, new or interrupted.
+    """Record that this process works on the run, new or interrupted.
 
     Args:
-        store: of the home that the run is in.
+        store: store of the run's home.
         run_id: the run.
-        config: what it is to go on with.
-        preset: that a new run was started with.
+        config: configuration to go on with.
+        preset: preset that a new run was started with.
         purpose: `storage.environment.PURPOSE` of a new run.
 
     Raises:
-        ConfigurationError: the run is finished, goes on elsewhere, has another configuration, or its
+        ConfigurationError: the run is finished, is running elsewhere, has another configuration, or its
             prompts or model have changed; nothing is changed then.
     """
     store.reconcile()
@@ -164,12 +164,12 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "",
 
 
 def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
-    """A new run's prices come from its price book; a run that is there keeps those of its beginning.
+    """Return the configuration with prices: from the price book for a new run, the recorded ones for another.
 
     Args:
-        store: of the home that the run is in.
+        store: store of the run's home.
         run_id: the run.
-        config: as a person gave it.
+        config: configuration as given.
     """
     try:
         store.run(run_id)
@@ -179,7 +179,7 @@ def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
 
 
 def _note_other_versions(store: RunStore, known: RunRow) -> None:
-    """One event where a resumed run has other versions than it began with: bits may differ."""
+    """Record an event if a resumed run has other versions than at its start: bits may differ."""
     now = environment()
     others = [
         f"{name} {known.environment[name]} -> {now[name]}"
@@ -191,7 +191,7 @@ def _note_other_versions(store: RunStore, known: RunRow) -> None:
 
 
 def _train(session: Session) -> dict[str, Any]:
-    """All iterations that are left, with the evaluations that are due; the run's result."""
+    """Do the remaining iterations and the evaluations that are due; return the run's result."""
     config, report, first = session.config, reporter(), session.first_iteration
     session.on_phase, session.on_commit = report.phase, report.iteration
     report.begin(session.run_id, config.iterations, first - 1, gives_verdict(config))
@@ -241,7 +241,7 @@ def _train(session: Session) -> dict[str, Any]:
 
 
 def _catch_up(session: Session, done: int) -> None:
-    """Do what is left of the last iteration that is done: its evaluation, or what follows from it."""
+    """Finish the last committed iteration: its evaluation, or the response to its alarm."""
     take_up(session)
     if done in evaluated_iterations(session.store.records, session.run_id):
         _answer(session, done)
@@ -250,14 +250,14 @@ def _catch_up(session: Session, done: int) -> None:
 
 
 def _note_troubles(session: Session, capacity: list[str]) -> None:
-    """Note an event for each worker that died or did not start since the last, and each jump of the clock.
+    """Record an event for each worker that died or did not start since the last call, and each clock jump.
 
-    It also notes devices of another kind that have joined. The terminal names those that did not start:
-    nothing else shows them before the end.
+    It also records devices of another kind that have joined. The terminal names those that did not start,
+    as nothing else shows them before the end.
 
     Args:
         session: the run.
-        capacity: what is to be said about capacity.
+        capacity: messages about capacity.
     """
     session.note_devices()
     lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
@@ -285,7 +285,7 @@ def _note_troubles(session: Session, capacity: list[str]) -> None:
 
 
 def _evaluate_if_due(session: Session, iteration: int) -> bool:
-    """Evaluate and answer; whether the weights are those of an earlier checkpoint then."""
+    """Evaluate and respond to alarms; return True if the weights are then those of an earlier checkpoint."""
     if not session.config.evaluates_after(iteration):
         return False
     started_at = now()
@@ -306,7 +306,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
 
 
 def _answer(session: Session, iteration: int) -> bool:
-    """Do what an alarm asks for; whether the weights are those of an earlier checkpoint then."""
+    """Do what an alarm asks for; return True if the weights are then those of an earlier checkpoint."""
     done = answer(session, iteration)
     if done.message is not None:
         reporter().note(done.message)

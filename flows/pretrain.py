@@ -1,4 +1,4 @@
-"""Making the embedded models again."""
+"""The flow that makes the embedded models again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+"""Progress reports of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from storage.record.records import EvaluationRecord, IterationRecord
 from storage.record.results import too_short
 
 _SPEED_PERIOD_S = 7 * 86_400.0
-"""Of iterations that the time left is told by: rich's own 30 s may hold none."""
+"""Seconds of iterations from which the time left is estimated: rich's own 30 s may hold none."""
 
 
 class Reporter:
-    """Reports a run's events to a console."""
+    """A reporter of a run's events to a console."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or terminal.console()
@@ -33,15 +33,15 @@ class Reporter:
         self._gives_verdict = True
 
     def note(self, message: str) -> None:
-        """One line for the person who watches."""
+        """Print one line for the person who watches."""
         self._console.print(message, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, doing: str) -> Iterator[None]:
-        """A part of the start: shown on a terminal while it goes on, then a line with the time it took.
+        """Show a part of the start on a terminal while it runs, then print a line with the time it took.
 
         Args:
-            doing: what is done, as in "start 3 devices".
+            doing: the work in words, as in "start 3 devices".
         """
         began = time.monotonic()
         with self._console.status(Text(f"{doing} ...")) if self._console.is_terminal else nullcontext():
@@ -49,13 +49,13 @@ class Reporter:
         self.note(f"{time.monotonic() - began:6.1f} s  {doing}")
 
     def begin(self, run_id: str, total: int, done: int, gives_verdict: bool = True) -> None:
-        """A run starts or goes on after `done` of `total` iterations.
+        """Report that a run starts, or resumes after `done` of `total` iterations.
 
         Args:
             run_id: the run.
-            total: its iterations.
-            done: those that are finished.
-            gives_verdict: its scorer calls some images exact; where it does not, no line speaks of them.
+            total: number of its iterations.
+            done: number of those that are finished.
+            gives_verdict: True if its scorer calls some images exact; otherwise no line mentions them.
         """
         self._total, self._gives_verdict = total, gives_verdict
         self._started = time.monotonic()
@@ -77,12 +77,12 @@ class Reporter:
         self._bar.start()
 
     def phase(self, name: str) -> None:
-        """A phase has begun; plain lines leave it out."""
+        """Report the start of a phase; plain lines leave it out."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, phase=name)
 
     def iteration(self, record: IterationRecord) -> None:
-        """An iteration is done."""
+        """Report a finished iteration."""
         metrics = record.metrics
         failed = metrics.get("groups_failed", 0.0)
         unscored = f", {failed:.0f} not scored" if failed else ""
@@ -101,7 +101,7 @@ class Reporter:
         return form.format(*shares) if self._gives_verdict else ""
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        """A held-out evaluation is done."""
+        """Report a finished held-out evaluation."""
         failed = sum(image.error is not None for image in record.images)
         unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
@@ -134,7 +134,7 @@ class Reporter:
             self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
 
     def end(self) -> None:
-        """The run is over."""
+        """Report the end of the run."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -144,7 +144,7 @@ _reporter: Reporter | None = None
 
 
 def reporter() -> Reporter:
-    """The process's reporter; a flow that Prefect started has plain lines."""
+    """Return the process's reporter; a flow that Prefect started has plain lines."""
     global _reporter
     if _reporter is None:
         _reporter = Reporter()

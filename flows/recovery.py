@@ -1,4 +1,4 @@
-"""What a run that is to be resumed lacks here: damaged files are moved aside, the mirror's are fetched."""
+"""Recovery of a run to be resumed: damaged files are moved aside, the mirror's are fetched."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from storage.record.run_store import RunRow, RunStore
 
 
 def run_to_resume(home: Home, run_id: str) -> RunRow:
-    """Return the run that is to be resumed; files of its record that are damaged are moved aside.
+    """Return the run to be resumed; move damaged files of its record aside.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
 
     Raises:
-        RunNotFoundError: there is no such run.
+        RunNotFoundError: the run does not exist.
     """
     store = RunStore(home)
     store.reconcile()
@@ -34,15 +34,15 @@ def run_to_resume(home: Home, run_id: str) -> RunRow:
 
 
 def fetch_where_unknown(home: Home, run_id: str) -> None:
-    """Fetch a run's newest checkpoint from the place that the environment names, where there is none here.
+    """Fetch a run's newest checkpoint from the mirror that the environment names, if there is none here.
 
     Args:
-        home: where the run is to go on.
+        home: home in which the run will continue.
         run_id: the run.
 
     Raises:
         ConfigurationError: the identifier cannot name a folder.
-        CheckpointError: the place cannot be read, or has only damaged checkpoints of the run.
+        CheckpointError: the mirror cannot be read, or has only damaged checkpoints of the run.
     """
     address = os.environ.get(MIRROR_VARIABLE, "")
     if not address:

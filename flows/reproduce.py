@@ -1,4 +1,4 @@
-"""A recorded run done again with its own configuration and seeds, compared, and noted for the dashboard."""
+"""A recorded run done again with its own configuration and seeds, compared, and kept for the dashboard."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def reproduce(form: ReproductionForm, run_id: str | None = None) -> dict[str, An
 def do_again(
     form: ReproductionForm, run_id: str | None = None, named: Callable[[str], None] = lambda name: None
 ) -> Reproduction:
-    """Do it, compare, and write the row; a drift is a verdict like others.
+    """Reproduce the run, compare, and write the row; a drift is a verdict like any other.
 
     Args:
-        form: what to do again.
-        run_id: identifier of the run that does it.
+        form: the run to reproduce, and how.
+        run_id: identifier of the new run.
         named: called with that identifier before it starts.
     """
     home = Home.from_environment().ensure()
@@ -82,10 +82,10 @@ def do_again(
 
 
 def refuse_drift(done: Reproduction) -> None:
-    """Fail where a run came to something else than its reference.
+    """Refuse a run whose results differ from its reference.
 
     Raises:
-        DriftError: naming what differs.
+        DriftError: the results differ; the message names the differences.
     """
     if done.verdict == "drifted":
         raise DriftError(f"{done.reference} done again as {done.reproduction_id} drifted: {done.message}")
@@ -112,7 +112,7 @@ def _judged(started: Reproduction, was: Reference | None, now: Reference, tolera
 
 
 def _last_evaluation(was: Reference) -> Reference:
-    """What scoring the last checkpoint again can be compared with."""
+    """Return the part of a reference that a new scoring of the last checkpoint can be compared with."""
     last = max(was.scores, default=0)
     held_out = {"evaluate": was.prompts.get("evaluate", {})}
     scores = {last: was.scores[last]} if was.scores else {}

@@ -1,4 +1,4 @@
-"""Which run a reproduction means, and with which settings it is done again: known before anything starts."""
+"""The reference of a reproduction and its settings, found before anything starts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from tasks.checks.quick_checks import with_read_options
 from tasks.prices import with_prices
 
 REFERENCE_FILE = ".json"
-"""How the name of a reference file ends; no other name is taken for one."""
+"""The suffix of a reference file; no other name is taken for one."""
 
 
 def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Reference | None]:
-    """The series that a form means, and its reference; None where this run is to become it.
+    """Return the series that a form means and its reference; None if this run will become the reference.
 
     Raises:
-        RunNotFoundError, ConfigurationError: what is named is not there, not finished or no reference.
+        RunNotFoundError, ConfigurationError: the named run or file does not exist, is unfinished or is no
+            reference.
     """
     if form.reference and form.renew:
         raise ConfigurationError(
@@ -40,7 +41,7 @@ def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Refere
 
 
 def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
-    """The recorded configuration, with what is changed on purpose; this machine's environment has no say."""
+    """Return the recorded configuration with deliberate changes; this machine's environment is ignored."""
     if was is None:
         return with_prices(given_configuration(form.preset, form.settings))
     # Its own MLflow server may be that of another place, or gone.
@@ -51,5 +52,5 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
 
 
 def preset_again(form: ReproductionForm, was: Reference | None) -> str:
-    """The preset that the settings of a run done again come from; empty for none."""
+    """Return the preset that the settings of a reproduction come from; empty for none."""
     return form.preset if was is None else was.environment.get(PRESET, "")

@@ -12,13 +12,13 @@ from storage.home import Home
 from storage.record.run_store import RunStore
 
 LAST = "last"
-"""Names the newest run that was done here; simulated ones do not count."""
+"""The name for the newest run done here; simulated ones do not count."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def new_run_id(name: str) -> str:
-    """`NAME-YYYYMMDD-HHMMSS-xxxx` in UTC: readable, ordered in time, unique."""
+    """Return `NAME-YYYYMMDD-HHMMSS-xxxx` in UTC: readable, ordered in time, unique."""
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
@@ -26,11 +26,11 @@ _PREFECT_FORM = re.compile(
     "(Awesome|Rustic|Small|Gorgeous|Fantastic|Sleek|Intelligent|Unbranded|Refined|Licensed|Generic|Practical|"
     "Ergonomic|Handcrafted|Tasty|Handmade|Incredible)-[A-Z][A-Za-z' -]{0,5}"
 )
-"""What Prefect's form fills in as Run Name: one of its adjectives, and an animal of at most six letters."""
+"""The form of Prefect's suggested Run Name: one of its adjectives, and an animal of at most six letters."""
 
 
 def is_made_up(name: str) -> bool:
-    """Whether Prefect chose the name of a flow run: its form (Tasty-Akita), or its server (brave-lion)."""
+    """Return True if Prefect made up a flow run's name: its form (Tasty-Akita) or its server (brave-lion)."""
     if _PREFECT_FORM.fullmatch(name):
         return True
     from coolname.data import config  # what the server chooses from
@@ -41,13 +41,13 @@ def is_made_up(name: str) -> bool:
 
 
 def find_run(home: Home, text: str) -> str:
-    """Return the identifier of the run that a person names: all of it, its beginning, or `last`.
+    """Return a run's identifier from what a person typed: all of it, its beginning, or `last`.
 
-    A text that no run begins with is returned as it is: what needs the run refuses it and names near ones.
+    A text that no run begins with is returned as is: the caller refuses it and suggests similar names.
 
     Raises:
-        ConfigurationError: several runs begin so.
-        RunNotFoundError: `last`, and there is no run.
+        ConfigurationError: several runs begin with the text.
+        RunNotFoundError: the text is `last`, and there is no run.
     """
     if not text or text in home.run_ids():
         return text
@@ -70,7 +70,7 @@ def check_run_id(run_id: str) -> None:
     """Refuse an identifier that cannot name a folder of checkpoints.
 
     Raises:
-        ConfigurationError: it holds other characters, is empty or too long.
+        ConfigurationError: it has forbidden characters, is empty or too long.
     """
     if run_id == LAST:
         raise ConfigurationError(f"run identifier {LAST!r} names the newest run in commands; choose another")

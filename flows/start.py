@@ -1,7 +1,7 @@
-"""Starting runs and evaluations: one place for the commands, the forms and `import spotlight`.
+"""The start of runs and evaluations, shared by the commands, the forms and `import spotlight`.
 
-Whatever can be known to be wrong is refused before anything starts. What takes seconds to import is imported
-where it is used, so that a refusal comes at once.
+Input that can be found wrong is refused before anything starts. Slow libraries are imported where they are
+used, so that a refusal comes at once.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def train(
 
     Args:
         preset: a preset's name, or a TOML file; None takes the defaults.
-        settings: `section.key=value` each.
-        run_id: identifier of the new run; made up where it is None.
-        cluster: what starts the processes; None leaves what the settings say.
-        ray_address: a running Ray cluster; None leaves what the settings say.
+        settings: settings as `section.key=value`.
+        run_id: identifier of the new run; generated if None.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+        ray_address: a running Ray cluster; None keeps that of the settings.
 
     Returns:
-        The run's result, as `storage.record.results.run_result` has it.
+        The run's result, as `storage.record.results.run_result` returns it.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the run.
+        SpotlightError: the run was refused before its start, or failed.
     """
     with stops_in_order("Stopped before the run began; nothing is kept."):
         if run_id is not None:
@@ -85,17 +85,17 @@ def resume(
 
     Args:
         run_id: the run.
-        iterations: how many it has in all, more than it has done: a finished run goes on to these; None
-            leaves what it was started with.
-        cluster: what starts the processes; None leaves it as it was.
-        ray_address: a running Ray cluster; None leaves it as it was.
-        take_over: also where the run is marked as running on another machine, which is gone.
+        iterations: total, more than are done: a finished run continues up to it; None keeps the recorded
+            total.
+        cluster: the kind of cluster that starts the processes; None keeps the recorded one.
+        ray_address: a running Ray cluster; None keeps the recorded one.
+        take_over: True to resume also a run that is marked as running on another machine, which is gone.
 
     Returns:
-        As `train`.
+        The same as `train` returns.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the run.
+        SpotlightError: the run was refused before its start, or failed.
     """
     with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
         home = Home.from_environment().ensure()
@@ -124,17 +124,17 @@ def evaluate(
     Args:
         run_id: the run; None scores the untouched model of the settings.
         preset: a preset's name, or a TOML file; not with a run, which has its own settings.
-        settings: `section.key=value` each; on top of the run's.
-        cluster: what starts the processes; None leaves what the settings say.
-        ray_address: a running Ray cluster; None leaves what the settings say.
+        settings: settings as `section.key=value`, on top of the run's.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+        ray_address: a running Ray cluster; None keeps that of the settings.
         images: a new folder for the images; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated, to compare with.
 
     Returns:
-        What `flows.evaluate.evaluate_model` returns.
+        The same as `flows.evaluate.evaluate_model` returns.
 
     Raises:
-        SpotlightError: what was refused before the start, or ended the evaluation.
+        SpotlightError: the evaluation was refused before its start, or failed.
     """
     from flows.server.prefect_server import prefect_server
     from storage.evaluations.pairs import comparable
@@ -162,12 +162,12 @@ def new_configuration(
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """The configuration of a new run, with the prices of its price book; arguments as of `train`.
+    """Return a new run's configuration, with the prices of its price book; arguments as for `train`.
 
     Args:
         preset: a preset's name or file; None for the defaults.
-        settings: `SECTION.KEY=VALUE`, over the preset.
-        ray_address: of a Ray cluster that is there.
+        settings: `SECTION.KEY=VALUE`, on top of the preset.
+        ray_address: address of a running Ray cluster.
         cluster: `ray` or `local`.
 
     Raises:
@@ -179,15 +179,15 @@ def new_configuration(
 
 
 def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
-    """The identifier of a new run: the one that is asked for, or a new one.
+    """Return the identifier of a new run: the requested one, or a new one.
 
     Args:
-        store: of all runs.
-        config: of the new run, whose name a new identifier begins with.
-        run_id: what is asked for; None makes one up.
+        store: store of all runs.
+        config: configuration of the run; a new identifier begins with its name.
+        run_id: requested identifier; None generates one.
 
     Raises:
-        ConfigurationError: it cannot name a folder, or another run has it.
+        ConfigurationError: the identifier cannot name a folder, or another run has it.
     """
     chosen = new_run_id(config.name) if run_id is None else run_id
     check_run_id(chosen)
@@ -200,15 +200,15 @@ def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
 
 
 def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None) -> str:
-    """The identifier of a new evaluation: the one that is asked for, or a new one.
+    """Return the identifier of a new evaluation: the requested one, or a new one.
 
     Args:
-        home: where it is kept.
-        config: whose name a new identifier has.
-        evaluation_id: what is asked for; None makes one up.
+        home: home that will hold it.
+        config: configuration whose name a new identifier has.
+        evaluation_id: requested identifier; None generates one.
 
     Raises:
-        ConfigurationError: it has other characters than identifiers have, or an evaluation or a run has it.
+        ConfigurationError: the identifier has forbidden characters, or an evaluation or a run has it.
     """
     from storage.evaluations.separate import EvaluationStore
 
@@ -230,18 +230,18 @@ def resumed_configuration(
     take_over: bool = False,
     iterations: int | None = None,
 ) -> RunConfig:
-    """The configuration that a run is resumed with; arguments as of `resume`.
+    """Return the configuration for resuming a run; arguments as for `resume`.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
         cluster: `ray` or `local`; None for the recorded one.
-        ray_address: of a Ray cluster that is there.
-        take_over: also a run that seems to go on elsewhere.
-        iterations: how many it has in all; None for the recorded ones.
+        ray_address: address of a running Ray cluster.
+        take_over: True to accept a run that seems to be running elsewhere.
+        iterations: total of the run; None for the recorded number.
 
     Raises:
-        SpotlightError: there is no such run, it is running or has no iteration left, or its inputs have
+        SpotlightError: the run does not exist, it is running or has no iteration left, or its inputs have
             changed.
     """
     from tasks.inputs import refuse_changed_inputs
@@ -268,20 +268,20 @@ def evaluated_configuration(
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """The configuration of an evaluation: of the whole file, unless a setting names `evaluation.prompts`.
+    """Return the configuration of an evaluation: on all prompts, unless a setting names `evaluation.prompts`.
 
     Args:
-        home: where the run is.
-        run_id: whose newest checkpoint is scored; None for an untouched model.
+        home: home that holds the run.
+        run_id: run whose newest checkpoint is scored; None for an untouched model.
         preset: a preset's name or file, for an untouched model.
-        settings: `SECTION.KEY=VALUE`, over the preset or the run's own.
-        ray_address: of a Ray cluster that is there.
+        settings: `SECTION.KEY=VALUE`, on top of the preset's or the run's own.
+        ray_address: address of a running Ray cluster.
         cluster: `ray` or `local`.
 
     Raises:
         ConfigurationError: any problem, one line each.
-        RunNotFoundError: there is no such run.
-        CheckpointError: it has no checkpoint.
+        RunNotFoundError: the run does not exist.
+        CheckpointError: the run has no checkpoint.
     """
     if run_id is not None and preset is not None:
         raise ConfigurationError(
@@ -303,27 +303,27 @@ def evaluated_configuration(
 
 
 def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
-    """The preset that an evaluation's model was trained with, or comes from; empty for none.
+    """Return the preset that an evaluation's model was trained with or comes from; empty for none.
 
     Args:
-        home: where the run is.
-        run_id: whose checkpoint is scored; None for an untouched model.
-        preset: of an untouched model.
+        home: home that holds the run.
+        run_id: run whose checkpoint is scored; None for an untouched model.
+        preset: preset of an untouched model.
     """
     return (preset or "") if run_id is None else RunStore(home).run(run_id).environment.get(PRESET, "")
 
 
 def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, Any]:
-    """Do the flow `post-train` under the Prefect server of a home; returns the run's result.
+    """Do the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
-        home: where the run is kept.
+        home: home that holds the run.
         run_id: the run, new or to resume.
         config: checked settings.
-        preset: that a new run's settings come from; empty for none.
+        preset: preset that a new run's settings come from; empty for none.
 
     Raises:
-        SpotlightError: what ended the run.
+        SpotlightError: the run failed.
     """
     from tasks.checks.early_check import start_early
 
@@ -354,7 +354,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: 
 
 
 def _check_and_import(config: RunConfig, module: str) -> None:
-    """Do the checks that take seconds, and import a flow, with Prefect and torch, beside them."""
+    """Do the slow checks, and meanwhile import a flow with Prefect and torch."""
     from tasks.checks.early_check import cluster_class
 
     def import_libraries() -> None:
@@ -367,7 +367,7 @@ def _check_and_import(config: RunConfig, module: str) -> None:
 
 
 def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) -> None:
-    """One line of how far a stopped run came and how to go on; nothing where it had not begun."""
+    """Print how far a stopped run got and how to resume it; nothing if it had not begun."""
     try:
         row = store.run(run_id)
     except (RunNotFoundError, StorageError):
@@ -383,7 +383,7 @@ def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) 
 
 
 def _size_of(config: RunConfig) -> str:
-    """What a run starts, in words."""
+    """Describe the processes that a run starts."""
     images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     runtime = config.runtime
     place = {"ray": "with a Ray cluster of its own", "local": "as local processes"}.get(

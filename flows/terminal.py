@@ -1,4 +1,4 @@
-"""The console that people read: it prints the texts of users as they are."""
+"""The console for people: it prints users' texts unchanged."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from rich.console import Console
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """Return a console on which brackets and colons of a prompt, a tag or a path mean nothing.
+    """Return a console without markup: brackets and colons of a prompt, a tag or a path are printed as is.
 
     Args:
-        stderr: whether it writes to the standard error.
-        width: in characters; None for the terminal's.
+        stderr: True to write to standard error.
+        width: width in characters; None for the terminal's.
     """
     return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)

@@ -23,23 +23,23 @@ SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
     "runtime.commit_steps=2", "runtime.lease_s=30",
 )  # fmt: skip
-"""What differs from the preset unless --set says otherwise: short, often committed, soon seen to hang."""
+"""Settings that differ from the preset unless --set is given: short, often committed, soon seen to hang."""
 
 _MOST_RUNS = 5
-"""Disturbed runs at most; faults that found no victim in them are left."""
+"""The largest number of disturbed runs; faults that found no target in them are left."""
 
 
 @dataclass
 class Tally:
-    """What was done, over all disturbed runs.
+    """The totals over all disturbed runs.
 
     Attributes:
-        done: faults, by kind.
-        left: faults without a victim.
+        done: faults injected, by kind.
+        left: faults that found no target.
         restarts: resumptions.
-        hangs: runs that had to be ended.
-        verdicts: of each run.
-        trace: what was replayed of a trace.
+        hangs: runs that hung and were ended.
+        verdicts: one per run.
+        trace: the part of a trace that was replayed.
     """
 
     done: Counter[str] = field(default_factory=Counter)
@@ -56,14 +56,14 @@ def chaos(
     """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
 
     Args:
-        home: where the runs are kept.
-        run_id: what their identifiers begin with.
-        config: of the undisturbed run.
-        arguments: of `spotlight train` for it.
+        home: home that holds the runs.
+        run_id: beginning of their identifiers.
+        config: configuration of the undisturbed run.
+        arguments: those of `spotlight train` for it.
         plan: the faults, or the trace.
 
     Raises:
-        RuntimeFailure: if the undisturbed run fails.
+        RuntimeFailure: the undisturbed run failed.
     """
     calm = f"{run_id}-calm"
     began = time.monotonic()
@@ -90,7 +90,7 @@ def chaos(
 def _replay(
     home: Home, run_id: str, arguments: Sequence[str], plan: TracePlan, config: RunConfig, tally: Tally
 ) -> None:
-    """One run while the instances of a trace come and go."""
+    """Do one run while the instances of a trace come and go."""
     length_s = plan.stretch * time_in_phases_s(home, run_id.removesuffix("-trace") + "-calm")
     with replayed(plan, config, length_s) as replay:
         joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
@@ -104,7 +104,7 @@ def _replay(
 def _disturb(
     home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
 ) -> Sequence[Fault]:
-    """One run under faults; the faults that are left."""
+    """Do one run under faults; return the faults that are left."""
     ran = disturb(home, run_id, arguments, faults)
     tally.hangs += ran.hung
     tally.restarts += ran.restarts
@@ -145,7 +145,7 @@ def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """The result as a table: each promise, what was seen, whether it was kept."""
+    """Print the result as a table: each promise, the observation, and the verdict."""
     with_notice, without = "redone_steps_with_notice_max", "redone_steps_without_notice_max"
     rows = (
         ("no sample is lost", result["lost"], result["lost"] == 0),

@@ -1,4 +1,4 @@
-"""The `spotlight` command line: thin; every command checks its input before anything starts."""
+"""The `spotlight` command line: a thin layer; every command checks its input before anything starts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EmbeddedTaskName(StrEnum):
 
 
 class ClusterName(StrEnum):
-    """What can start the processes of a run."""
+    """The clusters that can start the processes of a run."""
 
     RAY = "ray"
     LOCAL = "local"
@@ -344,12 +344,12 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 _INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
-"""Exit codes, as of any process that ends by these signals."""
+"""Exit codes of a process that ends by these signals."""
 
 
 @output_may_fail()
 def main() -> None:
-    """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
+    """Run the command line; refused input gives one clear message and exit code 2, not a traceback."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="spotlight", standalone_mode=False)
     except RunCancelledError:

@@ -1,4 +1,4 @@
-"""`spotlight doctor`: what this machine has, and what would keep a run from working."""
+"""`spotlight doctor`: the state of this machine, and the obstacles to a run on it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FREE_GIB = 2.0
 
 
 def examine(config: RunConfig | None = None) -> bool:
-    """Print one line a check; True when nothing keeps a run from working.
+    """Print one line per check; return True if nothing keeps a run from working.
 
     Args:
-        config: of the run whose model and scorer are looked at; None for the defaults, an embedded model.
+        config: configuration whose model and scorer are checked; None for the defaults, an embedded model.
     """
     screen = console()
     config = config or RunConfig()
@@ -100,14 +100,14 @@ def _records() -> str:
 
 
 def _devices(config: RunConfig) -> str:
-    """What would run where; of a joined cluster, hosts are asked."""
+    """Describe the placement of a run; the hosts of a joined cluster are asked."""
     from tasks.checks.placement import describe_placement
 
     return describe_placement(config)
 
 
 def _numbers(config: RunConfig) -> str:
-    """Every tensor of the model is read: of a large one that takes minutes, so a run does not do it."""
+    """Read every tensor of the model: for a large one it takes minutes, so a run does not do it."""
     from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config):,} in the files of {config.model.path}, all finite"

@@ -1,4 +1,4 @@
-"""Evaluations and comparisons of them as tables on a terminal."""
+"""Tables of evaluations and their comparisons for a terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from storage.evaluations.separate import SeparateEvaluation
 
 
 def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:
-    """A row a tag, and the two overall ones, each with its interval.
+    """Print a row per tag and the two overall rows, each with its interval.
 
     Args:
-        figures: as `storage.evaluations.figures` gives them.
-        title: over the table.
+        figures: figures from `storage.evaluations.figures`.
+        title: heading of the table.
         signed: whether they are differences.
     """
     table = Table("tag", "prompts", "score", "95 %", "exact", "95 %", title=title)
@@ -36,7 +36,7 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
 
 
 def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
-    """One row an evaluation, its identifiers whole."""
+    """Print one row per evaluation, with whole identifiers."""
     cells = [
         (
             row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
@@ -49,7 +49,7 @@ def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
 
 
 def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:
-    """One evaluation as JSON values."""
+    """Return one evaluation as JSON values."""
     names = ("evaluation_id", "run_id", "iteration", "started_at", "images", "score", "exact", "folder")
     return {name: getattr(row, name) for name in names}
 

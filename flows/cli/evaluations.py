@@ -1,4 +1,4 @@
-"""What `spotlight evaluate` prints, and the command `evaluations`."""
+"""The output of `spotlight evaluate`, and the command `evaluations`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.home import Home
 
 
 def show_evaluation(result: dict[str, Any]) -> None:
-    """Print what `flows.start.evaluate` returned as tables."""
+    """Print the result of `flows.start.evaluate` as tables."""
     from flows.cli.evaluation_table import show_figures
 
     show_figures(result, f"{result['evaluation_id']}: {result['run_id'] or result['model']}")

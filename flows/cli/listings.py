@@ -1,4 +1,4 @@
-"""`spotlight runs` and `spotlight presets`: what there is, as lists."""
+"""`spotlight runs` and `spotlight presets`: lists of runs and presets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore, bare_folders
 
 _LEAST_WIDTH = 60
-"""Of a description; on a narrower terminal the terminal breaks the lines."""
+"""The smallest width of a description; on a narrower terminal the terminal breaks the lines."""
 
 _UNLIMITED = 10_000
 
@@ -71,11 +71,11 @@ def presets() -> None:
 
 
 def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table, or two lines a row where the terminal would cut the identifiers.
+    """Print a table, or two lines per row if the terminal would cut off the identifiers.
 
     Args:
-        headings: of the columns; the first is that of the identifiers.
-        rows: one cell a column.
+        headings: column headings; the first column holds the identifiers.
+        rows: one cell per column.
     """
     table = Table(*headings)
     for row in rows:
@@ -102,7 +102,7 @@ def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _took(row: RunRow) -> str:
-    """Time from the run's start to its end, or to now; a resumed run's pauses are in it."""
+    """Return the time from the run's start to its end, or to now; a resumed run's pauses are included."""
     if row.ended_at is None and row.status != "running":
         return "-"
     return str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))

@@ -1,4 +1,4 @@
-"""`spotlight profile`: what a recorded run says of its workload, as a file that `what-if` reads."""
+"""`spotlight profile`: a recorded run's workload as a file that `what-if` reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def profile(
 
 
 def _show(found: Profile) -> None:
-    """Each number with its spread and its evidence."""
+    """Print each number with its spread and its evidence."""
     table = Table(box=SIMPLE, title=found.summary)
     for name in ("quantity", "value", "spread", "evidence", "source"):
         table.add_column(name, justify="right" if name in ("value", "spread") else "left")

@@ -1,4 +1,4 @@
-"""Writing a run's report, in a process of its own: this room does not import the dashboard's."""
+"""The report of a run, written by a separate process: this room does not import the dashboard's."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
     """Write the report of a run and print its path; returns the exit code.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
-        out: the file; `RUN.html` in this folder where None.
+        out: the file; None for `RUN.html` in this folder.
 
     Raises:
-        RunNotFoundError: there is no such run.
+        RunNotFoundError: the run does not exist.
         ConfigurationError: `out` is a folder, or cannot be written.
         StorageError: a file of the record is damaged.
     """

@@ -1,4 +1,4 @@
-"""How a command is told of a run: its identifier, the beginning of it, or `last`."""
+"""Names of runs on the command line: an identifier, its beginning, or `last`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.home import Home
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Return the runs whose identifiers begin so, for the shell's completion."""
+    """Return the runs whose identifiers begin with `incomplete`, for the shell's completion."""
     try:
         known = Home.from_environment().run_ids()
     except SpotlightError:
@@ -21,7 +21,7 @@ def run_names(incomplete: str) -> list[str]:
 
 
 def named_run(text: str | None) -> str | None:
-    """Return the run that a command is told of; None and other texts stay (`flows.run_identity.find_run`)."""
+    """Return the identifier of the named run; None and other texts stay (`flows.run_identity.find_run`)."""
     return None if text is None else find_run(Home.from_environment(), text)
 
 

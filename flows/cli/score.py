@@ -1,4 +1,4 @@
-"""`spotlight score`: what a reward says of one image, before a run is trained on it."""
+"""`spotlight score`: a reward's score of one image, before a run is trained on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotlight settings`: what can be set; and what the shell completes."""
+"""`spotlight settings`: the list of settings, and the shell's completion."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def settings(
 
 
 def _about(word: str) -> list[SettingEntry]:
-    """Return the settings whose names or descriptions have a word, or that people call so."""
+    """Return the settings with a word in their name, their description or their common synonyms."""
     word = word.lower()
     if word in ALIASES and (meant := list_settings(ALIASES[word])):
         return meant
@@ -68,12 +68,12 @@ def _no_such(name: str) -> str:
 
 
 def preset_names(incomplete: str) -> list[str]:
-    """Presets whose names begin so, for the shell's completion."""
+    """Return the presets whose names begin with `incomplete`, for the shell's completion."""
     return [preset.name for preset in list_presets() if preset.name.startswith(incomplete)]
 
 
 def setting_names(incomplete: str) -> list[str]:
-    """Settings whose names begin so, each with the `=` that follows, for the shell's completion."""
+    """Return the matching settings, each followed by `=`, for the shell's completion."""
     return [f"{one.name}=" for one in list_settings() if one.name.startswith(incomplete)]
 
 

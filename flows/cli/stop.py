@@ -1,4 +1,4 @@
-"""`spotlight stop`: ends a run that goes on, as Ctrl-C in its terminal does."""
+"""`spotlight stop`: ends a run in progress, as Ctrl-C in its terminal does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotlight what-if`: what a run would take and cost on a fleet, by policy, before anything is rented."""
+"""`spotlight what-if`: time and cost of a run on a fleet, by policy, before anything is rented."""
 
 from __future__ import annotations
 
@@ -187,13 +187,13 @@ def what_if(
 
 
 def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path | None:
-    """The file of the time line; None where none is asked for.
+    """Return the file for the time line; None if none is asked for.
 
     Args:
-        timeline, policy, record: as they were given.
+        timeline, policy, record: the options as given.
 
     Raises:
-        ConfigurationError: it cannot be written, or a policy is named and no file.
+        ConfigurationError: the file cannot be written, or a policy is named without a file.
     """
     if timeline is not None:
         return writable_file(timeline, "--timeline")
@@ -206,11 +206,11 @@ def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path 
 
 @contextmanager
 def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
-    """What is called after each simulated run: it moves a bar on a terminal, or writes a line for a program.
+    """Yield a callback for each simulated run: it moves a bar on a terminal, or writes a line for a program.
 
     Args:
-        runs: how many there are to be.
-        in_lines: whether to write lines.
+        runs: number of runs.
+        in_lines: True to write lines.
     """
     if in_lines:
         done = itertools.count(1)
@@ -224,7 +224,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 
 
 def show(result: WhatIf) -> None:
-    """Print a table of policies, what they take to a score, and what both rest on."""
+    """Print a table of policies, their cost up to a score, and the basis of both."""
     from tasks.what_if_in_words import conclusions, curves_in_words, time_unit
 
     screen = console()
@@ -274,18 +274,18 @@ def show(result: WhatIf) -> None:
 
 
 def _profile_lines(profile: Profile, called: str) -> list[str]:
-    """What a profile is of, and where its figures come from."""
+    """Describe the workload of a profile and the source of its figures."""
     evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
     return [f"{called} {profile.name}: {profile.summary}", *evidence]
 
 
 def _named(answer: PolicyAnswer) -> str:
-    """A policy as the tables have it."""
+    """Return the name of a policy for the tables."""
     return f"{answer.policy.name} †" if answer.policy.only_simulated else answer.policy.name
 
 
 def _sharing_line(result: WhatIf) -> list[str]:
-    """By how many devices samples are shared, where several may."""
+    """Describe how many devices share a sample, if several may."""
     if not result.shares:
         return []
     said = dict(result.sharing)
@@ -295,7 +295,7 @@ def _sharing_line(result: WhatIf) -> list[str]:
 
 
 def _show_milestones(screen: Console, result: WhatIf) -> None:
-    """Print what policies take to a score, where that is known."""
+    """Print the cost of each policy up to a score, if it is known."""
     from tasks.what_if_in_words import dollars, duration, other_learner
 
     curves = result.curves
@@ -330,7 +330,7 @@ def _show_milestones(screen: Console, result: WhatIf) -> None:
 
 
 def _relative(spread: Spread) -> str:
-    """The ends of an interval over its median."""
+    """Return the ends of an interval relative to its median."""
     middle = spread.median or 1.0
     return f"×{spread.low / middle:.1f}–{spread.high / middle:.1f}"
 
@@ -338,12 +338,12 @@ def _relative(spread: Spread) -> str:
 def _settings(
     reserved: int | None, spot: int | None, trainers: int | None, iterations: int | None, price: str | None
 ) -> list[str]:
-    """The options that are settings, as settings: they are checked as those are.
+    """Return the options that are settings as settings, so that they are checked alike.
 
     Args:
-        reserved, spot, trainers: devices.
-        iterations: of a run.
-        price: of a reserved and of a spot device, as it was given.
+        reserved, spot, trainers: numbers of devices.
+        iterations: length of a run.
+        price: prices of a reserved and of a spot device, as given.
     """
     given = {
         "runtime.reserved_workers": reserved,
@@ -365,14 +365,14 @@ def _settings(
 
 
 def _sharing(degree: str | None) -> list[str]:
-    """`--degree` as settings."""
+    """Return `--degree` as settings."""
     return (
         [] if degree is None else [f"sequence_parallel.{kind}={degree}" for kind in ("rollout", "evaluate")]
     )
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:
-    """A figure, and below it its interval; alone where there is none."""
+    """Return a figure with its interval below it, or alone if it has none."""
     low, median, high = (form.format(getattr(spread, name) / unit) for name in ("low", "median", "high"))
     bare = str.maketrans("", "", "$% minhds")
     return median if low == high else f"{median}\n{low.translate(bare)}–{high.translate(bare)}"

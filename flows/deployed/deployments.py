@@ -1,6 +1,6 @@
-"""What can be started from the Prefect UI or by REST: the flows of the command line behind forms.
+"""Flows that can be started from the Prefect UI or by REST: those of the command line behind forms.
 
-Each checks its input as the command does and then runs the very function that the command runs, in one
+Each checks its input as the command does and then runs the same function that the command runs, in one
 flow run that bears the run's name. What a form's bounds cannot refuse fails the flow run at once, with
 the message that the command line would print.
 """
@@ -137,7 +137,7 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
 
 
 def _function(module: str, name: str) -> Any:
-    """A function, or that of a flow, imported when it is run: its libraries take seconds."""
+    """Return a function, or that of a flow, imported on call: its libraries take seconds."""
     found = getattr(importlib.import_module(module), name)
     return getattr(found, "fn", found)
 

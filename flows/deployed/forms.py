@@ -1,7 +1,7 @@
-"""What a deployment's form asks for.
+"""The forms of the deployments.
 
-Prefect's UI draws the form from these models, and its API refuses with 409 what they refuse. No field has a
-choice of types (a number or nothing): the refusal of such a one does not say what is wrong. The texts are
+Prefect's UI draws the form from these models, and its API answers 409 to input that they refuse. No field has
+a choice of types (a number or nothing): the error for such a field does not say what is wrong. The texts are
 plain: the UI shows markup as it is written.
 """
 

@@ -1,4 +1,4 @@
-"""When the reproducibility runs are due: a cron expression in a time zone, switched on or off."""
+"""The schedule of the reproducibility runs: a cron expression in a time zone, switched on or off."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Nightly:
     """The schedules of the reproducibility runs.
 
     Attributes:
-        active: whether they run by themselves; otherwise they wait in the Prefect UI to be switched on.
+        active: True if they run by themselves; otherwise they must be switched on in the Prefect UI.
         cron: minute, hour, day of the month, month, day of the week.
-        timezone: name of the zone that these are meant in.
+        timezone: name of the zone of the expression.
     """
 
     active: bool = False
@@ -32,10 +32,10 @@ class Nightly:
     timezone: str = "UTC"
 
     def __post_init__(self) -> None:
-        """Refuse what would fail later, in another process.
+        """Refuse values that would fail later, in another process.
 
         Raises:
-            ConfigurationError: the expression has not five fields, or there is no such zone.
+            ConfigurationError: the expression does not have five fields, or the zone does not exist.
         """
         if len(self.cron.split()) != _FIELDS:
             raise ConfigurationError(
@@ -58,17 +58,17 @@ class Nightly:
             ) from error
 
     def arguments(self) -> list[str]:
-        """Itself as arguments of `flows.deployed.serving`."""
+        """Return the schedule as arguments of `flows.deployed.serving`."""
         return ["--cron", self.cron, "--timezone", self.timezone, *(["--schedule"] if self.active else [])]
 
     def in_words(self) -> str:
-        """For the person who started it."""
+        """Describe the schedule for the person who started it."""
         when = f"{self.cron!r} in {self.timezone}"
         return f"on, {when}" if self.active else f"off (`spotlight up --schedule` runs them {when})"
 
 
 def _is_cron(text: str, least: int, most: int) -> bool:
-    """Whether it is `*`, a value or a range of a field, perhaps with a step."""
+    """Return True if `text` is `*`, a value or a range of a field, perhaps with a step."""
     found = re.fullmatch(r"(\*|(\w+)(?:-(\w+))?)(?:/([1-9]\d{0,3}))?", text, re.ASCII)
     if found is None:
         return False

@@ -1,7 +1,7 @@
 """The process that serves the deployments: `python -m flows.deployed.serving`, a child of `spotlight up`.
 
-It does what Prefect's `serve` does. `serve` itself gives no hold of its runner, and its own way to end tells
-running flows nothing: here SIGTERM cancels them, so that they save what they hold and can be resumed.
+It does what Prefect's `serve` does. `serve` itself does not expose its runner, and ends without telling
+running flows: here SIGTERM cancels them, so that they save what they hold and can be resumed.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from flows.process.run_processes import watch_closely
 from storage.home import Home
 
 POLL_S = 2.0
-"""How often the server is asked for what is due."""
+"""Seconds between requests to the server for flow runs that are due."""
 
 
 class _NoOtherParameters(ParameterSchema):
-    """Prefect's own leaves other parameters to the flow's process, which then crashes."""
+    """Parameters that refuse unknown ones: Prefect's own pass them on, and the flow's process crashes."""
 
     additionalProperties: bool  # JSON schema names it so
 
 
 NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
-"""Deployment -> the preset that is done again: characters read by OCR, shapes judged as GenEval does.
+"""Preset that is reproduced, by deployment: characters read by OCR, shapes judged as GenEval does.
 
-A deployment each: of the schedules of one, Prefect's UI shows nothing but the times, which are the same.
+One deployment each: Prefect's UI tells the schedules of one apart only by their times, which are the same.
 """
 
 
 def deployments(nightly: Nightly) -> list[RunnerDeployment]:
-    """The five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
+    """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
     schedule = Cron(nightly.cron, timezone=nightly.timezone, active=nightly.active, slug="nightly")
     # Not the file: a flow run is to find it from whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
@@ -78,9 +78,9 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        served: what to serve.
-        runs_at_once: flow runs that may go on at the same time.
-        ready: file to make once runs can be started; None makes none.
+        served: deployments to serve.
+        runs_at_once: flow runs that may run at the same time.
+        ready: file to create once runs can be started; None creates none.
     """
     watch_closely()
     # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
@@ -102,7 +102,7 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
 
 
 def _end_in_order(runner: Runner) -> None:
-    """On SIGTERM and SIGINT cancel what runs, then end the runner."""
+    """Cancel running flow runs on SIGTERM and SIGINT, then end the runner."""
     stopping: list[asyncio.Task[None]] = []
 
     def stop() -> None:

@@ -61,22 +61,22 @@ from storage.processes import SAFE_PATH
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
 _PAGES = "/v2"
-"""Of Prefect's two UIs the one that its first page leads to; an address without it may open the other."""
+"""The path of the Prefect UI that its first page leads to; an address without it may open the other UI."""
 
 _RUNS_END_S = 45.0
-"""For the deployments to end their runs, which save what they hold."""
+"""Seconds for the deployments to end their runs, which save what they hold."""
 
 
 @dataclass(frozen=True)
 class UpOptions:
-    """What `up` is asked for.
+    """The options of `up`.
 
     Attributes:
-        server_port, dashboard_port: where Prefect and the dashboard listen.
-        host: on which address of this machine.
+        server_port, dashboard_port: ports of Prefect and of the dashboard.
+        host: address of this machine to listen on.
         names: further names that Prefect's server and the dashboard answer to, such as a proxy's.
-        runs_at_once: flow runs that may go on at the same time; more wait.
-        nightly: when the reproducibility runs are due.
+        runs_at_once: flow runs that may run at the same time; more wait.
+        nightly: schedule of the reproducibility runs.
     """
 
     server_port: int = SERVER_PORT
@@ -98,13 +98,13 @@ class UpOptions:
 
 
 def up(home: Home, options: UpOptions) -> int:
-    """Start all three, say where they are, and stay until Ctrl-C, SIGTERM or the death of one.
+    """Start all three, print their addresses, and wait for Ctrl-C, SIGTERM or the death of one.
 
     Returns:
-        Exit code: 0 where a person ended it, 1 where one of the three died.
+        Exit code: 0 if a person ended it, 1 if one of the three died.
 
     Raises:
-        ConfigurationError, ServerError: a value, a port or a home that cannot be; or one of the three did
+        ConfigurationError, ServerError: an unusable value, port or home; or one of the three did
             not start. Nothing is left running then.
     """
     _check(home, options)
@@ -126,10 +126,10 @@ def up(home: Home, options: UpOptions) -> int:
 
 
 def down(home: Home) -> list[str]:
-    """End a home's `spotlight up`, or what a crashed one left.
+    """End a home's `spotlight up`, or the processes that a crashed one left.
 
     Returns:
-        What was ended; empty where nothing was there.
+        Names of the ended processes; empty if there were none.
 
     Raises:
         ServerError: it runs on another machine, or its note is damaged.
@@ -150,7 +150,7 @@ def down(home: Home) -> list[str]:
 
 
 class _Supervisor:
-    """Starts the children, watches them, ends them."""
+    """A supervisor that starts the children, watches them, and ends them."""
 
     def __init__(self, home: Home, options: UpOptions, asked: threading.Event) -> None:
         self._home, self._options, self._asked = home, options, asked
@@ -164,7 +164,7 @@ class _Supervisor:
         )
 
     def start(self) -> bool:
-        """Start all and wait until they answer; False where a person ended it meanwhile."""
+        """Start all and wait until they answer; return False if a person ended it meanwhile."""
         options = self._options
         server = LocalServer(self._home, options.server_port, options.host, exact=True, names=options.names)
         self._server = server
@@ -182,7 +182,7 @@ class _Supervisor:
         return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))
 
     def watch(self) -> int:
-        """Stay until a signal asks for the end, or a child dies."""
+        """Wait until a signal asks for the end, or a child dies."""
         while not self._asked.wait(_LOOK_S):
             dead = self._dead()
             if dead is not None:
@@ -192,7 +192,7 @@ class _Supervisor:
         return 0
 
     def stop(self) -> None:
-        """End what lives: the deployments with their runs first, the server last."""
+        """End the living children: the deployments with their runs first, the server last."""
         self._asked.clear()
         order = {DEPLOYMENTS: 0, DASHBOARD: 1}
         for child in sorted(self._children, key=lambda child: order[child.name]):
@@ -231,7 +231,7 @@ class _Supervisor:
         write_state(self._home, self._state)
 
     def _wait(self, true: Callable[[], bool]) -> bool:
-        """Wait until something is so; False where the end is asked for.
+        """Wait until `true` holds; return False if the end is asked for.
 
         Raises:
             ServerError: a child died, or it took too long.
@@ -252,7 +252,7 @@ class _Supervisor:
         return True
 
     def _dead(self) -> str | None:
-        """How one of the three ended, with its last words; None while all live."""
+        """Describe how one of the three ended, with its last output; None while all live."""
         for child in self._children:
             if child.code is not None:
                 ended = f"the {child.name} ended with code {child.code} (log: {child.log})"
@@ -263,7 +263,7 @@ class _Supervisor:
 
 @contextmanager
 def _ending_asked() -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set."""
+    """Yield an event that Ctrl-C and SIGTERM set."""
     asked = threading.Event()
 
     def ask(_: int, __: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Cancelling runs: by Ctrl-C, SIGTERM, the Prefect UI, and the last steps of those that a runner has started.
+"""Cancellation of runs by Ctrl-C, SIGTERM and the Prefect UI, and the last steps of a runner's runs.
 
 Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
 red line for each. Here they are Cancelled, as the run is in the record.
@@ -34,15 +34,15 @@ from storage.errors import RunCancelledError
 
 _POLL_S = 1.0
 _MESSAGE = "ended by a person or by the system"
-"""Of the states; Prefect's log lines repeat it, by which they are known."""
+"""The message of the states; Prefect's log lines, which repeat it, are recognised by it."""
 
 
 @contextmanager
 def cancellable(name: str) -> Iterator[None]:
-    """While the context lasts, the flow run called `name` can be cancelled from the Prefect UI.
+    """Let the flow run called `name` be cancelled from the Prefect UI while the context lasts.
 
-    Signals are to be handled by `flows.process.stopping` then, and not by Prefect's engine. Only the main
-    thread gets signals: in another one this does nothing.
+    Signals must then be handled by `flows.process.stopping` and not by Prefect's engine. Only the main
+    thread gets signals: in another thread this does nothing.
 
     Raises:
         RunCancelledError: the run was cancelled in the Prefect UI.
@@ -69,9 +69,9 @@ def cancellable(name: str) -> Iterator[None]:
 
 @contextmanager
 def signals_cancel() -> Iterator[None]:
-    """Flows that are called meanwhile leave the signals to `stopping`, and are Cancelled by them.
+    """Let flows called meanwhile leave signals to `stopping`, and end as Cancelled.
 
-    Prefect's own handler of SIGTERM would raise once more in the middle of the end.
+    Prefect's own handler of SIGTERM would raise again in the middle of the shutdown.
     """
     with ends_are_cancellations(), _replaced(prefect.flow_engine, "capture_sigterm", nullcontext):
         yield
@@ -79,9 +79,9 @@ def signals_cancel() -> Iterator[None]:
 
 @contextmanager
 def ends_are_cancellations() -> Iterator[None]:
-    """Flow runs and task runs that a signal ends meanwhile are Cancelled, without a line in Prefect's log.
+    """Mark flow and task runs that a signal ends meanwhile as Cancelled, without a line in Prefect's log.
 
-    Prefect has no setting for that.
+    Prefect has no setting for this.
     """
     of_flow = prefect.flow_engine.exception_to_crashed_state
     of_task = prefect.task_engine.exception_to_crashed_state_sync
@@ -101,9 +101,9 @@ def ends_are_cancellations() -> Iterator[None]:
 
 @contextmanager
 def gone_soon_when_cancelled() -> Iterator[None]:
-    """A run that a runner cancels meanwhile ends its process without taking the interpreter apart.
+    """Let a run that a runner cancels meanwhile end its process without finalizing the interpreter.
 
-    That takes seconds with the libraries of a run, and the runner waits for it. What was to be handed
+    That takes seconds with the libraries of a run, and the runner waits for it. Data to be handed
     over at the end still is.
     """
     cancelled: list[bool] = []
@@ -138,9 +138,9 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 
 def _cancelled_by(error: BaseException) -> State[Any] | None:
-    """The state of what this has ended; None where it is no signal.
+    """Return the state of a run ended by this error; None if it was not a signal.
 
-    A task whose thread has begun when its flow ends is given up by the task runner: a `CancelledError`.
+    The task runner gives up a task whose thread runs when its flow ends: a `CancelledError`.
     """
     if isinstance(error, (KeyboardInterrupt, TerminationSignal, CancelledError)):
         return Cancelled(message=_MESSAGE)
@@ -148,7 +148,7 @@ def _cancelled_by(error: BaseException) -> State[Any] | None:
 
 
 class _CancelledIsNoError(logging.Filter):
-    """Prefect logs an error for each flow run and task run that does not complete."""
+    """A filter for the error that Prefect logs of each flow run and task run that does not complete."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return _MESSAGE not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Flow runs whose process is gone: they get the state in Prefect that their runs have in the record."""
+"""Flow runs whose process is gone: Prefect is given the state that their runs have in the record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun, State
 
 _FLOWS_OF_RUNS = ("post-train", "reproduce")
-"""Flows whose flow run bears the name of the run that it does."""
+"""Flows whose flow run bears the name of its run."""
 
 _NAMES_A_QUESTION = 100
 
@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def close_flow_runs_of_ended_runs(home: Home) -> None:
-    """Give the flow runs of runs that are over the state of the run, where their process could not do so.
+    """Give flow runs of ended runs the state of the run, if their process could not do so.
 
     A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay
-    Running for ever. What keeps the server or the record from being asked is left to the next command.
+    Running for ever. If the server or the record cannot be read, the next command tries again.
 
     Args:
-        home: whose runs are meant.
+        home: home that holds the runs.
     """
     try:
         ended = _ended_runs(home)
@@ -61,8 +61,8 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
 def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
     """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
-    Without this they would run for ever, and one that was being cancelled would cancel its
-    successor of the same name. The flow run that this process does may have the name already.
+    Otherwise they would run for ever, and one that was being cancelled would cancel its
+    successor of the same name. The current flow run may already have the name: it is left alone.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
@@ -79,7 +79,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
 
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:
-    """Runs that are over, and whose process is gone: no other process changes what Prefect shows of them."""
+    """Return ended runs whose process is gone: no other process changes their state in Prefect."""
     if not home.run_ids():
         return {}
     store = RunStore(home)
@@ -94,13 +94,13 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
 
 
 def _began_before(found: FlowRun, row: RunRow) -> bool:
-    """Whether a flow run began before its run's end; a later one resumes the run this very moment."""
+    """Return True if a flow run began before its run's end; a later one is resuming the run right now."""
     began = found.start_time or (found.state.timestamp if found.state else None)
     return began is not None and row.ended_at is not None and began.timestamp() < row.ended_at
 
 
 def _state_of(row: RunRow) -> State[Any]:
-    """Prefect's state for a run that is over."""
+    """Return Prefect's state for a run that has ended."""
     from prefect.states import Cancelled, Completed, Crashed, Failed
 
     made = {"cancelled": Cancelled, "failed": Failed, "finished": Completed}.get(row.status, Crashed)
@@ -108,7 +108,7 @@ def _state_of(row: RunRow) -> State[Any]:
 
 
 def _unfinished(run_ids: Sequence[str]) -> FlowRunFilter:
-    """What selects the flow runs of these names (of any, where there are none) that are not over."""
+    """Return a filter for the unfinished flow runs of these names (of any name, if empty)."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 
     return FlowRunFilter(

@@ -1,4 +1,4 @@
-"""The end of a run by its own cluster's processes, where the run's process lives long enough to say so."""
+"""The end of a run whose own cluster has lost processes, if its process lives long enough to report it."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ R = TypeVar("R")
 
 @contextmanager
 def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") -> Iterator[None]:
-    """Let an error of the runtime name the run, and what of the cluster has ended.
+    """Let an error of the runtime name the run and the processes of the cluster that ended.
 
     When Ray's processes end, its core ends this process without a word (then the run's guard says why), or
     this process first misses a worker: either may come first.
 
     Args:
         run_id: the run.
-        needed: processes that the run cannot do without, name -> pid.
-        address: of the cluster that the run has joined, HOST:PORT of its head; empty where it joined none.
+        needed: processes that the run cannot do without, pid by name.
+        address: HOST:PORT of the head of the joined cluster; empty if the run joined none.
 
     Raises:
-        ClusterLostError: the runtime failed, and one of these has ended, or the head does not answer.
+        ClusterLostError: the runtime failed, and one of these processes has ended, or the head does not
+            answer.
         RuntimeFailure: it failed for another reason.
     """
     begun = {name: _start_s(pid) for name, pid in needed.items()}
@@ -49,10 +50,9 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
 
 
 def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
-    """What a flow does, so that Prefect shows the flow run as crashed where the cluster was lost.
+    """Wrap a flow's function so that Prefect shows its flow run as crashed if the cluster was lost.
 
-    The run's guard has it so, which speaks where Ray ends the process first. A caller of the flow gets the
-    error.
+    The run's guard does so if Ray ends the process first. A caller of the flow gets the error.
 
     Args:
         do: the function of the flow.

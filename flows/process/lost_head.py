@@ -1,15 +1,15 @@
-"""Whether the head of the Ray cluster that a run has joined is gone, and how the run goes on then."""
+"""The check that the head of a joined Ray cluster still answers, and how the run continues otherwise."""
 
 from __future__ import annotations
 
 import socket
 
 _ANSWER_S = 5.0
-"""For the head of a joined cluster to take a connection."""
+"""Seconds for the head of a joined cluster to accept a connection."""
 
 
 def lost_head(address: str, run_id: str) -> str | None:
-    """What to say of a head that does not answer; None where it does, or none was joined.
+    """Return a message about a head that does not answer; None if it answers or none was joined.
 
     Args:
         address: HOST:PORT of the head; one of another form (empty, `auto`) is not asked.

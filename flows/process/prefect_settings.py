@@ -1,8 +1,8 @@
 """Prefect without the files of the current folder: its settings there, and modules that bear our names.
 
-Prefect reads `.env`, `prefect.toml` and `pyproject.toml`, which are a person's for other servers, once it is
-imported; no setting stops it. To find a flow it imports the flow's module with the current folder first,
-even in a process that was started without it. A child may import Prefect first of all: `python -m
+Prefect reads `.env`, `prefect.toml` and `pyproject.toml`, a person's files for other servers, when it is
+imported; no setting stops it. To find a flow it imports the flow's module with the current folder first, even
+in a process that was started without it. A child may import Prefect first of all: `python -m
 flows.process.prefect_settings MODULE ...` does what `python -m MODULE ...` does, without the files.
 """
 
@@ -29,7 +29,7 @@ def command_without_files(module: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def files_ignored() -> Iterator[None]:
-    """While the context lasts, Prefect's settings come from the environment alone, and from its profiles."""
+    """Let Prefect's settings come only from the environment and its profiles while the context lasts."""
     from pydantic_settings.sources import ConfigFileSourceMixin, DotEnvSettingsSource
 
     with ExitStack() as replaced:

@@ -1,8 +1,8 @@
-"""A small process beside a run that says how the run's process ended, where that could not say so itself.
+"""A small process beside a run that reports how the run's process ended, if that could not report it itself.
 
 SIGKILL, the system's out-of-memory killer, and Ray's core, which ends the driver when its own processes are
-gone, leave no time for a word. This process holds the other end of a pipe: when the pipe closes without the
-byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
+gone, leave no time for a message. This process holds the other end of a pipe: when the pipe closes without
+the byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
 follows Ray's processes, so that it can say which of them ended first; of a cluster that the run has joined it
 asks whether the head still answers.
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 _ORDERLY = b"."
 _WAIT_S = 30.0
-"""How long the run's process may take to be gone once its pipe is closed."""
+"""Seconds that the run's process may take to disappear once its pipe is closed."""
 
 
 class RunGuard:
-    """The run's side: starts the process; to be closed when the run has said how it ended.
+    """The run's side: starts the process; must be closed once the run has reported how it ended.
 
     Args:
         home: the home's folder.
         run_id: the run that this process works on.
-        address: of the head of the cluster that the run joins; empty where it joins none.
+        address: address of the head of the cluster that the run joins; empty if it joins none.
     """
 
     def __init__(self, home: Path, run_id: str, address: str = "") -> None:
@@ -46,11 +46,11 @@ class RunGuard:
         )  # fmt: skip
 
     def follow(self, processes: Mapping[str, int]) -> None:
-        """Note which processes the run needs, name -> pid, so that their end is seen."""
+        """Note which processes (pid by name) the run needs, so that their end is seen."""
         self._write("".join(f"{name}={pid}\n" for name, pid in processes.items()).encode())
 
     def close(self) -> None:
-        """The run has said how it ended, or is about to; the process goes."""
+        """Let the process end: the run has reported how it ended, or is about to."""
         self._write(_ORDERLY)
         stream = self._process.stdin
         assert stream is not None
@@ -71,7 +71,7 @@ def watch(pid: int) -> list[str] | None:
     """Wait for the end of the run's process.
 
     Returns:
-        The processes it needed that ended before it, in order; None if the run said how it ended.
+        The processes it needed that ended before it, in order; None if the run reported how it ended.
     """
     followed: dict[int, str] = {}
     ended: list[str] = []
@@ -105,7 +105,7 @@ def _wait_for(pid: int) -> None:
 
 
 def _descriptor_of(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends; None where it is gone, or on no Linux."""
+    """Return a descriptor that becomes readable when the process ends; None if it is gone or off Linux."""
     try:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -113,7 +113,7 @@ def _descriptor_of(pid: int) -> int | None:
 
 
 def main() -> None:
-    """Watch a run, and speak for it if it could not."""
+    """Watch a run, and report its end if it could not."""
     folder, run_id, pid, address = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "".join(sys.argv[4:])
     ended = watch(pid)
     if ended is None:
@@ -145,7 +145,7 @@ def main() -> None:
 
 
 def _tell_prefect(home: Home) -> None:
-    """Close the run's flow run; where its server has ended with the run, the next one has that done."""
+    """Close the run's flow run; if its server ended with the run, the next server does so."""
     if "PREFECT_API_URL" not in os.environ:
         return
     os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # of the run's process it had those that wait for a server

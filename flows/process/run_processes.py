@@ -1,4 +1,4 @@
-"""The runner's parts that Spotlight replaces: how a run's process starts and ends, and runs that wait.
+"""The parts of the runner that Spotlight replaces: start and end of a run's process, and waiting runs.
 
 Prefect's own manager of processes sends SIGTERM and then looks every three seconds whether the process still
 lives. Only after that is the run Cancelled. Prefect's own poller says nothing of a run for which there is no
@@ -29,15 +29,15 @@ _LOOK_S = 0.1
 
 
 class RunProcesses(ProcessManager):
-    """Prefect's manager, which waits no longer than a process takes to end."""
+    """Prefect's manager, except that it waits no longer than a process takes to end."""
 
     async def kill(self, flow_run_id: UUID, grace_seconds: float = 30, *, force: bool = False) -> None:
-        """End a run's process: SIGTERM, and SIGKILL where it outlives the grace period.
+        """End a run's process: SIGTERM, and SIGKILL if it outlives the grace period.
 
         Args:
-            flow_run_id: of the run.
-            grace_seconds: between the two signals.
-            force: SIGKILL at once.
+            flow_run_id: identifier of the flow run.
+            grace_seconds: seconds between the two signals.
+            force: True for SIGKILL at once.
         """
         handle = self.get(flow_run_id)
         async with anyio.create_task_group() as either:
@@ -53,7 +53,7 @@ class RunProcesses(ProcessManager):
 
 
 class RunPoller(ScheduledRunPoller):
-    """Prefect's poller, which gives a run that is due and waits for another the reason."""
+    """Prefect's poller, except that it gives the reason of a due run that waits for another."""
 
     async def _submit_scheduled_flow_runs(
         self, flow_run_response: list[FlowRun], task_group: anyio.abc.TaskGroup
@@ -79,7 +79,7 @@ class RunPoller(ScheduledRunPoller):
 
 
 def watch_closely() -> None:
-    """Let the runners that start from now on use all three; Prefect has no setting for that."""
+    """Let runners that start from now on use all three; Prefect has no setting for that."""
     prefect.runner.runner.ProcessManager = RunProcesses
     prefect.runner.runner.ScheduledRunPoller = RunPoller
     prefect.runner.runner.EngineCommandStarter = partial(

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one ends the work in order, the next ones do not disturb that.
+"""Ctrl-C and SIGTERM: the first signal ends the work in order, later ones do not disturb that.
 
 A terminal sends Ctrl-C as often as it is pressed, and a scheduler may send SIGTERM twice. An exception in the
 middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work:
@@ -18,23 +18,23 @@ from types import FrameType
 from flows.progress import reporter
 
 _PATIENCE_S = 10.0
-"""So long the end may take before another signal ends the process at once; the run's guard then marks it."""
+"""Seconds for the shutdown, after which another signal ends the process at once; the run's guard marks it."""
 
 _DEFERRED_S = 3.0
-"""So long a signal waits for the end of what Prefect is doing, such as asking its server."""
+"""Seconds a signal waits for Prefect to finish its current work, such as a request to its server."""
 
 _LOOK_S = 0.02
 _OURS = ("flows.", "tasks.", "gpu_runtime.", "storage.")
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-"""Those handled; the last one is our own, while a signal waits."""
+"""The signals handled; the last one is our own, while a signal waits."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A person or the system wants this process to end; Prefect and the tasks see an interrupt.
+    """A request by a person or the system to end this process; Prefect and the tasks see an interrupt.
 
     Attributes:
-        number: of the signal.
-        said: whether the person was told what became of the run.
+        number: number of the signal.
+        said: True once the person was told what became of the run.
     """
 
     def __init__(self, number: int, why: str) -> None:
@@ -44,7 +44,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Handler:
-    """Of the signals while something runs that can be stopped."""
+    """The handler of the signals while stoppable work runs."""
 
     def __init__(self) -> None:
         self.why = ""
@@ -65,10 +65,10 @@ class _Handler:
             self.end_waiting()
 
     def end_waiting(self) -> None:
-        """Raise `Stopped` for a signal that has come, unless that was done.
+        """Raise `Stopped` for a signal that has arrived, unless it was raised already.
 
         Raises:
-            Stopped: one has come.
+            Stopped: a signal has arrived.
         """
         if self._first is None or self._raised:
             return
@@ -79,7 +79,7 @@ class _Handler:
 
 
 def _is_within_prefect(frame: FrameType | None) -> bool:
-    """Whether Prefect is doing something of its own, and does not only call us or wait for a task."""
+    """Return True if Prefect does internal work, rather than only calling us or waiting for a task."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if module.startswith(_OURS) or module == "prefect.futures":
@@ -92,16 +92,16 @@ def _is_within_prefect(frame: FrameType | None) -> bool:
 
 @contextmanager
 def stops_in_order(words: str) -> Iterator[None]:
-    """While the context lasts, the first signal raises `Stopped` in the main thread, and later ones wait.
+    """Let the first signal raise `Stopped` in the main thread and later ones wait, while the context lasts.
 
     In another thread, and within such a context, it changes nothing.
 
     Args:
-        words: for a person, where it was stopped before anything else was said of that.
+        words: message to the person if nothing else was said about the stop before.
 
     Raises:
-        KeyboardInterrupt: it ended by Ctrl-C.
-        SystemExit: it ended by SIGTERM.
+        KeyboardInterrupt: the work was ended by Ctrl-C.
+        SystemExit: the work was ended by SIGTERM.
     """
     if threading.current_thread() is not threading.main_thread() or _own_handler() is not None:
         yield
@@ -123,7 +123,7 @@ def stops_in_order(words: str) -> Iterator[None]:
 
 
 def stop_this_process(why: str) -> None:
-    """Stop the main thread as SIGTERM does, from another thread; `why` is noted with the run."""
+    """Stop the main thread as SIGTERM does, from another thread; `why` is recorded with the run."""
     handler = _own_handler()
     if handler is not None:
         handler.why = why

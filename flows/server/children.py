@@ -28,17 +28,17 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Child:
-    """A process of ours in a session of its own: Ctrl-C on the terminal goes to the parent alone.
+    """A child process in a separate session, so that Ctrl-C on the terminal goes to the parent alone.
 
     Args:
-        name: what a person calls it.
-        command: what to run; the first part is an absolute path.
-        environment: all of it.
-        log: file that its output is appended to.
-        parting: the signal that ends it in order; it also gets it when the parent dies.
-        patience_s: how long it may take to end; then it is killed.
+        name: its name for people.
+        command: command to run; the first part is an absolute path.
+        environment: its whole environment.
+        log: file to which its output is appended.
+        parting: signal that ends it in order; it also receives it when the parent dies.
+        patience_s: seconds it may take to end before it is killed.
         keeps: open descriptors that it inherits, such as of a lock that it is to hold too.
-        folder: its current one; None for that of this process.
+        folder: its current folder; None for that of this process.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """How it ended: its exit code, minus the signal that killed it; None while it lives."""
+        """Its exit code, or minus the signal that killed it; None while it lives."""
         return self._process.poll()
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of its output."""
         return last_lines(self.log, self._log_begins, lines)
 
     def stop(self, at_once: bool = False) -> None:
-        """End it: in order, or with SIGKILL where it takes too long or there is no time."""
+        """End it: in order, or by SIGKILL if it takes too long or `at_once` is given."""
         for number, patience_s in ((self._parting, self._patience_s), (signal.SIGKILL, 10.0)):
             if at_once and number is not signal.SIGKILL:
                 continue
@@ -94,15 +94,15 @@ def launch(
     keeps: tuple[int, ...] = (),
     folder: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own that gets a signal when the thread that started it ends.
+    """Start a process in a separate session; it receives a signal when the thread that started it ends.
 
     Args:
-        command: what to run; the first part is an absolute path.
-        environment: all of it.
-        output: an open file for what it prints.
-        parting: the signal.
+        command: command to run; the first part is an absolute path.
+        environment: its whole environment.
+        output: open file for its output.
+        parting: signal sent at the thread's end.
         keeps: open descriptors that it inherits.
-        folder: its current one; None for that of this process.
+        folder: its current folder; None for that of this process.
     """
     return subprocess.Popen(
         python_command("-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command),
@@ -112,12 +112,12 @@ def launch(
 
 
 def last_lines(log: Path, begin: int = 0, lines: int = 12) -> str:
-    """The last lines of a log, of what was written after its first `begin` bytes.
+    """Return the last lines of a log, not counting its first `begin` bytes.
 
     Args:
         log: the file.
         begin: bytes to skip.
-        lines: how many at most.
+        lines: number of lines at most.
     """
     if not log.exists():
         return ""
@@ -129,6 +129,6 @@ def last_lines(log: Path, begin: int = 0, lines: int = 12) -> str:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """In the child, before exec: get this signal when the parent dies, however it dies (Linux)."""
+    """Make the child, before exec, receive this signal when the parent dies, however it dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -1,6 +1,6 @@
-"""The Streamlit dashboard: serving it, and where a home's is: the one that runs says so in a note.
+"""The server of the Streamlit dashboard, and the note by which a home's running dashboard is found.
 
-The process of a dashboard holds a lock on the note for as long as it lives: the system lets go of it, however
+The process of a dashboard holds a lock on the note for as long as it lives: the system releases it however
 the process ends, and the note counts only while it is locked.
 """
 
@@ -35,16 +35,16 @@ DEFAULT_PORT = 8501
 _PORTS_TRIED = 20
 _SERVER = Path(__file__).resolve().parents[2] / "ui/server/server.py"
 DASHBOARD_FOLDER = _SERVER.parent
-"""The current folder of a dashboard: not one where a person's `.streamlit/config.toml` lies."""
+"""The current folder of a dashboard: one without a person's `.streamlit/config.toml`."""
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
-    """The command that serves the dashboard on an address of this machine, also under further names.
+    """Return the command that serves the dashboard on an address of this machine, also under further names.
 
     Args:
-        port: where it listens.
-        host: the address of this machine that it listens on.
-        names: further ones that it answers to, such as a proxy's.
+        port: port to listen on.
+        host: address of this machine to listen on.
+        names: further host names to answer to, such as a proxy's.
     """
     return python_command(
         "-m", "streamlit", "run", str(_SERVER),
@@ -59,18 +59,18 @@ def dashboard_environment(home: Home, environ: Mapping[str, str]) -> dict[str, s
     """Return the environment of a home's dashboard: without a person's settings of Streamlit.
 
     Args:
-        home: whose runs are shown.
-        environ: the person's.
+        home: home whose runs are shown.
+        environ: the person's environment.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("STREAMLIT_")}
     return kept | {HOME_VARIABLE: str(home.path)}
 
 
 def check_login(home: Home, host: str) -> None:
-    """Refuse half a login, and an address that others reach without one.
+    """Refuse an incomplete login, and an address that others reach without a login.
 
     Raises:
-        ConfigurationError: saying what is missing.
+        ConfigurationError: the login is incomplete or missing; the message names what is missing.
     """
     if read_login(home) is None and not is_loopback(host):
         raise ConfigurationError(
@@ -84,14 +84,15 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
     """Serve the dashboard until Ctrl-C; returns its exit code.
 
     Args:
-        home: whose runs are shown.
-        port: where it listens.
-        host: the address of this machine that it listens on.
-        names: further ones that it answers to, such as a proxy's.
+        home: home whose runs are shown.
+        port: port to listen on.
+        host: address of this machine to listen on.
+        names: further host names to answer to, such as a proxy's.
 
     Raises:
-        ConfigurationError: half a login, none where others reach the address, no address, or no name.
-        ServerError: if the port is in use.
+        ConfigurationError: an incomplete login, a missing one where others reach the address, or an invalid
+            address or name.
+        ServerError: the port is in use.
     """
     check_host(host)
     for name in names:
@@ -118,14 +119,14 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
 
 @contextmanager
 def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
-    """While the context lasts, the home's dashboard is known to be here.
+    """Note the home's dashboard while the context lasts.
 
-    A second one is not noted, and one of a home that cannot be written into is shown all the same.
+    A second one is not noted; one of a read-only home runs without a note.
 
     Args:
-        home: whose dashboard it is.
-        host: the address that it listens on.
-        port: where it listens.
+        home: home that the dashboard shows.
+        host: address that it listens on.
+        port: port that it listens on.
     """
     with ExitStack() as held:
         with suppress(OSError, SpotlightError):
@@ -138,7 +139,7 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
 
 
 def living_dashboard(home: Home) -> str | None:
-    """The address of the dashboard that runs on this machine; None without one."""
+    """Return the address of the dashboard that runs on this machine; None without one."""
     file = _note_file(home)
     if not file.exists():
         return None
@@ -155,7 +156,7 @@ def living_dashboard(home: Home) -> str | None:
 
 
 def way_to_dashboard(home: Home) -> str:
-    """How a person gets to the dashboard, in words: its address, or the command that opens it."""
+    """Describe how to open the dashboard: its address, or the command that opens it."""
     address = living_dashboard(home)
     if address is not None:
         return address
@@ -166,5 +167,5 @@ def way_to_dashboard(home: Home) -> str:
 
 
 def _note_file(home: Home) -> Path:
-    """A home that machines share has a dashboard a machine."""
+    """Return the note's file; a home shared by machines has one dashboard per machine."""
     return home.path / f"dashboard-{socket.gethostname()}.json"

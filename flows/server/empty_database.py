@@ -1,4 +1,4 @@
-"""The tables of Prefect's database; and, as a command, those that an installation keeps made.
+"""The tables of Prefect's database, and a command that makes them once for an installation.
 
 `make install` runs it, so that the first run of a new home does not wait for them:
 
@@ -16,12 +16,12 @@ from storage.empty_database import kept_database, provide_database
 
 
 def provide_prefect_database(database: Path) -> None:
-    """Provide an empty database where a home has none; Prefect's settings name the same one."""
+    """Provide an empty database if a home has none; Prefect's settings name the same one."""
     provide_database(database, kept_database("prefect"), _migrate_with_prefect)
 
 
 def main() -> None:
-    """Make the installation's, where there are none."""
+    """Make the installation's database, if it has none."""
     from storage.readers.mlflow_reader import provide_tables
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""A home's Prefect server, as one of those that use it: joined or started, kept alive, left or ended.
+"""A home's Prefect server as its users see it: joined or started, kept alive, left or ended.
 
 A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. The first command
-that needs it starts it, the last one ends it, and it ends by itself when all were killed. A server that dies
-in the middle is started again on the same port and database: a run computes on without it, and Prefect's
-clients try again until it is back.
+that needs it starts it, the last one ends it, and it ends by itself if all were killed. A server that dies
+meanwhile is started again on the same port and database: a run computes on without it, and Prefect's clients
+try again until it is back.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from storage.processes import keep_from_proxy, python_command
 
 _START_LIMIT_S = 300.0
 _PATIENCE_S = 10.0
-"""After that, a person who waits for the server learns why it is not ready."""
+"""Seconds after which a person who waits for the server is told why it is not ready."""
 
 _LISTEN_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
-"""For a server without users to end, before the next one starts."""
+"""Seconds for a server without users to end before the next one starts."""
 
 SERVER_MODULE = "flows.server.process"
 
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
-"""Settings of Prefect that a person may choose for a client of a home's server: names, or their beginning."""
+"""Prefect settings that a person may choose for a client of a home's server: names, or their beginning."""
 
 _LOOK_S = 0.5
-"""How often a server is looked after."""
+"""Seconds between checks of a server."""
 
 _RESTARTS = 6
-"""As often in a row a dead server is started again, after 0, 1, 3, 7, 15 and 31 seconds."""
+"""Restarts in a row of a dead server, after 0, 1, 3, 7, 15 and 31 seconds."""
 
 _STEADY_S = 600.0
-"""A server that lived this long did not die of how it was started: counting begins anew."""
+"""Lifetime in seconds after which the way a server was started did not kill it: counting starts again."""
 
 CLIENT_RETRIES = "4"
-"""Of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
+"""Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
 
 
 class LocalServer:
-    """A home's Prefect server, as one of those that use it; it is started if none is there.
+    """A home's Prefect server as one of its users sees it; it is started if none is running.
 
     Args:
-        home: where its state and log lie.
-        port: where it listens, if it has to be started.
-        host: on which address of this machine.
-        exact: whether another port, address or name will not do.
-        names: further names that it answers to.
+        home: home that holds its state and log.
+        port: port to listen on, if it has to be started.
+        host: address of this machine to listen on.
+        exact: True to refuse another port, address or name.
+        names: further host names to answer to.
 
     Raises:
-        ServerError: it cannot be started; or one that is there listens elsewhere, and `exact` is set.
+        ServerError: it cannot be started; or a running one listens elsewhere, and `exact` is set.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class LocalServer:
         self._password = home_password(home)
         self._process: subprocess.Popen[bytes] | None = None
         self.silence = ""
-        """Why it was not ready when it was last asked."""
+        """The reason why it was not ready when last asked."""
         self._left = False
         self._users = FileLock(users_file(home))
         try:
@@ -107,17 +107,17 @@ class LocalServer:
 
     @property
     def pid(self) -> int:
-        """Its process identifier; another one after it was started again."""
+        """Its process identifier, which changes when it is started again."""
         return self._note.pid
 
     @property
     def users_lock(self) -> int:
-        """A descriptor; while a child process holds it, the server does not end either."""
+        """A descriptor of the users' lock: while a child process holds it, the server does not end either."""
         return self._users.descriptor
 
     @property
     def client_environment(self) -> dict[str, str]:
-        """What a process needs to know to use it."""
+        """The environment that a process needs to use it."""
         return {
             "PREFECT_API_URL": self.api_url,
             "PREFECT_UI_URL": self.ui_url,
@@ -133,7 +133,7 @@ class LocalServer:
 
     @property
     def ended(self) -> str | None:
-        """How it ended, in words; None while it lives."""
+        """The way it ended, in words; None while it lives."""
         if living_server(self._home) is not None:
             return None
         code: int | None = None
@@ -144,11 +144,11 @@ class LocalServer:
         return f"the Prefect server {how} (log: {self.log})"
 
     def tail(self) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of its output."""
         return last_lines(self.log, self._log_begins)
 
     def _join(self) -> ServerNote:
-        """The server that is there, or a new one."""
+        """Return the note of the running server, or of a new one."""
         note = living_server(self._home)
         if note is None:
             return self._start(self._wanted, self._exact)
@@ -162,7 +162,7 @@ class LocalServer:
         return note
 
     def _start(self, where: ServerNote, exact: bool) -> ServerNote:
-        """Start one; returns when it listens, seconds before it answers."""
+        """Start a server; return once it listens, seconds before it answers."""
         command = python_command(
             "-m", SERVER_MODULE, "--home", str(self._home.path),
             "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
@@ -194,10 +194,10 @@ class LocalServer:
         )
 
     def is_ready(self) -> bool:
-        """Whether it answers, asks for the password, and knows it.
+        """Return True if it answers, asks for the password, and accepts ours.
 
         Raises:
-            ServerError: it answers without a password; it is then not to go on.
+            ServerError: it answers without a password, and must not be used.
         """
         address = f"{self.api_url}/admin/version"
         user, _, secret = self._password.partition(":")
@@ -224,7 +224,7 @@ class LocalServer:
         """Wait until it answers.
 
         Raises:
-            ServerError: if it ends or stays silent; names its log.
+            ServerError: it ended or stayed silent; the message names its log.
         """
         began, noted = time.monotonic(), False
         while time.monotonic() < began + _START_LIMIT_S:
@@ -247,7 +247,7 @@ class LocalServer:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """While the context lasts, start it again whenever it dies; leave it afterwards."""
+        """Restart it whenever it dies while the context lasts; leave it afterwards."""
         over = threading.Event()
         keeper = threading.Thread(target=self._keep_alive, args=(over,), name="server-keeper", daemon=True)
         keeper.start()
@@ -276,12 +276,12 @@ class LocalServer:
                 self._start_again()
 
     def _start_again(self) -> None:
-        """Start it on the port that its clients know; another run of the home may have been faster."""
+        """Restart it on the port that its clients know; another run of the home may have done so first."""
         with changing_server(self._home):
             self._note = living_server(self._home) or self._start(self._note, exact=True)
 
     def stop(self) -> None:
-        """Use it no longer; the last one that does ends it."""
+        """Stop using it; its last user ends it."""
         if self._left:
             return
         self._left = True
@@ -294,7 +294,7 @@ class LocalServer:
 
 
 def without_prefect(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without its settings of Prefect: a person's are of other servers."""
+    """Return an environment without its Prefect settings: a person's are for other servers."""
     return {name: value for name, value in environ.items() if not name.startswith("PREFECT_")}
 
 
@@ -302,7 +302,7 @@ def for_client(environ: Mapping[str, str], server: Mapping[str, str]) -> dict[st
     """Return the environment of a process that uses a home's server.
 
     Args:
-        environ: a person's own; of its settings of Prefect only those in `_PERSONS_OWN` count.
+        environ: a person's environment; of its Prefect settings only those in `_PERSONS_OWN` count.
         server: the server's `client_environment`.
     """
     chosen = {name: value for name, value in environ.items() if name.startswith(_PERSONS_OWN)}
@@ -310,10 +310,10 @@ def for_client(environ: Mapping[str, str], server: Mapping[str, str]) -> dict[st
 
 
 def _refuse_unusable_proxy() -> None:
-    """Refuse a proxy in the environment that no client can be made with; Prefect's would end in a traceback.
+    """Refuse a proxy in the environment that no client can use; Prefect's client would end in a traceback.
 
     Raises:
-        ServerError: naming the variables.
+        ServerError: the proxy is unusable; the message names the variables.
     """
     try:
         httpx.Client(verify=False).close()
@@ -326,7 +326,7 @@ def _refuse_unusable_proxy() -> None:
 
 
 def end_server(home: Home) -> bool:
-    """End a home's server in order, or with SIGKILL; False where there is none."""
+    """End a home's server in order, or by SIGKILL; return False if none is running."""
     note = living_server(home)
     if note is None:
         return False
@@ -342,7 +342,7 @@ def end_server(home: Home) -> bool:
 
 
 def end_unused_server(home: Home) -> bool:
-    """End a home's server if no process uses it, or wait for the end that it has begun by itself."""
+    """End a home's server if no process uses it, or wait for the shutdown that it has begun itself."""
     users = FileLock(users_file(home))
     try:
         with changing_server(home):

@@ -1,8 +1,8 @@
-"""What becomes of a run whose Prefect server went away for good.
+"""The end of a run whose Prefect server went away for good.
 
 The run itself needs no server: its state lies in checkpoints and DuckDB. Only Prefect wants to tell
 its server how the flow ended, and hands over its events before it lets the process end, with seconds
-of retries for each. Here that gets a limit, and what the run did counts.
+of retries for each. Here that is limited, and the run's own outcome counts.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from storage.errors import RunNotFoundError, ServerError, SpotlightError
 from storage.record.run_store import RunStore
 
 _HAND_OVER_S = 10.0
-"""For a server that answers, milliseconds do."""
+"""Seconds for the hand-over; a server that answers takes milliseconds."""
 
 _LEAST_FREE_BYTES = 2**20
-"""With less a server answers "Internal Server Error", and cannot log the reason."""
+"""Free bytes below which a server answers "Internal Server Error", and cannot log the reason."""
 
 _leaves_at_once = False
 
 
 def hand_over() -> None:
-    """Let Prefect's background workers hand over what they hold, within a limit.
+    """Let Prefect's background workers hand over their data, within a limit.
 
-    Before a local server is ended, as they would wait for it afterwards. What does not make it in
-    time is given up: `leave` then does not wait for it either.
+    Call it before a local server ends, as they would wait for it afterwards. Data not handed over in time
+    is given up, and `leave` does not wait for it either.
     """
     global _leaves_at_once
     module = sys.modules.get("prefect.events.worker")
@@ -48,7 +48,7 @@ def hand_over() -> None:
 
 
 def _loop_runs() -> bool:
-    """Whether an event loop runs in this thread, as in a notebook; Prefect returns a coroutine then."""
+    """Return True if this thread runs an event loop, as in a notebook; Prefect then returns a coroutine."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -62,12 +62,12 @@ def _in_a_thread(drain: Callable[[], Any]) -> Any:
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:
-    """End this process; all of the run's own must be closed.
+    """End this process; everything that the run opened must be closed.
 
     Args:
         code: its exit code.
-        at_once: do not take the interpreter apart, which takes seconds with the libraries of a run, while
-            the person who has stopped it waits. What libraries do at the exit, such as Ray, is still done.
+        at_once: True to skip the interpreter's finalization, which takes seconds with the libraries of a run
+            while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
     if _leaves_at_once or at_once:
         for number in (signal.SIGINT, signal.SIGTERM):  # it ends already
@@ -81,16 +81,16 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
 
 
 def result_without_server(store: RunStore, run_id: str, error: Exception) -> dict[str, Any]:
-    """The result of a run that Prefect could not bring to its end.
+    """Return the result of a run that Prefect could not complete.
 
     Args:
-        store: where the run is recorded.
+        store: store that has the run.
         run_id: the run.
-        error: what Prefect's client raised.
+        error: exception of Prefect's client.
 
     Raises:
-        SpotlightError: it ended the run first, such as a full disk, which ends the server's work too.
-        ServerError: the run has no result; says how to go on.
+        SpotlightError: another error ended the run first, such as a full disk, which also stops the server.
+        ServerError: the run has no result; the message tells how to resume it.
     """
     home = store.home.path
     full = shutil.disk_usage(home).free < _LEAST_FREE_BYTES

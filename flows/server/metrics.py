@@ -1,4 +1,4 @@
-"""`/metrics` of a home for Prometheus: read from the record at each request, served until Ctrl-C."""
+"""The `/metrics` of a home for Prometheus: read from the record at each request, served until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _FIGURES = {
 
 
 def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
-    """What Prometheus reads of some runs.
+    """Return the metrics of some runs for Prometheus.
 
     Args:
-        runs: as the record has them.
-        now: Unix seconds.
+        runs: runs from the record.
+        now: current time, Unix seconds.
     """
     listed = list(runs)
     return [*_progress(listed, now), *_figures(listed), *_fleet(listed)]
@@ -113,13 +113,13 @@ def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
 
 
 class _HomeCollector(Collector):
-    """The runs of a home, read from their folders whenever they are asked for."""
+    """A collector of a home's runs, which reads their folders at each request."""
 
     def __init__(self, home: Home) -> None:
         self._records = Records(home)
 
     def collect(self) -> Iterable[Metric]:
-        """Read them.
+        """Return the metrics of the home's runs.
 
         Raises:
             StorageError: a run's folder cannot be read.
@@ -130,11 +130,11 @@ class _HomeCollector(Collector):
 
 
 def metrics_application(home: Home, token: str | None) -> _Application:
-    """What answers requests (ASGI): `/metrics` alone, to who knows the token.
+    """Return the ASGI application: it serves only `/metrics`, and only to requests with the token.
 
     Args:
-        home: whose runs are shown.
-        token: that requests must bear; None asks for none.
+        home: home whose runs are shown.
+        token: token that requests must bear; None for no check.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_HomeCollector(home))
@@ -168,15 +168,14 @@ async def _send(send: Any, status: int, body: bytes, kind: str = "text/plain; ch
 
 
 def read_token(file: Path | None, host: str) -> str | None:
-    """The token of a file; None where the address is this machine's alone and no file is named.
+    """Return a file's token; None if no file is named and only this machine reaches the address.
 
     Args:
-        file: holds one line.
-        host: the address that is listened on.
+        file: file with one line.
+        host: address to listen on.
 
     Raises:
-        ConfigurationError: others reach the address and there is no token, or the file holds none that is
-            secret.
+        ConfigurationError: others reach the address without a token, or the file's token is not secret.
     """
     if file is None:
         if not is_loopback(host):
@@ -202,18 +201,18 @@ def read_token(file: Path | None, host: str) -> str | None:
 def metrics_server(
     home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = (), token_file: Path | None = None
 ) -> uvicorn.Server:
-    """A server of `/metrics`, to be `run` until Ctrl-C or SIGTERM.
+    """Return a server of `/metrics`; its `run` lasts until Ctrl-C or SIGTERM.
 
     Args:
-        home: whose runs are shown; it is only read.
-        port: where it listens.
-        host: the address of this machine that it listens on.
-        names: further ones that it answers to, such as a service's in a cluster.
-        token_file: holds the token that requests must bear.
+        home: home whose runs are shown; it is only read.
+        port: port to listen on.
+        host: address of this machine to listen on.
+        names: further host names to answer to, such as a service's in a cluster.
+        token_file: file with the token that requests must bear.
 
     Raises:
-        ConfigurationError: no address, no name, or no token where others reach the address.
-        ServerError: if the port is in use.
+        ConfigurationError: an invalid address or name, or no token where others reach the address.
+        ServerError: the port is in use.
     """
     check_host(host)
     for name in names:

@@ -1,8 +1,8 @@
-"""Who serves a home on this machine, and who uses the server: notes and locks that no crash leaves behind.
+"""Notes and locks of a home's server and its users on this machine; none outlives a crash.
 
 The server keeps an exclusive lock on `prefect/server-MACHINE.json` for as long as it lives, and notes in it
 where it listens: a note counts only while it is locked. A process that uses the server holds a shared lock on
-`users-MACHINE.lock`. The system lets go of a lock when its holder ends, however it ends.
+`users-MACHINE.lock`. The system releases a lock when its holder ends, however it ends.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class ServerNote:
-    """What a living server says of itself.
+    """The note of a running server.
 
     Attributes:
         pid: its process on this machine.
-        host, port: where it listens.
-        names: further names that it answers to.
+        host, port: address and port that it listens on.
+        names: further host names that it answers to.
     """
 
     pid: int
@@ -51,7 +51,7 @@ class ServerNote:
 
 
 class FileLock:
-    """A lock of the system on a file; closing it, or the end of the process, lets go of it."""
+    """A system lock on a file, released when it is closed or the process ends."""
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +59,11 @@ class FileLock:
 
     @property
     def descriptor(self) -> int:
-        """A child process that inherits it holds the lock too."""
+        """The file descriptor; a child process that inherits it holds the lock too."""
         return self._descriptor
 
     def attempt(self, exclusive: bool) -> bool:
-        """Take the lock if that is possible at once; a shared one that is held is let go of if not."""
+        """Take the lock if it is free right now; a shared lock already held is released if not."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         try:
             fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
@@ -75,12 +75,12 @@ class FileLock:
         """Take the lock within a limit.
 
         Args:
-            exclusive: whether another holder, shared or not, is to be waited for.
-            limit_s: so long at most.
-            holder: for the error, in words: who holds it.
+            exclusive: True to wait for any other holder, shared or not.
+            limit_s: seconds to wait at most.
+            holder: the holder in words, for the error.
 
         Raises:
-            ServerError: the process that `holder` names did not let go of it.
+            ServerError: the process that `holder` names did not release it.
         """
         deadline = time.monotonic() + limit_s
         while not self.attempt(exclusive):
@@ -91,28 +91,28 @@ class FileLock:
             time.sleep(_POLL_S)
 
     def rewrite(self, text: str) -> None:
-        """Replace what the file holds."""
+        """Replace the content of the file."""
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text.encode(), 0)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def note_file(home: Home) -> Path:
-    """Where a home's server notes itself; a home that machines share has a server a machine."""
+    """Return the file of the server's note; a home shared by machines has one server per machine."""
     return home.prefect / f"server-{socket.gethostname()}.json"
 
 
 def users_file(home: Home) -> Path:
-    """Locked, shared, by all that use the server."""
+    """Return the file on which all users of the server hold a shared lock."""
     return home.prefect / f"users-{socket.gethostname()}.lock"
 
 
 @contextmanager
 def changing_server(home: Home) -> Iterator[None]:
-    """While the context lasts, no other process starts or ends the home's server."""
+    """Keep other processes from starting or ending the home's server while the context lasts."""
     lock = FileLock(home.prefect / f"start-{socket.gethostname()}.lock")
     try:
         lock.acquire(exclusive=True, limit_s=120.0, holder=f"the start of the Prefect server of {home.path}")
@@ -122,12 +122,12 @@ def changing_server(home: Home) -> Iterator[None]:
 
 
 def write_note(lock: FileLock, note: ServerNote) -> None:
-    """Note a server, by the lock that it holds on the file."""
+    """Write a server's note through the lock that it holds on the file."""
     lock.rewrite(json.dumps(asdict(note)))
 
 
 def living_server(home: Home) -> ServerNote | None:
-    """The server of a home on this machine; None where there is none, or it does not listen yet."""
+    """Return the note of a home's server on this machine; None if there is none or it does not listen yet."""
     file = note_file(home)
     if not file.exists():
         return None

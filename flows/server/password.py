@@ -13,17 +13,17 @@ _USER = "spotlight"
 
 
 def password_file(home: Home) -> Path:
-    """The file that holds the line which a person enters into Prefect's login page."""
+    """Return the file with the line that a person enters into Prefect's login page."""
     return home.prefect / "password"
 
 
 def home_password(home: Home) -> str:
-    """The home's password, `spotlight:` and 256 random bits; made at the first call.
+    """Return the home's password, `spotlight:` and 256 random bits; it is made at the first call.
 
-    Prefect takes it whole as its auth string, and its login page asks for it whole.
+    Prefect takes all of it as its auth string, and so does its login page.
 
     Raises:
-        ServerError: it cannot be made or read, or the file holds something else.
+        ServerError: the password cannot be made or read, or the file holds something else.
     """
     file = password_file(home)
     try:
@@ -47,7 +47,7 @@ def home_password(home: Home) -> str:
 
 
 def _make(file: Path) -> None:
-    """Write a new password; of several processes at once, one writes it and all keep that one."""
+    """Write a new password; if several processes do so at once, one writes it and all use that one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_name(f"{file.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Addresses to listen on: is one free, and who can reach it."""
+"""Checks of addresses to listen on: whether a port is free, and who can reach it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from storage.errors import ConfigurationError, ServerError
 
 LOOPBACK = "127.0.0.1"
 SERVER_PORT = 4200
-"""The port that a Prefect server tries first."""
+"""The first port that a Prefect server tries."""
 
 
 def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
-    """Refuse a port that a process listens on already.
+    """Refuse a port on which a process already listens.
 
     Args:
-        port: to be listened on.
-        advice: what to do about a taken one, such as "choose another with `--port`".
+        port: port to listen on.
+        advice: remedy for a taken port, such as "choose another with `--port`".
         host: address of this machine to listen on.
 
     Raises:
-        ServerError: the port is in use, or the address is none of this machine.
+        ServerError: the port is in use, or the address does not belong to this machine.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,7 +33,7 @@ def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether this port of this machine is free, on the loopback."""
+    """Return True if this port is free on this machine's loopback."""
     try:
         refuse_taken_port(port, "")
     except ServerError:
@@ -42,10 +42,10 @@ def is_free(port: int) -> bool:
 
 
 def check_host(host: str) -> None:
-    """Refuse what is no IPv4 address.
+    """Refuse text that is not an IPv4 address.
 
     Raises:
-        ConfigurationError: saying what an address looks like.
+        ConfigurationError: the text is no address; the message shows the form.
     """
     try:
         ipaddress.IPv4Address(host)
@@ -56,10 +56,10 @@ def check_host(host: str) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no name of a machine, such as an address with a scheme, a port or a path.
+    """Refuse text that is not the name of a machine, such as an address with a scheme, a port or a path.
 
     Raises:
-        ConfigurationError: saying what a name looks like.
+        ConfigurationError: the text is no name; the message shows the form.
     """
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
         raise ConfigurationError(
@@ -68,10 +68,10 @@ def check_name(name: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
+    """Return True if only this machine can reach the address."""
     return ipaddress.IPv4Address(host).is_loopback
 
 
 def reachable(host: str) -> str:
-    """The address at which this machine itself reaches what listens on `host`."""
+    """Return the address at which this machine itself reaches a server that listens on `host`."""
     return LOOPBACK if ipaddress.IPv4Address(host).is_unspecified else host

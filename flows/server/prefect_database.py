@@ -1,4 +1,4 @@
-"""The database of our Prefect server: parallel calls wait for each other."""
+"""The database of our Prefect server, with parallel calls that wait for each other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 
 class _WriteLockFirst(AioSqliteConfiguration):
-    """Transactions of which each takes SQLite's write lock as it begins, and waits for it.
+    """A configuration whose transactions each take SQLite's write lock at their start, and wait for it.
 
-    Prefect begins most as readers. Where such a transaction comes to write after another one has committed,
-    what it has read is out of date, and SQLite refuses at once with "database is locked", however long
-    it may wait: two runs started at the same time were answered with 503.
+    Prefect begins most as readers. If such a transaction writes after another one has committed, its reads
+    are out of date, and SQLite fails at once with "database is locked", whatever its timeout: two runs
+    started at the same time got a 503.
     """
 
     @asynccontextmanager
@@ -28,6 +28,6 @@ class _WriteLockFirst(AioSqliteConfiguration):
 
 
 def take_write_lock_first() -> None:
-    """In the server's process, before its application is made: let its transactions wait for each other."""
+    """Make transactions of the server's process wait for each other; call before its application is made."""
     url = PREFECT_API_DATABASE_CONNECTION_URL.value()
     MODELS_DEPENDENCIES["database_config"] = _WriteLockFirst(connection_url=url)

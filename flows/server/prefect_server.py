@@ -1,4 +1,4 @@
-"""Having a Prefect server: the one that PREFECT_API_URL names, or the home's own."""
+"""The Prefect server for a command: the one that PREFECT_API_URL names, or the home's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage.home import DASHBOARD_URL_VARIABLE, Home
 
 
 def is_healthy(api_url: str) -> bool:
-    """Whether a Prefect server answers at the address."""
+    """Return True if a Prefect server answers at the address."""
     try:
         return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -30,18 +30,18 @@ def is_healthy(api_url: str) -> bool:
 
 @contextmanager
 def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
-    """Have a server while the context lasts; yields the address of its UI, and how to get in.
+    """Provide a server while the context lasts; yield the address of its UI, and how to log in.
 
-    The one that PREFECT_API_URL names is used as it is. Without that it is the home's: the one that a
+    A server that PREFECT_API_URL names is used as it is. Otherwise it is the home's: the one that a
     `spotlight up` or another run of this home uses, or a new one, kept alive meanwhile. Its address and
     password are put into the environment.
 
     Args:
-        home: where a local server keeps its state.
-        meanwhile: called while the local server starts, such as checks or imports that take seconds.
+        home: home in which a local server keeps its state.
+        meanwhile: function called while the local server starts, such as checks or imports that take seconds.
 
     Raises:
-        ServerError: if the named one does not answer, or the local one does not start.
+        ServerError: the named server does not answer, or the local one does not start.
     """
     configured = os.environ.get("PREFECT_API_URL", "")
     if configured:
@@ -89,14 +89,14 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
 
 
 def _read_settings_again() -> None:
-    """Prefect reads the environment when it is imported; a later server needs it to be read again."""
+    """Make Prefect read the environment again: it reads it on import, before a later server is known."""
     from prefect.context import refresh_global_settings_context
 
     refresh_global_settings_context()
 
 
 def _replace_settings(environment: Mapping[str, str]) -> None:
-    """Let this process have the variables of Prefect and of the dashboard's address that another has."""
+    """Copy another process's variables of Prefect and of the dashboard's address into this process."""
     for name in (*os.environ, *environment):
         if name.startswith("PREFECT_") or name == DASHBOARD_URL_VARIABLE:
             os.environ.pop(name, None)
@@ -105,6 +105,6 @@ def _replace_settings(environment: Mapping[str, str]) -> None:
 
 
 def _dashboard_of(home: Home) -> dict[str, str]:
-    """The address that a run's links to the dashboard begin with, where one is served."""
+    """Return the address that a run's links to the dashboard begin with, if one is served."""
     address = living_dashboard(home)
     return {DASHBOARD_URL_VARIABLE: address} if address else {}

@@ -1,8 +1,7 @@
 """The Prefect server of a home: `python -m flows.server.process`, started by the first command that needs it.
 
-It listens before it says where, so that no other program can be taken for it, and ends by itself when no
-process uses it any more: it is no child that dies with the run that started it, as other runs may use it by
-then.
+It listens before it publishes its address, so that no other program can be taken for it, and ends by itself
+once no process uses it. It does not die with the run that started it, as other runs may be using it by then.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from storage.processes import quick_imports
 
 _POLL_S = 0.5
 _PREDECESSOR_S = 30.0
-"""For the server before this one to end."""
+"""Seconds for the previous server to end."""
 
 _BACKLOG = 2048
 _CLOSING_S = 5
-"""For requests under way when the server ends."""
+"""Seconds for requests under way when the server ends."""
 
 _END_S = 15.0
 
 
 def listen(host: str, port: int, exact: bool) -> socket.socket:
-    """Listen on a port, or on one that the system chooses where it is taken.
+    """Listen on a port, or, if it is taken, on one that the system chooses.
 
     Args:
-        host: the address.
-        port: the one to try first.
-        exact: whether only this port will do.
+        host: address to listen on.
+        port: port to try first.
+        exact: True to accept only this port.
 
     Raises:
-        ServerError: neither is to be had, or `exact` asks for the one that is taken.
+        ServerError: no port is available, or `exact` is set and the port is taken.
     """
     reason: OSError | None = None
     for wanted in (port,) if exact else (port, 0):
@@ -63,15 +62,15 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
 
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
-    """The environment of a server of ours: where its state lies, where it listens, what it asks for.
+    """Return the environment of a server of ours: its state's folder, its address, its password.
 
     Args:
-        home: whose server it is.
-        port: where it listens.
-        host: the address that it listens on.
+        home: home of the server.
+        port: port to listen on.
+        host: address to listen on.
 
     Raises:
-        ServerError: the home's password cannot be made: no server is to run without one.
+        ServerError: the home's password cannot be made: no server may run without one.
     """
     ui_urls = {f"http://{name}:{port}" for name in (reachable(host), LOOPBACK, "localhost")}
     return {
@@ -99,7 +98,7 @@ def end_when_unused(home: Home) -> None:
 
 
 def prefect_application(home: Home) -> Any:
-    """Prefect's API and UI; it reads its settings when it is imported, and takes seconds."""
+    """Return Prefect's API and UI; it reads its settings on import, and takes seconds."""
     with quick_imports():
         from prefect.server.api.server import create_app
 
@@ -116,15 +115,15 @@ def prefect_application(home: Home) -> Any:
 def serve(
     home: Home, host: str, port: int, exact: bool, names: tuple[str, ...], application: Callable[[Home], Any]
 ) -> None:
-    """Be the server of a home until SIGTERM, or until no process uses it.
+    """Serve a home until SIGTERM, or until no process uses the server.
 
     Args:
-        home: whose server it is.
-        host: the address that it listens on.
-        port: where it listens.
-        exact: whether only this port will do.
-        names: further ones that it answers to, such as a proxy's.
-        application: makes what answers requests (ASGI).
+        home: home of the server.
+        host: address to listen on.
+        port: port to listen on.
+        exact: True to accept only this port.
+        names: further host names to answer to, such as a proxy's.
+        application: function that makes the ASGI application.
     """
     own = FileLock(note_file(home))
     own.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
@@ -144,7 +143,7 @@ def serve(
 
 
 def main(application: Callable[[Home], Any] = prefect_application) -> None:
-    """Serve as the arguments say."""
+    """Serve as the command-line arguments say."""
     parser = argparse.ArgumentParser(description="Serve the Prefect API and UI of a home.")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--host", required=True)

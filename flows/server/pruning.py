@@ -1,8 +1,8 @@
-"""Keeping the Prefect server's database small: old task runs, events and log lines of it are deleted.
+"""Pruning of the Prefect server's database: old task runs, events and log lines are deleted.
 
-An iteration leaves five task runs with their states, 15 events and 45 rows that say what these are about:
-100 kB. The server itself deletes events by age, and task runs only together with their flow run, so that a
-long run has no bound. What a run computed is in our own database; Prefect's is for watching.
+An iteration leaves five task runs with their states, 15 events and 45 rows about their subjects: 100 kB. The
+server itself deletes events by age, and task runs only together with their flow run, so that a long run's
+database would grow without bound. A run's results are in our own database; Prefect's is for watching.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOOK_S = 60.0
-"""How often the database is pruned."""
+"""Seconds between prunings of the database."""
 
 _BATCH = 500
-"""Rows deleted in a transaction: the server waits for it."""
+"""Rows deleted in one transaction, for which the server has to wait."""
 
 _WAIT_S = 60.0
 _COMPACTED_BYTES = 50_000_000
-"""A file with more free pages than this is written anew when its server starts."""
+"""Bytes of free pages above which the file is rewritten when its server starts."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How many of the newest rows stay; unfinished task runs stay in any case.
+    """Numbers of the newest rows to keep; unfinished task runs always stay.
 
     Attributes:
-        task_runs: with their states; of 800 iterations.
-        events: with what they are about; of the last 200 iterations.
-        logs: lines.
+        task_runs: task runs with their states, of 800 iterations.
+        events: events with their subjects, of the last 200 iterations.
+        logs: log lines.
     """
 
     task_runs: int = 4_000
@@ -43,17 +43,17 @@ class Kept:
 
 
 def prune(database: Path, kept: Kept | None = None) -> int:
-    """Delete what is older than the rows that are kept, a few rows at a time; the file does not shrink.
+    """Delete all but the newest rows, a few at a time; the file does not shrink.
 
     Args:
         database: a Prefect server's SQLite file; the server may be using it.
-        kept: by default 40 MB of rows.
+        kept: rows to keep; 40 MB of them by default.
 
     Returns:
-        How many task runs, events and log lines were deleted.
+        Number of deleted task runs, events and log lines.
 
     Raises:
-        sqlite3.Error: the file stayed locked, or is no such database.
+        sqlite3.Error: the file stayed locked, or is not such a database.
     """
     kept = kept or Kept()
     with closing(_connected(database)) as connection:
@@ -65,10 +65,10 @@ def prune(database: Path, kept: Kept | None = None) -> int:
 
 
 def compact(database: Path) -> None:
-    """Write a file anew that is mostly free pages, such as one that an earlier version let grow.
+    """Rewrite a file of mostly free pages, such as one that an earlier version let grow.
 
     Raises:
-        sqlite3.Error: the file stayed locked, or is no database.
+        sqlite3.Error: the file stayed locked, or is not a database.
     """
     if not database.exists():
         return
@@ -82,7 +82,7 @@ def compact(database: Path) -> None:
 
 
 def keep_small(database: Path) -> None:
-    """Compact a server's database, which no process uses yet, then prune it as long as this process lives."""
+    """Compact a server's database before any process uses it, then prune it while this process lives."""
     try:
         compact(database)
     except sqlite3.Error as error:
@@ -108,7 +108,7 @@ def _connected(database: Path) -> sqlite3.Connection:
 
 
 def _delete_oldest(connection: sqlite3.Connection, table: str, time: str, kept: int) -> int:
-    """Delete the rows of a table that are older than the newest ones; rows without a time stay."""
+    """Delete all rows of a table but the newest `kept`; rows without a time stay."""
     newest = f"SELECT {time} FROM {table} WHERE {time} IS NOT NULL ORDER BY {time} DESC LIMIT 1 OFFSET ?"
     last = connection.execute(newest, [kept]).fetchone()
     deleted, found = 0, last is not None

@@ -1,6 +1,6 @@
-"""Who belongs to a `spotlight up`: a file in the home that outlives a crash, and what it left.
+"""The processes of a `spotlight up`: a file in the home that outlives a crash, and the processes left by one.
 
-A process counts as one of ours only where three things hold: its pid is in the file, it began when the
+A process counts as one of ours only if three things hold: its pid is in the file, it began when the
 file says, and its environment carries the file's token. Its descendants inherit the token, so that they
 are found when nothing else of them is known. A pid that the system gave to another process is left alone.
 """
@@ -28,12 +28,12 @@ DASHBOARD = "dashboard"
 """Names of the children."""
 
 _PATIENCE_S = 45.0
-"""Running flows are told to end in order, and save what they hold."""
+"""Seconds for running flows to end in order and save what they hold."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A process as it was when it was noted.
+    """A process as it was when recorded.
 
     Attributes:
         started_at: when the process began, in seconds since the machine did.
@@ -45,17 +45,17 @@ class Member:
 
     @classmethod
     def of(cls, name: str, pid: int) -> Member:
-        """Note a process that lives."""
+        """Record a living process."""
         return cls(name, pid, process_start_s(pid))
 
 
 @dataclass(frozen=True)
 class UpState:
-    """What the file says.
+    """The content of the file.
 
     Attributes:
         host: name of the machine.
-        token: in the environment of every child.
+        token: word in the environment of every child.
         api_url: address of the Prefect server's API.
         supervisor: the `spotlight up` itself, which has no token: a person's shell started it.
         members: its children; the Prefect server has no token, as runs of the home may use it too.
@@ -71,17 +71,17 @@ class UpState:
 
 
 def new_token() -> str:
-    """A word that no other environment holds."""
+    """Return a word that no other environment holds."""
     return secrets.token_hex(16)
 
 
 def state_file(home: Home) -> Path:
-    """Where a home's `up` is noted."""
+    """Return the file of a home's `up`."""
     return home.path / "up.json"
 
 
 def write_state(home: Home, state: UpState) -> None:
-    """Note it; a reader sees the old file or the new one."""
+    """Write the state; a reader sees the old file or the new one."""
     file = state_file(home)
     beside = file.with_suffix(".writing")
     beside.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
@@ -89,7 +89,7 @@ def write_state(home: Home, state: UpState) -> None:
 
 
 def read_state(home: Home) -> UpState | None:
-    """What is noted; None where nothing is.
+    """Return the recorded state; None if there is none.
 
     Raises:
         ServerError: the file is damaged.
@@ -113,12 +113,12 @@ def read_state(home: Home) -> UpState | None:
 
 
 def forget_state(home: Home) -> None:
-    """Remove the note: nothing is left of it."""
+    """Remove the file once nothing is left of the `up`."""
     state_file(home).unlink(missing_ok=True)
 
 
 def left_of(state: UpState) -> list[psutil.Process]:
-    """Living processes of this machine that carry the token: the children, and what they started."""
+    """Return the living processes of this machine with the token: the children and their descendants."""
     found: list[psutil.Process] = []
     for process in psutil.process_iter():
         try:
@@ -132,10 +132,10 @@ def left_of(state: UpState) -> list[psutil.Process]:
 
 
 def end_all(state: UpState) -> list[str]:
-    """End what a `spotlight up` of this machine left, itself first, if it lives.
+    """End what a `spotlight up` of this machine left: itself first, if it lives.
 
     Returns:
-        Names of what was ended, children by their name, others by their command.
+        Names of the ended processes: children by their name, others by their command.
     """
     ended: list[str] = []
     if process_is_alive(state.supervisor.pid, state.supervisor.started_at):
@@ -159,7 +159,7 @@ def end_all(state: UpState) -> list[str]:
 
 @contextmanager
 def sole_supervisor(home: Home) -> Iterator[None]:
-    """Hold a home's lock, which the system lets go of however this process ends.
+    """Hold a home's lock, which the system releases however this process ends.
 
     Raises:
         ServerError: another `spotlight up` has this home, or an earlier one left processes.
@@ -198,7 +198,7 @@ def _refuse_leftovers(home: Home) -> None:
 
 
 def _end(processes: list[psutil.Process], patience_s: float = _PATIENCE_S) -> None:
-    """SIGTERM, patience, SIGKILL; psutil looks at the start again, so that a reused pid is not meant."""
+    """Send SIGTERM, wait, send SIGKILL; psutil checks the start time again, so a reused pid is safe."""
     for process in processes:
         _send(process, psutil.Process.terminate)
     _, alive = psutil.wait_procs(processes, timeout=patience_s)

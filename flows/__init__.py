@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 class _OwnErrorsAreOneLine(logging.Filter):
-    """A filter for the traceback that Prefect logs for a failed flow or task: our errors say all in a line."""
+    """A filter for the traceback that Prefect logs for a failed flow or task: our errors need none."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], SpotlightError):

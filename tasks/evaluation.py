@@ -1,4 +1,4 @@
-"""Held-out scoring of a checkpoint or of an untouched model, and its records, as one task each."""
+"""Held-out scoring of a checkpoint or of an untouched model, and its record, as one task each."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Evaluated:
     """An evaluation in memory.
 
     Attributes:
-        run_id: whose checkpoint it was; None for an untouched model.
-        iteration: of the checkpoint; 0 for an untouched model.
+        run_id: run of the checkpoint; None for an untouched model.
+        iteration: iteration of the checkpoint; 0 for an untouched model.
         evaluation: images and scores, by prompt and seed.
         prompts: the held-out prompts, with their tags.
         started_at, ended_at: Unix seconds.
@@ -53,15 +53,15 @@ class Evaluated:
 
 @task(name="evaluate-weights", task_run_name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
-    """Load, generate, judge.
+    """Load the weights, generate the images, judge them.
 
     Args:
         home: where the run is.
-        config: the model, the prompts and the scorer.
-        run_id: whose newest checkpoint is loaded; None for the untouched model.
+        config: configuration with the model, the prompts and the scorer.
+        run_id: run whose newest checkpoint is loaded; None for the untouched model.
 
     Raises:
-        CheckpointError: if the run has no checkpoint yet.
+        CheckpointError: the run has no checkpoint yet.
     """
     started_at = now()
     checkpoint = None
@@ -98,14 +98,14 @@ def record_separately(
 
     Args:
         home: where the runs lie.
-        config: what it was evaluated with.
+        config: configuration of the evaluation.
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.
         folder: an empty folder for the images; None keeps none.
-        preset: that the configuration comes from, or the run was started with; empty for none.
+        preset: preset of the configuration, or of the run; empty for none.
 
     Returns:
-        The figures, as `spotlight evaluate` prints them.
+        The figures that `spotlight evaluate` prints.
 
     Raises:
         StorageError: the record or the disk refused.
@@ -140,7 +140,7 @@ def record_separately(
 
 
 def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
-    """The scores and figures of an evaluation with their prompts' tags, by prompt and seed."""
+    """Return the scores and figures of an evaluation with their prompts' tags, by prompt and seed."""
     evaluation = evaluated.evaluation
     tags = {prompt.prompt_id: prompt.tag for prompt in evaluated.prompts}
     return [
@@ -162,7 +162,7 @@ def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
 
 
 def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
-    """An evaluation's figures by name; those that a run's own evaluations have come first."""
+    """Return an evaluation's figures by name, those that a run's own evaluations also have first."""
     found: dict[str, float] = {}
     groups = {"": figures, ".over_tags": figures.get("over_tags")}
     groups |= {f".{tag}": values for tag, values in figures.get("by_tag", {}).items()}
@@ -178,7 +178,7 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _to_readers(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapping[str, Any]) -> None:
-    """Send an evaluation as a run of its own, so that the tables of MLflow and others compare them."""
+    """Send an evaluation as a separate run, so that the tables of MLflow and others compare them."""
     settings = config.model_dump(mode="json")
     evaluates = row.run_id or "untouched model"
     run = ReadRun(row.evaluation_id, settings, row.environment, row.started_at, evaluates=evaluates)

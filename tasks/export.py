@@ -1,6 +1,6 @@
-"""A run's weights as files that others load, with a model card.
+"""The export of a run's weights as files for other programs, with a model card.
 
-torch and diffusers are imported where they are used: what refuses an export needs neither.
+torch and diffusers are imported where they are used: the checks before an export need neither.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
     Args:
         home: where the run lies.
-        run_id: of the run, finished or not.
+        run_id: identifier of the run, finished or not.
         out: a new or empty folder.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A profile from a result of `benchmarks.gpu_day`: what one GPU takes for Qwen-Image's transformer."""
+"""A profile from a result of `benchmarks.gpu_day`: one GPU's times for Qwen-Image's transformer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Stage(BaseModel):
 
 
 class GpuDayResult(BaseModel):
-    """What a profile takes of a result: the file that `--keep` writes, or that of `--out`."""
+    """The parts of a result that a profile uses: the file that `--keep` writes, or that of `--out`."""
 
     device: str = Field(min_length=1)
     date: str = Field(min_length=1)
@@ -47,17 +47,17 @@ class GpuDayResult(BaseModel):
 
     @property
     def parts(self) -> dict[str, Mapping[str, Any]]:
-        """Each measurement on Qwen-Image; one that found nothing says why."""
+        """Each measurement on Qwen-Image; one without a result gives the reason."""
         stages = (self.by_stage.get(name, _Stage()) for name in _STAGES)
         return {name: part for stage in stages for name, part in stage.figures.get("parts", {}).items()}
 
     def seconds(self, part: str, name: str) -> float | None:
-        """A time of a part; None where it was not measured."""
+        """Return a time of a part; None if it was not measured."""
         found = self.parts.get(part, {}).get(name)
         return float(found) if isinstance(found, (int, float)) and found > 0 else None
 
     def steps(self, size: int, compiled: bool = False) -> dict[int, float]:
-        """Seconds of a pass by batch, for images with so many pixels a side."""
+        """Return the seconds of a pass by batch size, for images with `size` pixels a side."""
         found: dict[int, float] = {}
         for name in self.parts:
             step = _STEP.fullmatch(name)
@@ -70,10 +70,10 @@ class GpuDayResult(BaseModel):
 
 
 def is_gpu_result(path: Path) -> bool:
-    """Whether a file is such a result, and no profile: it has stages.
+    """Return True if a file is such a result and not a profile: it has stages.
 
     Raises:
-        ConfigurationError: it cannot be read.
+        ConfigurationError: the file cannot be read.
     """
     try:
         data = json.loads(read_text_file(path, f"profile {path}", ConfigurationError))
@@ -87,21 +87,21 @@ def read_gpu_result(path: Path) -> GpuDayResult:
     """Read a result.
 
     Raises:
-        ConfigurationError: it is none, or a rehearsal's.
+        ConfigurationError: the file is not a result, or is that of a rehearsal.
     """
     return read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
 
 
 def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profile:
-    """The profile of a run on the GPU that a result was measured on.
+    """Return the profile of a run on the GPU of a measured result.
 
     Args:
-        path: of the result.
-        config: of the run: its model, size and guidance, and whether its blocks are compiled.
-        carried: the profile of this model and size that the project carries; None without one.
+        path: file of the result.
+        config: configuration of the run: model, size, guidance, and whether its blocks are compiled.
+        carried: profile of this model and size that ships with the project; None without one.
 
     Raises:
-        ConfigurationError: it is no such result, or has no step of this model and size.
+        ConfigurationError: the file is not a result, or has no step of this model and size.
     """
     result, model = read_gpu_result(path), config.model
     size, height = model.width or 512, model.height or 512
@@ -120,16 +120,16 @@ def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profi
 
 
 def measured_profile(result: GpuDayResult, config: RunConfig, carried: Profile) -> Profile:
-    """A carried profile with what was measured in place of what was assumed.
+    """Return a carried profile with measured values in place of assumed ones.
 
-    A denoising step, a sample's training and decoding are measured where the result has them; with guidance,
-    each step is two passes, and so counted twice. A step that devices share keeps its evidence, and its
-    speed-up over one that a device does alone. All else is that of the carried profile.
+    A denoising step, a sample's training and decoding are measured if the result has them; with guidance,
+    each step is two passes, and so counted twice. A step shared by devices keeps its evidence, and its
+    speed-up over an unshared step. All other values come from the carried profile.
 
     Args:
-        result: with a step at the run's size.
-        config: of the run.
-        carried: the profile of its model and size.
+        result: result with a step at the run's size.
+        config: configuration of the run.
+        carried: profile of its model and size.
     """
     size, passes = config.model.width or 512, _passes(config)
     found = result.steps(size, config.model.compile)
@@ -146,9 +146,9 @@ def measured_profile(result: GpuDayResult, config: RunConfig, carried: Profile) 
 
 
 def _as_much_faster(step: StepTime, carried: Profile, measured: Profile) -> StepTime:
-    """A shared step with the speed-up that it has in one profile, of the lone step in another.
+    """Return a shared step with its speed-up from one profile, over the unshared step of another.
 
-    Rounded, so that a profile made from itself stays as it is.
+    The time is rounded, so that a profile made from itself stays the same.
     """
     lone_s = carried.step_s(step.batch) / carried.step.value
     seconds = measured.step_s(step.batch) * step.seconds / lone_s
@@ -156,12 +156,12 @@ def _as_much_faster(step: StepTime, carried: Profile, measured: Profile) -> Step
 
 
 def _passes(config: RunConfig) -> int:
-    """Passes of the network in a denoising step: another one for the negative prompt of guidance."""
+    """Return the passes of the network per denoising step: guidance adds one for the negative prompt."""
     return 2 if config.model.guidance > 1 else 1
 
 
 def _quantities(result: GpuDayResult, config: RunConfig, size: int) -> dict[str, Quantity]:
-    """What was measured beside the times of steps, by the names of a profile."""
+    """Return the measured values other than step times, by the names of a profile."""
     passes, name = _passes(config), f"_{size}{'_compiled' if config.model.compile else ''}"
 
     def measured(value: float, part: str) -> Quantity:

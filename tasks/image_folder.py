@@ -1,10 +1,10 @@
-"""Images in GenEval's own folder layout, so that its official scripts can read them.
+"""Images in GenEval's folder layout, so that its official scripts can read them.
 
     FOLDER/00000/metadata.jsonl         the prompt's row, one JSON object
-    FOLDER/00000/samples/0000.png       an image a seed
+    FOLDER/00000/samples/0000.png       one image per seed
 
-The folder's name is the prompt's place in the file. A prompt that is no GenEval row gets a row with its
-text only: the layout is the same, though GenEval's detector has nothing to look for.
+The folder's name is the prompt's place in the file. A prompt that is not a GenEval row gets a row with
+only its text: the layout is the same, but GenEval's detector has nothing to look for.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
 
     Args:
         folder: an empty folder.
-        samples: finished samples; the place of each is its prompt and seed.
-        prompts: the prompts they were drawn for, at least.
+        samples: finished samples, each identified by its prompt and seed.
+        prompts: prompts, at least those of the samples.
 
     Raises:
         StorageError: the disk refused.

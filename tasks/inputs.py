@@ -1,4 +1,4 @@
-"""What a run reads from files, so that it is not resumed with others."""
+"""The files that a run reads, and their digests, so that it is not resumed with other ones."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, prompt_files, source_files
 
 _SHOWN = 12
-"""Digits of a digest in a message."""
+"""The number of digits of a digest in a message."""
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """SHA-256 (hexadecimal) of the prompt files and of the model's files, to be stored with the run.
+    """Return SHA-256 (hexadecimal) of the prompt files and of the model's files, to be stored with the run.
 
     Returns:
-        `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of
-        the list of digests and names that `sha256sum` prints of the model's files, as of the files of a
-        dataset that has several, and of a prompt file with the images that its rows name.
+        `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of the list
+        of digests and names that `sha256sum` prints of the model's files. A dataset of several files, and a
+        prompt file with the images that its rows name, have such a list too.
 
     Raises:
-        PromptFileError, ModelError: if a file is missing.
+        PromptFileError, ModelError: a file is missing.
     """
     return {
         "digest prompts.train": _digest_prompts(config.prompts.train),
@@ -44,7 +44,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_facts(config: RunConfig) -> dict[str, str]:
-    """What the names of a run's strategy and objective stand for, to be stored with the run."""
+    """Return what the names of a run's strategy and objective stand for, to be stored with the run."""
     clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
     strategy = strategy_of(config)
     moments = {
@@ -56,21 +56,21 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
 
 
 def gives_verdict(config: RunConfig) -> bool:
-    """Return True where a scorer of the reward may call an image exact."""
+    """Return True if a scorer of the reward may call an image exact."""
     return any(judge.plugin.gives_verdict for judge in chosen_scorer(config.reward).judges)
 
 
 def judged_image(settings: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-    """Return what the reward says of an image: `value`, `exact`, `detail`, `error`, `parts`.
+    """Return the reward's judgement of an image: `value`, `exact`, `detail`, `error`, `parts`.
 
     Args:
-        settings: which scorer, and its options.
+        settings: the scorer and its options.
         image_HWC: uint8, RGB.
-        prompt: what it was to show.
+        prompt: prompt of the image.
 
     Raises:
         ConfigurationError, ModelError: the scorer cannot be built.
-        PromptFileError: it judges no image by such a prompt.
+        PromptFileError: the scorer cannot judge by such a prompt.
     """
     scorer = build_scorer(settings)
     scorer.check(prompt)
@@ -83,16 +83,16 @@ def judged_image(settings: RewardConfig, image_HWC: np.ndarray, prompt: PromptRe
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
-    """Refuse to go on with other prompts or another model than the run began with.
+    """Refuse to resume a run with prompts or a model that differ from those at its start.
 
     Args:
-        environment: the run's, with the digests of its beginning; a run of a version that stored none
-            passes.
+        environment: the run's environment with the digests from its start; a run without digests, from
+            an old version, passes.
         config: the run's configuration.
 
     Raises:
-        ConfigurationError: naming all that has changed.
-        PromptFileError, ModelError: if a file is missing.
+        ConfigurationError: inputs have changed; the message names them all.
+        PromptFileError, ModelError: a file is missing.
     """
     values = {
         "digest prompts.train": f"prompts.train = {config.prompts.train!r}",

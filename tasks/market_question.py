@@ -1,4 +1,4 @@
-"""The devices and the spot market that a simulated run is asked for: their prices, and when instances go."""
+"""The devices and the spot market of a simulated run: prices, and arrivals and losses of instances."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted
 
 MOST_TOGETHER = 16
-"""Devices of one machine that may share samples: more ways to divide them take long to compare."""
+"""The most devices of one machine that may share samples: more ways to divide them take long to compare."""
 
 
 @dataclass(frozen=True)
 class MarketQuestion:
-    """How spot instances are taken to come and go.
+    """The assumed arrivals and losses of spot instances.
 
     Attributes:
         trace: a file; empty for drawn traces.
-        loss_rate: losses of an instance an hour, for drawn traces; None for what a trace's shape has.
-        joint: share of the losses that take several at once; None likewise.
+        loss_rate: losses per instance and hour, for drawn traces; None for that of a trace's shape.
+        joint: share of the losses that take several at once; None for that of a trace's shape.
         notice_s: seconds of notice.
-        instance_devices: devices of an instance, which may share samples and are lost together; 0 where all
+        instance_devices: devices of an instance, which may share samples and are lost together; 0 if all
             are on one machine, and are lost one by one.
-        prices: a file of prices over time; empty where they do not change.
+        prices: a file of prices over time; empty if they do not change.
         serving: load of a serving fleet, for the policy `lending`: the share of its devices that are busy,
-            half of its swing over a day, and the seconds that a request can wait, with commas between; empty
-            for what is assumed.
-        zone: whose prices of the file are taken; it may be empty where there is one.
+            half of its swing over a day, and the seconds that a request can wait, separated by commas; empty
+            for the assumed values.
+        zone: zone whose prices are taken from the file; it may be empty if there is only one.
     """
 
     trace: str = ""
@@ -49,10 +49,10 @@ class MarketQuestion:
 
 
 def offer_of(config: RunConfig, question: MarketQuestion) -> FleetPlan:
-    """The devices that there are, and their prices.
+    """Return the available devices and their prices.
 
     Raises:
-        ConfigurationError: instances cannot be filled, or the prices cannot be read.
+        ConfigurationError: instances cannot be filled, or prices cannot be read.
     """
     runtime, price, each = config.runtime, config.price, question.instance_devices
     if each and runtime.least_spot % each:
@@ -94,7 +94,7 @@ def _serving_of(said: str) -> ServingLoad:
 
 
 def serving_in_words(load: ServingLoad) -> str:
-    """The load of the serving fleet that lends, and what is known of it."""
+    """Describe the load of the serving fleet that lends, and the source of it."""
     known = "assumed" if load == ASSUMED_LOAD else "as asked for, with assumed noise"
     return (
         f"lending: {load.mean:.0%} of the serving fleet is busy, {load.swing:.0%} more or less over a day, "
@@ -103,10 +103,10 @@ def serving_in_words(load: ServingLoad) -> str:
 
 
 def market_of(question: MarketQuestion) -> SpotMarket:
-    """When spot instances come and go.
+    """Return the spot market of a question.
 
     Raises:
-        ConfigurationError: a trace, and what it would be drawn by.
+        ConfigurationError: both a trace and the figures to draw one are given.
         TraceError: the trace cannot be read.
     """
     shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.instance_devices)
@@ -123,11 +123,11 @@ def market_of(question: MarketQuestion) -> SpotMarket:
 
 
 def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
-    """When spot instances come and go.
+    """Describe when spot instances come and go.
 
     Args:
-        market: as it is simulated.
-        question: as it was asked for.
+        market: market as simulated.
+        question: question as asked.
     """
     notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
     if market.recorded is not None:
@@ -148,7 +148,7 @@ def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
 
 
 def prices_in_words(offer: FleetPlan) -> str:
-    """What devices cost an hour."""
+    """Describe the hourly cost of devices."""
 
     def said(usd: float, prices: PriceHistory | None) -> str:
         if prices is None:

@@ -1,4 +1,4 @@
-"""Making an embedded model, as a task."""
+"""The making of an embedded model, as a task."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from storage.new_folder import claim_folder
 def pretrain_model(
     embedded_task: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
 ) -> dict[str, Any]:
-    """Render, train, save.
+    """Render images, train a model on them, and save it.
 
     Args:
         embedded_task: `edits`, `glyphs` or `shapes`.
         out: folder for the two folders of weights.
-        seed: of weights, pictures and noise.
+        seed: seed of weights, pictures and noise.
         progress: called with (training steps done, training steps in all, loss).
 
     Raises:
-        ConfigurationError: if the folder holds something already, or there is no such task.
+        ConfigurationError: the folder is not empty, or there is no such task.
     """
     out = claim_folder(out, "--out")
     # More threads change the rounding of sums, and so the weights.

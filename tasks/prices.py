@@ -11,9 +11,9 @@ _CARRIED = "builtin:known"
 
 
 def with_prices(config: RunConfig) -> RunConfig:
-    """The configuration with the two prices that its price book says; as it is where it names none.
+    """Return the configuration with the two prices of its price book; unchanged if it names no book.
 
-    The run is then paid by these prices to its end, whatever becomes of the file.
+    The run then keeps these prices to its end, whatever happens to the file.
 
     Raises:
         ConfigurationError: the book cannot be read, does not have the offers or has none available, or

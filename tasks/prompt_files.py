@@ -14,16 +14,16 @@ _SUFFIXES = {"geneval": ".jsonl", "signs": ".txt"}
 
 
 def draw_prompts(kind: str, count: int, seed: int, file: Path) -> str:
-    """Content of a prompt file to train on; no prompt of it is in the built-in file to evaluate by.
+    """Return a file of training prompts; it shares no prompt with the built-in evaluation file.
 
     Args:
         kind: a `PromptKind`.
-        count: prompts, at least one.
-        seed: what they are a function of.
-        file: where they will be written; its suffix says how they are read.
+        count: number of prompts, at least one.
+        seed: seed that determines them.
+        file: file they will be written to; its suffix gives their format.
 
     Raises:
-        PromptFileError: an unknown kind, a suffix of another form, or no prompts.
+        PromptFileError: an unknown kind, an unknown suffix, or no prompts.
     """
     if kind not in _SUFFIXES:
         raise PromptFileError(

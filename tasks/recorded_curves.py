@@ -1,4 +1,4 @@
-"""Learning curves to reckon with: those that the project carries, a file's, or recorded runs'."""
+"""Learning curves for predictions: those that ship with the project, a file's, or recorded runs'."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from storage.home import Home
 from storage.record.run_store import RunStore, refuse_simulated
 
 CURVES = PRESETS / "curves"
-"""Folder of the learning curves that the project carries."""
+"""The folder of the learning curves that ship with the project."""
 
 
 def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurves | None:
-    """The curves to take.
+    """Return the learning curves to use.
 
     Args:
         home: where recorded runs are.
         config: the workload.
-        name: of curves that the project carries, a .json file, or recorded runs with commas between; None for
-            the carried ones of this reward (of a sum, its heaviest part) and objective, if there are any.
+        name: name of curves that ship with the project, a .json file, or recorded runs separated by commas;
+            None for the shipped ones of this reward (for a sum, its heaviest part) and objective, if any.
 
     Raises:
-        ConfigurationError: there are none of that name, or they cannot be read or compared.
+        ConfigurationError: no curves have that name, or they cannot be read or compared.
     """
     carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
     if name is None:
@@ -51,16 +51,16 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
 
 
 def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
-    """Curves of recorded runs' held-out evaluations, by whether and when the runs explored.
+    """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
 
     Args:
         home: where the runs are.
-        run_ids: of one task; at least one of them without exploration.
+        run_ids: runs of one task; at least one of them without exploration.
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: they learned from different things, or one has no two evaluations or trains on
-            its drafts, or none is without exploration.
+        ConfigurationError: the runs' tasks differ, or one has fewer than two evaluations or trains on its
+            drafts, or all explore.
     """
     from storage.record.queries.runs import score_curve  # pandas
 
@@ -119,14 +119,14 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
 
 
 def _arm_of(run_id: str, config: RunConfig) -> Arm:
-    """What a run learned from.
+    """Return the arm that a run belongs to: the samples it learned from.
 
     Args:
         run_id: the run, for the message.
         config: its settings.
 
     Raises:
-        ConfigurationError: no policy learns from that.
+        ConfigurationError: no policy learns from such samples.
     """
     strategy = strategy_of(config)
     if strategy.trains_on_drafts:

@@ -1,4 +1,4 @@
-"""A profile of a workload from recorded runs: what each part took there, and its spread."""
+"""A profile of a workload from recorded runs: the time of each part, and its spread."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _LEAST_ITERATIONS = 2
-"""Recorded iterations that a profile needs; the first is left out where there are more."""
+"""The number of recorded iterations that a profile needs; the first is left out if there are more."""
 
 _MOST_SPREAD = 2.0
 
 _IN_PASSING = 0.02
-"""Share of a rollout's device time that tells nothing of a degree."""
+"""The share of a rollout's device time below which it tells nothing about a degree."""
 
 _ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: no start was recorded")
 _ASSUMED_EVALUATION = Quantity(value=1.0, source="assumed: no evaluation was recorded")
 
 
 _PARTS = ("score_s", "train_sample_s", "weights_s", "regroup_s", "driver_s", "opening_s")
-"""Quantities of a profile that are medians of what was recorded."""
+"""Quantities of a profile that are medians of recorded values."""
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    """What runs recorded.
+    """The recorded values of runs.
 
     Attributes:
         steps: seconds of a denoising step of a rollout, by samples of a batch and devices that shared them.
-        evaluated: likewise of evaluations with degrees that no rollout had.
-        values: of each quantity of a profile, by its name.
+        evaluated: the same for evaluations with degrees that no rollout had.
+        values: values of each quantity of a profile, by its name.
     """
 
     steps: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -53,17 +53,17 @@ class _Recorded:
 
 
 def recorded_profile(home: Home, *run_ids: str) -> Profile:
-    """A profile from what runs recorded: every figure is measured, as long as one of them recorded it.
+    """Return a profile from recorded runs: every figure that one of them recorded is measured.
 
-    Devices that shared cores while a run went on slow each other; the figures have that in them.
+    Devices that share cores during a run slow each other down; the figures include this.
 
     Args:
         home: where the runs are.
-        run_ids: at least one; of devices of one kind, and as many beside each other.
+        run_ids: at least one run, all with the same kind and number of devices.
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: one has too few iterations, or no time of rollouts.
+        ConfigurationError: a run has too few iterations, or no time of rollouts.
     """
     found = _Recorded()
     rows = [RunStore(home).run(run_id) for run_id in run_ids]
@@ -101,16 +101,16 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
 
 
 def _evidence(degree: int, source: str) -> dict[str, Any]:
-    """Of a step that several devices share; of others the profile's `step` says it."""
+    """Return the evidence of a step that several devices share; that of others is in the profile's `step`."""
     return {"evidence": "measured", "source": source} if degree > 1 else {}
 
 
 def quantity_of(values: Sequence[float], source: str) -> Quantity:
-    """The median of measured values, with their spread; modelled as 0 where there are none.
+    """Return the median of measured values with their spread; modelled as 0 if there are none.
 
     Args:
-        values: in the unit of the quantity.
-        source: where they were measured.
+        values: values in the unit of the quantity.
+        source: run or file that they were measured in.
     """
     if not values:
         return Quantity(value=0.0, source=f"not recorded by {source}")
@@ -119,7 +119,7 @@ def quantity_of(values: Sequence[float], source: str) -> Quantity:
 
 
 def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
-    """Add what a run recorded to what was found."""
+    """Add the recorded values of a run to those found."""
     from storage.record.queries.devices import degree_times  # pandas
     from storage.record.queries.workload import (
         changes_of_state,
@@ -174,15 +174,15 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
 def _steps_by_degree(
     config: RunConfig, work: pd.DataFrame, sharing: pd.DataFrame, known: Mapping[int, float]
 ) -> dict[int, list[float]]:
-    """Seconds of a rollout's denoising step, one of each iteration that says them.
+    """Return the seconds of a rollout's denoising step, one value per iteration that shows it.
 
-    Where the degree is fixed, an iteration says them of the degree that all its samples had. Where measured
-    times chose it, they say how the degrees compare, and the device time of all what a step took with its
+    With a fixed degree, an iteration shows them for the degree of all its samples. If measured times chose
+    it, those give the ratio of the degrees, and the total device time gives the time of a step with its
     decoding and commits.
 
     Args:
-        config: of the run.
-        work: of its iterations.
+        config: configuration of the run.
+        work: work of its iterations.
         sharing: device time by iteration and degree.
         known: measured seconds of a step by degree, where they chose it.
     """
@@ -205,13 +205,13 @@ def _steps_by_degree(
 
 
 def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: float) -> dict[int, float]:
-    """Device time of an iteration's rollout by degree, without what was done in passing.
+    """Return the device time of an iteration's rollout by degree, without negligible shares.
 
     Args:
         wanted: the degree of the settings.
         sharing: device time by iteration and degree, of all iterations.
         iteration: its number.
-        device_s: of the whole rollout.
+        device_s: device time of the whole rollout.
     """
     if wanted == 1:
         return {1: device_s}
@@ -223,7 +223,7 @@ def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: flo
 def _measure_evaluations(
     config: RunConfig, evaluations: pd.DataFrame, steps: Mapping[int, list[float]], found: _Recorded
 ) -> None:
-    """Add what evaluations took, over a rollout's steps where as many devices shared those."""
+    """Add the times of evaluations, relative to a rollout's steps if those were shared by as many devices."""
     size, degree = config.sampling.batch_size, config.sequence_parallel.evaluate
     if degree == AUTO:
         return
@@ -238,17 +238,17 @@ def _measure_evaluations(
 
 
 def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degree: int = 1) -> list[float]:
-    """Seconds in which a scorer judges one image, from how long a rollout's last scores were waited for.
+    """Return the seconds in which a scorer judges one image, from the wait for a rollout's last scores.
 
-    Devices deliver in turns, as many batches as they are; scorers judge a turn's images while the next turn
-    is generated. Either they keep up, and the wait is that for the last turn, or they lag behind from the
-    first one on.
+    Devices deliver in turns of one batch per device; scorers judge a turn's images while the next turn is
+    generated. Either they keep up, and the wait is for the last turn only, or they lag from the first turn
+    on.
 
     Args:
-        config: of the run.
-        row: of the iteration; its device-seconds tell how many devices it had.
-        rollout_s: that devices generated for.
-        degree: devices that shared each sample.
+        config: configuration of the run.
+        row: row of the iteration; its device-seconds tell how many devices it had.
+        rollout_s: seconds that devices generated for.
+        degree: number of devices that shared each sample.
     """
     samples, reward_s = row["samples"], row["reward_s"]
     if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
@@ -264,7 +264,7 @@ def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degr
 
 
 def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:
-    """What an iteration took beside its phases: waiting for commits and drafts, publishing, records."""
+    """Return an iteration's time outside its phases: waiting for commits and drafts, publishing, records."""
     before_rollout = strategy_of(config).drafts_before_rollout
     phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
     known = [row[name] for name in phases if not math.isnan(row[name])]
@@ -275,6 +275,6 @@ def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Deviation of the values' logarithms, at most 2; 0 of fewer than two."""
+    """Return the deviation of the values' logarithms, at most 2; 0 for fewer than two."""
     logs = [math.log(value) for value in values if value > 0]
     return min(_MOST_SPREAD, statistics.stdev(logs)) if len(logs) > 1 else 0.0

@@ -1,4 +1,4 @@
-"""A run's report as a file, made in a process of its own: this room does not import the dashboard's."""
+"""A run's report as a file, made in a separate process: this room does not import the dashboard's."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
         home: where the run is.
         run_id: the run.
         out: the HTML file to write.
-        options: of `subprocess.run`.
+        options: options of `subprocess.run`.
 
     Raises:
-        SubprocessError: as `subprocess.run` does with these options.
+        SubprocessError: as from `subprocess.run` with these options.
     """
     return subprocess.run(
         python_command("-m", "ui.report.__main__", "--out", str(out), "--", run_id),

@@ -1,4 +1,4 @@
-"""Simulated runs in the tables of recorded ones, so that the dashboard and the report show them, marked."""
+"""Simulated runs in the tables of recorded ones, marked, so that the dashboard and the report show them."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def record_run(
     about: str,
     curves: LearningCurves | None = None,
 ) -> None:
-    """Enter a simulated run, with status `simulated`; its times end now.
+    """Record a simulated run with status `simulated`; its times end now.
 
-    It has no samples, drafts and images. The scores of its evaluations are those of the policy's learning
-    curve, the median of its run seeds; without a curve it has no evaluations, and what they took is part of
-    iterations.
+    It has no samples, drafts or images. The scores of its evaluations are those of the policy's learning
+    curve, the median of its run seeds; without a curve it has no evaluations, and their time is part
+    of the iterations.
 
     Args:
-        store: of the home.
-        run_id: a new one.
-        config: that was asked about.
-        policy: that the run follows.
-        run: one that kept its intervals.
-        about: what it rests on, in words.
-        curves: how many iterations a score takes.
+        store: store of the home.
+        run_id: new identifier.
+        config: configuration that was simulated.
+        policy: policy of the run.
+        run: simulated run that kept its intervals.
+        about: basis of the simulation, in words.
+        curves: learning curves: iterations that a score takes.
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
     exploration = config.exploration.model_copy(update={"strategy": strategy, "options": {}})
@@ -86,12 +86,12 @@ class _Part:
 
 
 def _parts(run: SimulatedRun, began: float, evaluates: bool) -> list[_Part]:
-    """The parts of a run, with what devices did in each and what happened to them.
+    """Return the parts of a run, each with the work and the events of its devices.
 
     Args:
-        run: one that kept its intervals.
-        began: its beginning, in Unix seconds.
-        evaluates: whether evaluations are parts; otherwise each belongs to its iteration, and that of the
+        run: simulated run that kept its intervals.
+        began: start of the run, in Unix seconds.
+        evaluates: True if evaluations are parts; otherwise each belongs to its iteration, and that of the
             untouched model to the first.
     """
     parts: list[_Part] = []

@@ -1,4 +1,4 @@
-"""What a run would cost on devices that are not rented yet: its profile, its spot market, its policies."""
+"""The cost of a run on devices that are not rented yet: its profile, its spot market, its policies."""
 
 from __future__ import annotations
 
@@ -52,31 +52,31 @@ from tasks.what_if_in_words import conclusions as conclusions
 from tasks.what_if_in_words import curves_in_words, few_trainers_in_words, other_learner
 
 PROFILES = PRESETS / "profiles"
-"""Folder of the profiles that the project carries."""
+"""The folder of the profiles that ship with the project."""
 
 MOST_ITERATIONS = 100_000
-"""Of a simulated run; beyond it an answer takes hours."""
+"""The most iterations of a simulated run; beyond it an answer takes hours."""
 
 MOST_DRAWN = 50_000
-"""Devices times iterations of a time line; its file then has some 40 MB."""
+"""The most devices times iterations of a time line; its file then has some 40 MB."""
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """What was asked, and the answers.
+    """The question and the answers.
 
     Attributes:
-        answers: of each policy.
-        profile: what the workload was taken to take.
-        market: when spot instances come and go, in words.
-        prices: what devices cost an hour, in words.
+        answers: one answer per policy.
+        profile: assumed times of the workload.
+        market: arrivals and losses of spot instances, in words.
+        prices: hourly cost of devices, in words.
         offer: devices and prices.
-        iterations: of each run.
-        futures: over which each figure goes.
-        curves: how many iterations a score takes; None where that is not known.
-        degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
-        model: the one that is asked about, as profiles name models.
-        few_trainers: what training on all reserved devices would save, in words; empty for nothing.
+        iterations: number of iterations of each run.
+        futures: number of futures behind each figure.
+        curves: learning curves: iterations that a score takes; None if unknown.
+        degrees: devices that share a sample, by kind of request; 0 if measured times choose.
+        model: name of the model, as profiles name it.
+        few_trainers: saving if all reserved devices trained, in words; empty for none.
     """
 
     answers: Sequence[PolicyAnswer]
@@ -93,12 +93,12 @@ class WhatIf:
 
     @property
     def shares(self) -> bool:
-        """Whether several devices may share a sample."""
+        """True if several devices may share a sample."""
         return bool(self.degrees) and set(self.degrees.values()) != {1}
 
     @property
     def sharing(self) -> dict[str, int | str]:
-        """By how many devices samples are shared, and how many an instance has; empty if all work alone."""
+        """The devices that share samples, and those of an instance; empty if all work alone."""
         if not self.shares:
             return {}
         degrees = {kind: degree or "auto" for kind, degree in self.degrees.items()}
@@ -106,36 +106,36 @@ class WhatIf:
 
     @property
     def serving(self) -> str:
-        """The load of the serving fleet, in words; empty where no policy has its devices."""
+        """The load of the serving fleet, in words; empty if no policy has its devices."""
         lends = any(answer.policy.name == LENDING for answer in self.answers)
         return serving_in_words(self.offer.serving) if lends else ""
 
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
-        """What a policy takes to 25, 50, 75 and 100 % of the baseline's progress, where that is known."""
+        """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, where known."""
         return [] if self.curves is None else milestones_of(answer, self.curves)
 
     @property
     def best(self) -> PolicyAnswer | None:
-        """The policy to take; None where no live run can follow any that was compared."""
+        """The policy to take; None if no live run can follow any of those compared."""
         return next((answer for answer in self.answers if answer.best), None)
 
     @property
     def better_but_simulated(self) -> PolicyAnswer | None:
-        """The policy that would be better than the best one, if a live run could follow it."""
+        """The policy that would beat the best one if a live run could follow it."""
         return better_but_simulated(self.answers)
 
     @property
     def break_even(self) -> Spread | None:
-        """Discount at which spot devices cost as much as the same devices on demand; None if not compared."""
+        """The discount at which spot devices cost as much as on-demand ones; None if not compared."""
         return break_even_of(self.answers)
 
     @property
     def exploration(self) -> ExplorationWorth | None:
-        """Where exploration pays; None if not compared."""
+        """The worth of exploration: where it pays; None if not compared."""
         return exploration_worth(self.answers, self.curves, self.offer.reserved_usd_per_hour)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values; everything in them is modelled."""
+        """Return the answers as JSON values, all of them modelled."""
         return {
             "modelled": True,
             "policies": [
@@ -176,17 +176,17 @@ def answer(
     """Simulate policies on the devices and at the prices of the settings.
 
     Args:
-        config: the workload, its devices, its prices, how many iterations.
-        profile: what the workload takes.
-        question: when spot instances come and go.
-        futures: windows of the trace, each with a draw of the profile.
-        seed: of the futures.
-        on_run: called after each of the `runs_of(futures, policies)` simulated runs.
-        policies: those to compare; None for the default ones.
-        curves: how many iterations a score takes; None where that is not known.
+        config: workload, devices, prices and number of iterations.
+        profile: times of the workload.
+        question: arrivals and losses of spot instances.
+        futures: number of windows of the trace, each with a draw of the profile.
+        seed: seed of the futures.
+        on_run: callback after each of the `runs_of(futures, policies)` simulated runs.
+        policies: policies to compare; None for the default ones.
+        curves: learning curves: iterations that a score takes; None if unknown.
 
     Raises:
-        ConfigurationError: what is asked cannot be simulated.
+        ConfigurationError: the question cannot be simulated.
         TraceError: the trace cannot be read, or is too short.
     """
     refuse_unfit(config)
@@ -208,12 +208,12 @@ def time_line(
     seed: int = 0,
     policies: Sequence[Policy] = POLICIES,
 ) -> dict[str, Any]:
-    """What every device does in a policy's run, in the first of an answer's futures, as a Chrome trace.
+    """Return each device's work in a policy's run, in the first future of an answer, as a Chrome trace.
 
     Args:
-        config, profile, question, seed: of `answer`.
-        policy: its name.
-        policies: of `answer`; the policy is one of them.
+        config, profile, question, seed: as for `answer`.
+        policy: name of the policy.
+        policies: as for `answer`; the policy is one of them.
 
     Raises:
         ConfigurationError: there is no such policy, or the run is too long to be drawn.
@@ -227,7 +227,7 @@ def time_line(
 def _first_run(
     config: RunConfig, profile: Profile, question: MarketQuestion, policy: str, seed: int
 ) -> SimulatedRun:
-    """A policy's run in the first future of an answer, with what every device did; arguments of `answer`."""
+    """Return a policy's run in an answer's first future, with each device's work; arguments of `answer`."""
     offer, market, alone = offer_of(config, question), market_of(question), policies_of([policy])
     return policy_runs(config, offer, profile, market, 1, seed, policies=alone, keeps=policy)[policy][0]
 
@@ -242,17 +242,17 @@ def record(
     seed: int = 0,
     curves: LearningCurves | None = None,
 ) -> None:
-    """Enter a policy's run in the first of an answer's futures into a home, as a simulated one.
+    """Record a policy's run in the first of an answer's futures in a home, as a simulated run.
 
     Args:
-        store: of the home.
-        run_id: a new one.
-        config, profile, question, seed, curves: of `answer`.
-        policy: that the run follows.
+        store: store of the home.
+        run_id: new identifier.
+        config, profile, question, seed, curves: as for `answer`.
+        policy: policy of the run.
 
     Raises:
         TraceError: the trace cannot be read, or is too short.
-        StorageError: there is a run of that identifier.
+        StorageError: a run already has that identifier.
     """
     market, offer = market_in_words(market_of(question), question), offer_of(config, question)
     fleet = policy.plan(offer, 0.0).fleet
@@ -272,9 +272,9 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
     """Refuse a time line that cannot be drawn.
 
     Args:
-        config: the workload and its devices.
-        policy: a name; None for the best of those that a live run can follow.
-        policies: those that are compared.
+        config: workload and devices.
+        policy: name; None for the best of those that a live run can follow.
+        policies: policies that are compared.
 
     Raises:
         ConfigurationError: there is no such policy, or the run is too long.
@@ -292,7 +292,7 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
 
 
 def refuse_long(config: RunConfig) -> None:
-    """Refuse to keep what each device does in each iteration, where that is too much.
+    """Refuse a run too long to keep each device's work in each iteration.
 
     Raises:
         ConfigurationError: the run is too long.
@@ -306,26 +306,26 @@ def refuse_long(config: RunConfig) -> None:
 
 
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:
-    """How many runs an answer takes.
+    """Return the number of runs of an answer.
 
     Args:
-        futures: of each policy.
-        policies: those to compare.
+        futures: number of futures of each policy.
+        policies: policies to compare.
     """
     return futures * len(simulated_policies(policies))
 
 
 def chosen_policies(names: str | None, config: RunConfig, serving: str, profile: Profile) -> Sequence[Policy]:
-    """The policies to compare.
+    """Return the policies to compare.
 
     Args:
-        names: with commas between; `all` for all that can be, None for the default ones.
-        config: of the run; by how many devices its samples are shared says which can be.
-        serving: of the question; where it names a serving fleet, its policy is among the default ones.
-        profile: of the workload; it may be of two kinds of device.
+        names: names separated by commas; `all` for all possible ones, None for the default ones.
+        config: configuration of the run; the number of devices that share a sample limits the policies.
+        serving: serving load of the question; if it is given, its policy is among the default ones.
+        profile: profile of the workload; it may cover two kinds of device.
 
     Raises:
-        ConfigurationError: there is none of a name, or it cannot be simulated.
+        ConfigurationError: a name is unknown, or its policy cannot be simulated.
     """
     of_run = config.sequence_parallel.by_kind, 1 if profile.spot is None else 2
     if names is None:
@@ -345,10 +345,10 @@ def chosen_policies(names: str | None, config: RunConfig, serving: str, profile:
 
 
 def refuse_unfit(config: RunConfig) -> None:
-    """Refuse what the simulator does not do.
+    """Refuse settings that the simulator does not support.
 
     Raises:
-        ConfigurationError: naming it.
+        ConfigurationError: a setting is not supported; the message names it.
     """
     if config.iterations > MOST_ITERATIONS:
         raise ConfigurationError(
@@ -363,11 +363,11 @@ def refuse_unfit(config: RunConfig) -> None:
 
 
 def refuse_profile(config: RunConfig, profile: Profile) -> None:
-    """Refuse a profile that does not know what a denoising step takes as the settings let devices share it.
+    """Refuse a profile without the time of a denoising step as shared under the settings.
 
     Raises:
-        ConfigurationError: naming what it lacks; or it is of two kinds of device, and the settings let
-            trainers leave rollouts by a time that is taken as that of all devices.
+        ConfigurationError: a time is missing, which the message names; or the profile covers two kinds of
+            device, and trainers leave rollouts by a time that is taken for all devices.
     """
     if profile.spot is not None and config.runtime.trainers_leave:
         raise ConfigurationError(
@@ -380,17 +380,17 @@ def refuse_profile(config: RunConfig, profile: Profile) -> None:
 
 
 def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | None = None) -> Profile:
-    """The profile to take.
+    """Return the profile to use.
 
     Args:
         home: where recorded runs are.
-        config: the workload.
-        name: of a profile that the project carries, a .json file (a profile, or a result of
-            `benchmarks.gpu_day`), or a recorded run; None for the carried one of this model and size.
-        spot: likewise, of spot devices of another kind; None for the same kind.
+        config: configuration of the workload.
+        name: name of a profile that ships with the project, a .json file (a profile, or a result of
+            `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and size.
+        spot: the same for spot devices of another kind; None for the same kind.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be read.
+        ConfigurationError: the profile does not exist, or cannot be read.
     """
     if spot is not None:
         return find_profile(home, config, name).beside(_named_profile(home, config, spot, "--spot-profile"))
@@ -398,7 +398,7 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
 
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
-    """A profile by its name; arguments of `find_profile`, and the option that named it."""
+    """Return a profile by its name; arguments of `find_profile`, and the option that named it."""
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
     names = ", ".join(profile.name for profile in carried)
     key = config.model.key

@@ -1,4 +1,4 @@
-"""What an answer of `spotlight what-if` says in words: where spot devices and exploration pay."""
+"""An answer of `spotlight what-if` in words: where spot devices and exploration pay."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:  # which says what is said here
     from tasks.what_if import WhatIf
 
 _WORTH_SAYING = 0.95
-"""Share of a run's time and dollars up to which another way is worth a sentence."""
+"""The share of a run's time and dollars up to which another way is worth a sentence."""
 
 
 def conclusions(result: WhatIf) -> list[str]:
-    """What would be better, and from which discount spot devices and exploration pay."""
+    """Return what would be better, and the discounts from which spot devices and exploration pay."""
     found = _only_simulated_in_words(result)
     if result.few_trainers:
         found.append(result.few_trainers)
@@ -52,11 +52,11 @@ def conclusions(result: WhatIf) -> list[str]:
 
 
 def other_learner(curves: LearningCurves | None, model: str) -> str:
-    """Say whose curves they are where they are not of the model of the bill; else empty.
+    """Name the model of the curves if it differs from the model of the bill; else return an empty text.
 
     Args:
-        curves: how many iterations a score takes; None where that is not known.
-        model: the one that is asked about, as profiles name models.
+        curves: learning curves: iterations that a score takes; None if unknown.
+        model: name of the model in question, as profiles name it.
     """
     if curves is None or curves.model == model:
         return ""
@@ -64,7 +64,7 @@ def other_learner(curves: LearningCurves | None, model: str) -> str:
 
 
 def curves_in_words(curves: LearningCurves | None, model: str) -> str:
-    """Whose learning curves they are, and where they are from; empty without any. Arguments as above."""
+    """Describe the origin of the learning curves; empty without any. Arguments as above."""
     if curves is None:
         return ""
     other = other_learner(curves, model)
@@ -72,12 +72,12 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
 
 
 def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile) -> str:
-    """What the reserved devices alone would save if all of them trained; empty for nothing.
+    """Describe the saving, without spot devices, if all reserved devices trained; empty for none.
 
     Args:
-        config: the workload.
-        offer: the devices.
-        profile: what the workload takes.
+        config: configuration of the workload.
+        offer: devices.
+        profile: times of the workload.
     """
     devices = offer.reserved
     if offer.trainers == devices or config.sequence_parallel.largest > 1:
@@ -97,25 +97,25 @@ def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile)
 
 
 def dollars(usd: float) -> str:
-    """An amount, with two digits at least."""
+    """Return an amount with at least two digits."""
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """How a time is written, and the seconds of its unit."""
+    """Return the unit in which a time is written, and its seconds."""
     if seconds < 7200:
         return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
     return ("{:.1f} h", 3600.0) if seconds < 2 * 86400 else ("{:.1f} d", 86400.0)
 
 
 def duration(seconds: float) -> str:
-    """A time in one unit; minutes are whole."""
+    """Return a time in one unit; minutes are whole."""
     form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else time_unit(seconds)
     return form.format(seconds / unit)
 
 
 def _only_simulated_in_words(result: WhatIf) -> list[str]:
-    """That a policy which no live run can follow is better than the one to take."""
+    """Say that a policy which no live run can follow is better than the one to take."""
     better, best = result.better_but_simulated, result.best
     if better is None:
         return []
@@ -128,7 +128,7 @@ def _only_simulated_in_words(result: WhatIf) -> list[str]:
 
 
 def _missing_drafts_in_words(result: WhatIf) -> list[str]:
-    """That Spotlight makes no drafts, or fewer than those whose worth was measured."""
+    """Say that Spotlight makes no drafts, or fewer than those whose worth was measured."""
     ours = next((answer for answer in result.answers if answer.policy.name == SPOTLIGHT), None)
     if ours is None:
         return []
@@ -148,7 +148,7 @@ def _missing_drafts_in_words(result: WhatIf) -> list[str]:
 
 
 def _milestones_in_words(result: WhatIf) -> list[str]:
-    """What the best policy, and the cheapest one to the last score, take to shares of the progress."""
+    """Describe the cost of the best policy, and of the cheapest to the last score, up to each share."""
     live = [answer for answer in result.answers if answer.policy.only_simulated is None]
     found = {answer.policy.name: rows for answer in live if (rows := result.milestones(answer))}
     if result.curves is None or not found:

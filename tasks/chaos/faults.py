@@ -1,4 +1,4 @@
-"""Faults for a live run, and what its history says of the promises afterwards."""
+"""Faults for a live run, and the check of its history against the promises afterwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 GRACES_S = (3.0, 5.0, 8.0)
-"""From a notice to the kill; a worker asks for notices once a second."""
+"""Seconds from a notice to the kill; a worker asks for notices once a second."""
 
 _WITHOUT_SPOT: tuple[FaultKind, ...] = (
     "coordinator_restart", "scorer_death", "stopped_driver", "server_death", "agent_death",
@@ -41,13 +41,13 @@ _HERE = ("auto", "local", "localhost")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done to a run: faults that were written down, or how to draw them.
+    """The faults planned for a run: written down, or to be drawn.
 
     Attributes:
-        written: the faults of a file; empty to draw.
-        seed: of the draw.
-        count: faults to draw.
-        kinds: to draw from.
+        written: faults of a file; empty to draw them.
+        seed: seed of the draw.
+        count: number of faults to draw.
+        kinds: kinds to draw from.
     """
 
     written: tuple[Fault, ...]
@@ -56,7 +56,7 @@ class Plan:
     kinds: tuple[FaultKind, ...]
 
     def faults(self, length_s: float, config: RunConfig) -> tuple[Fault, ...]:
-        """The schedule, for a run that takes so many seconds undisturbed."""
+        """Return the schedule for a run that takes `length_s` seconds undisturbed."""
         if self.written:
             return self.written
         lease_s = config.runtime.lease_s
@@ -69,18 +69,18 @@ class Plan:
 def plan_faults(
     config: RunConfig, seed: int, count: int | None, kinds: Sequence[str] | None, schedule: Path | None
 ) -> Plan:
-    """What to do to a run.
+    """Return the faults planned for a run.
 
     Args:
-        config: of the run.
-        seed: of the random schedule.
+        config: configuration of the run.
+        seed: seed of the random schedule.
         count: number of faults; None for the default.
-        kinds: of faults; None or empty for all that fit the run.
-        schedule: a file that names every fault, instead of a random schedule.
+        kinds: kinds of faults; None or empty for all that fit the run.
+        schedule: file that lists every fault, in place of a random schedule.
 
     Raises:
-        ConfigurationError: no faults, a kind that does not exist, a schedule that is none, or a run whose
-            workers cannot be met or whose weights depend on timing.
+        ConfigurationError: no faults, an unknown kind, an invalid schedule, or a run whose workers cannot be
+            reached or whose weights depend on timing.
     """
     refuse_unfit(config)
     if schedule is not None:
@@ -108,7 +108,7 @@ def plan_faults(
 
 
 def _unmet(config: RunConfig) -> dict[str, str]:
-    """Kinds that meet processes which the run does not start itself, and what to do about it."""
+    """Return the kinds aimed at processes that the run does not start itself, each with a remedy."""
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
         unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
@@ -156,7 +156,7 @@ def refuse_unfit(config: RunConfig) -> None:
 
 @contextmanager
 def simulated_notices() -> Iterator[SimulatedNotices]:
-    """The metadata service that the disturbed run's workers ask; its address is `url`."""
+    """Run the metadata service that the disturbed run's workers ask; its address is `url`."""
     with SimulatedNotices(WORKER_IN_URL) as notices:
         yield notices
 
@@ -168,20 +168,20 @@ def inject(
     notices: SimulatedNotices,
     server_pid: Callable[[], int | None],
 ) -> FaultInjector:
-    """What does the faults to a run; a context, from whose beginning times count.
+    """Return the injector of a run's faults: a context, from whose start the times count.
 
     Args:
-        home: where the run is kept.
+        home: home that holds the run.
         run_id: the run.
-        faults: what is to be done.
-        notices: the metadata service that its workers ask.
-        server_pid: the process of the Prefect server that it uses; None where there is none now.
+        faults: faults to inject.
+        notices: metadata service that its workers ask.
+        server_pid: returns the pid of its Prefect server; None if there is none now.
     """
     return FaultInjector(home.history(run_id), faults, notices, server_pid)
 
 
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
-    """Faults for which a run that has ended had no victim, for the next one."""
+    """Return the faults that found no target in a run that has ended, for the next run."""
     return tuple(
         dataclasses.replace(fault, at_s=max(0.0, fault.at_s - elapsed_s)) if fault.at_s is not None else fault
         for fault in injector.undone
@@ -190,14 +190,14 @@ def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a disturbed run.
+    """The verdict on a disturbed run.
 
     Attributes:
-        report: its history's.
-        identical: its weights, moving average and optimiser are those of the undisturbed run, to the bit;
+        report: report on its history.
+        identical: True if its weights, moving average and optimiser equal the undisturbed run's to the bit;
             not promised where devices share samples, as their bits depend on how many do.
-        balanced: every paid device-second is accounted for, once.
-        broken: promises that it broke, in words.
+        balanced: True if every paid device-second is accounted for once.
+        broken: broken promises, in words.
     """
 
     report: HistoryReport
@@ -207,10 +207,10 @@ class Verdict:
 
 
 def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
-    """Check the promises to a disturbed run that is over.
+    """Check the promises to a disturbed run that has ended.
 
     Args:
-        home: where it is kept.
+        home: home that holds it.
         run_id: the run.
         undisturbed: the digests of the undisturbed run after as many iterations, as `digests` gives them.
     """
@@ -233,7 +233,7 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
 
 
 def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:
-    """SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
+    """Return SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
     store = CheckpointStore(home.run(run_id))
     return {
         iteration: {

@@ -1,4 +1,4 @@
-"""A trace of spot instances, replayed under a live run by Ray instances of this machine."""
+"""A trace of spot instances, replayed for a live run by Ray instances on this machine."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:  # it imports Ray
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay as TraceReplay
 
 GENERATED = "generated"
-"""In place of a file: a trace is drawn."""
+"""The name that stands for a drawn trace in place of a file."""
 
 _GENERATED_SHAPE = TraceShape(capacity=4, length_s=20_000, mean_lifetime_s=3600, zones=1)
 
 
 @dataclass(frozen=True)
 class TracePlan:
-    """How a trace is replayed.
+    """The replay of a trace.
 
     Attributes:
-        name: of its file, or `generated`.
-        whole: as it was recorded.
-        fitted: what is replayed of it, with its own times.
-        most: spot instances at once.
-        notice_s: seconds before its removal at which an instance is warned; 0 for no notice.
-        stretch: how long the replay lasts, in lengths of the undisturbed run.
+        name: name of its file, or `generated`.
+        whole: trace as recorded.
+        fitted: part that is replayed, with the original times.
+        most: largest number of spot instances at once.
+        notice_s: seconds from the notice of an instance to its removal; 0 for no notice.
+        stretch: length of the replay, in lengths of the undisturbed run.
     """
 
     name: str
@@ -49,12 +49,12 @@ class TracePlan:
     stretch: float
 
     def settings(self, address: str) -> list[str]:
-        """What the run needs to join the instances at `address`."""
+        """Return the settings that a run needs to join the instances at `address`."""
         notices = ["runtime.notices=kubernetes"] if self.notice_s else []
         return [f"runtime.cluster={address}", f"runtime.spot_workers={self.most}", *notices]
 
     def figures(self, replay: TraceReplay, length_s: float) -> dict[str, Any]:
-        """What was replayed in so many seconds."""
+        """Return the figures of a replay of so many seconds."""
         fitted = summarise(self.fitted)
         return {
             "trace": self.name,
@@ -70,7 +70,7 @@ class TracePlan:
         }
 
     def describe(self) -> str:
-        """One line for a person."""
+        """Describe the plan in one line."""
         whole, fitted = summarise(self.whole), summarise(self.fitted)
         return (
             f"trace {self.name}: {whole.instances} instances in {whole.length_s / 3600:.1f} h, at most "
@@ -87,13 +87,13 @@ def plan_trace(
     notice_s: float | None = None,
     stretch: float | None = None,
 ) -> TracePlan:
-    """Read a trace and fit it to this machine: of one with too many instances, every n-th is replayed.
+    """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
     Args:
         config: the run's configuration.
         source: a file that `read_trace` reads, or `generated`.
-        seed: of a generated trace.
-        most: spot instances at once; 4 by default.
+        seed: seed of a generated trace.
+        most: largest number of spot instances at once; 4 by default.
         notice_s: seconds of notice; none by default.
         stretch: length of the replay, in lengths of the undisturbed run; 1.5 by default.
 
@@ -128,12 +128,12 @@ def plan_trace(
 
 @contextmanager
 def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[TraceReplay]:
-    """A reserved instance, and spot instances that come and go once `start` is called; all end afterwards.
+    """Run a reserved instance, and spot instances that come and go after `start` is called; end all on exit.
 
     Args:
         plan: the trace.
-        config: of the run that will join them.
-        length_s: how long the replay lasts.
+        config: configuration of the run that will join them.
+        length_s: length of the replay, in seconds.
     """
     from gpu_runtime.cluster.ray.local_instances import LocalInstances
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay
@@ -151,6 +151,6 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
 
 
 def time_in_phases_s(home: Home, run_id: str) -> float:
-    """Seconds from the first phase of a run to the last line of its history."""
+    """Return the seconds from the first phase of a run to the last line of its history."""
     lines = read_history(home.history(run_id))
     return max(line.at for line in lines) - min(line.at for line in lines if line.event == "phase")

@@ -1,4 +1,4 @@
-"""The checks before a run in a process of their own, beside what the driver imports meanwhile."""
+"""The checks before a run in a separate process, while the driver imports its libraries."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class Checks:
     """The checks as a worker of a local cluster."""
 
     def check(self, config: RunConfig) -> list[str]:
-        """As `tasks.checks.preflight.check`."""
+        """Return the same as `tasks.checks.preflight.check`."""
         from tasks.checks.preflight import check
 
         return check(config)
 
 
 def begin_check(config: RunConfig) -> Callable[[], list[str]]:
-    """Let a run's checks begin; imports nothing heavy.
+    """Start a run's checks; this imports nothing heavy.
 
-    On Linux a forked process does them, so that this one never imports diffusers and has its time for
-    something else. Workers of a cluster that is started here are forked from the same process. Elsewhere the
-    checks are done when they are waited for.
+    On Linux a forked process does them, so that this one never imports diffusers and can do other work.
+    Workers of a cluster started here are forked from the same process. Elsewhere the checks are done when
+    their result is asked for.
 
     Returns:
-        Waits for the checks and returns their warnings; raises what `tasks.checks.preflight.check` does.
+        Function that waits for the checks and returns their warnings; raises as `preflight.check` does.
     """
     if sys.platform != "linux":
         return lambda: Checks().check(config)

@@ -1,4 +1,4 @@
-"""What a run would put where, and whether it fits: for `spotlight doctor`, before anything is started."""
+"""The placement of a run's processes, and whether they fit: for `spotlight doctor`, before any start."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
 from storage.record.records import Market
 
 _ANSWER_S = 120.0
-"""Seconds that a host may take to say what it has: a process is started there, and imports torch."""
+"""Seconds that a host may take to answer: a process is started there, and imports torch."""
 
 
 @dataclass(frozen=True)
 class HostReport:
-    """What a host says of one of its devices.
+    """A host's report on one of its devices.
 
     Attributes:
-        host: its name.
-        device: what computes there, and its memory.
+        host: name of the host.
+        device: kind of the device, and its memory.
         torch: version of torch.
-        problem: why a worker of the run would fail there; empty where it would not.
+        problem: reason why a worker of the run would fail there; empty if it would not.
     """
 
     host: str
@@ -43,21 +43,21 @@ class HostReport:
 
     @property
     def in_words(self) -> str:
-        """For a person."""
+        """The report for a person."""
         return f"{self.host} ({self.device}, torch {self.torch})"
 
 
 class HostProbe:
-    """Looks at a host as a worker there would; a worker of the cluster."""
+    """A worker of the cluster that inspects a host as a worker of the run would see it."""
 
     def look(self, config: RunConfig, trains: bool, arrives: bool = False) -> HostReport:
-        """Look for the model, an attention kernel, and memory.
+        """Return a report on the model, an attention kernel, and memory.
 
         Args:
-            config: of the run.
-            trains: whether devices of this host train too.
-            arrives: whether the model's folder is brought here where it is missing; without it memory cannot
-                be checked.
+            config: configuration of the run.
+            trains: True if devices of this host also train.
+            arrives: True if a missing folder of the model is brought here; without it memory cannot be
+                checked.
         """
         problem, device = "", _device_in_words(config)
         if arrives and not os.path.isdir(config.model.path):
@@ -71,7 +71,7 @@ class HostProbe:
 
 
 def describe_placement(config: RunConfig) -> str:
-    """Which devices a run would have, which of them train, and what they need.
+    """Describe the devices that a run would have, which of them train, and their needs.
 
     Joins the cluster that `runtime.cluster` names by an address, and asks one host of each market.
 

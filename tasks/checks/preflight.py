@@ -1,4 +1,4 @@
-"""What can be known to be wrong is refused before anything starts."""
+"""Checks that refuse bad input before anything starts."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from storage.prompts.files import PromptRecord
 from tasks.checks.quick_checks import check_inputs, naming, prompt_settings
 
 _ENCODED_AT_ONCE = 256
-"""Prompts; encoding needs memory for all of a list."""
+"""Prompts encoded at a time; encoding needs memory for all of a list."""
 
 
 def check(config: RunConfig) -> list[str]:
     """Read and check every prompt, look at the model, load the scorer once, and judge one blank image.
 
-    No weights go to a GPU: this process needs none, and must not hold on to memory of one. What takes no
-    library is checked first; a command that has not imported this module yet asks `quick_checks` before it.
+    No weights go to a GPU: this process needs none, and must not keep GPU memory. Checks that need no library
+    come first; a command calls `quick_checks` before it imports this module.
 
     Returns:
-        Warnings: what a run can live with, but a person should know.
+        Warnings that do not stop the run, but that a person should know.
 
     Raises:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
@@ -83,7 +83,7 @@ def read_weights(config: RunConfig) -> int:
     """Read every tensor of the configured model.
 
     Returns:
-        How many numbers they are.
+        Number of values in them.
 
     Raises:
         ModelError: one is not finite, or a file is missing or damaged.
@@ -102,10 +102,10 @@ def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
 
 
 def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
-    """Refuse to share sequences by numbers of devices that they do not divide by.
+    """Refuse to share sequences among numbers of devices that do not divide them.
 
     Returns:
-        A warning where `auto` has nothing to choose from.
+        A warning if `auto` has nothing to choose from.
     """
     settings = config.sequence_parallel
     if settings.largest == 1:
@@ -137,7 +137,7 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
 def _check_prompts(
     setting: str, prompts: Sequence[PromptRecord], model: ModelOutline, scorer: Scorer
 ) -> None:
-    """Refuse the first prompt that the scorer cannot judge by or the model cannot encode."""
+    """Refuse the first prompt that the scorer cannot judge or the model cannot encode."""
     for prompt in prompts:
         with naming(setting, prompt, f"; choose prompts that fit scorer {scorer.name!r}"):
             scorer.check(prompt)

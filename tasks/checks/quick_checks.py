@@ -1,4 +1,4 @@
-"""What can be known to be wrong within a second: without torch, ray, or a model that is loaded."""
+"""Checks of bad input that take at most a second: without torch, ray, or a loaded model."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from storage.prompts.sources import check_source
 from storage.readers.registry import check_readers
 
 _MOST_PROCESSES_A_CORE = 8
-"""Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""
+"""The largest number of workers, or of scorers, per core of this machine: with more, leases expire."""
 
 _MANY_PROCESSES_A_CORE = 4
 
 
 @dataclass(frozen=True)
 class CheckedInputs:
-    """What a run reads, once it was found to be sound.
+    """The checked inputs of a run.
 
     Attributes:
-        train: prompts to train on.
+        train: training prompts.
         evaluate: held-out prompts, as many as are evaluated.
-        warnings: what a run can live with, but a person should know.
+        warnings: warnings that do not stop the run, but that a person should know.
     """
 
     train: Sequence[PromptRecord]
@@ -44,11 +44,11 @@ class CheckedInputs:
 
 
 def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None = None) -> RunConfig:
-    """The settings, in which every name that a setting gives is known and every option is read.
+    """Return the settings with every name resolved and every option read.
 
     Args:
-        config: as it was put together.
-        sources: where its values came from (`load_with_sources`), for messages.
+        config: configuration as assembled.
+        sources: origin of its values (`load_with_sources`), for messages.
 
     Raises:
         ConfigurationError: a name is unknown, or an option is wrong.
@@ -109,10 +109,10 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
 def prompt_settings(
     config: RunConfig, train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]
 ) -> tuple[tuple[str, Sequence[PromptRecord]], ...]:
-    """Both lists of prompts, each with the setting that names it, for messages.
+    """Return both lists of prompts, each with the setting that names it, for messages.
 
     Args:
-        config: names the files.
+        config: configuration that names the files.
         train: training prompts.
         evaluate: held-out prompts.
     """
@@ -124,11 +124,11 @@ def prompt_settings(
 
 @contextmanager
 def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
-    """Say in a refusal which prompt of which file it is about.
+    """Name the prompt and its file in any refusal raised in the context.
 
     Args:
-        setting: and its value, that named the file.
-        prompt: that is checked.
+        setting: setting that named the file, with its value.
+        prompt: prompt being checked.
         advice: appended to the message.
     """
     try:
@@ -143,7 +143,7 @@ def _check_processes(config: RunConfig) -> list[str]:
     """Refuse more processes than the cores of this machine can serve.
 
     Returns:
-        A warning where they can, but slowly.
+        A warning if it can, but only slowly.
     """
     cores, runtime = os.cpu_count() or 1, config.runtime
     workers, most = runtime.least_workers, _MOST_PROCESSES_A_CORE * cores
@@ -175,7 +175,7 @@ def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer, judge: Chosen
 
 
 def _check_notices(runtime: RuntimeConfig) -> None:
-    """No provider is asked: the address means the machine of each spot worker, not this one."""
+    """Check the setting alone: its address means the machine of each spot worker, not this one."""
     name, at, url = runtime.notices.partition("@")
     if name == "none" and not at:
         return

@@ -1,7 +1,7 @@
-"""What follows where a run's score rises while its images get worse.
+"""The response to a score that rises while the run's images get worse.
 
-Everything is a function of the recorded evaluations, so a resumed run answers as the interrupted one did and
-has the same weights; nothing of it is stored.
+Everything is a function of the recorded evaluations, so a resumed run responds as the interrupted one did
+and has the same weights; no state is stored.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tasks.iteration.session import Session
 
 @dataclass(frozen=True)
 class Answer:
-    """What was done about an evaluation.
+    """The response to an evaluation.
 
     Attributes:
-        message: for people; None where there is nothing new.
-        returned: the weights are those of an earlier checkpoint now, so that drafts of them are void.
+        message: message for people; None if there is nothing new.
+        returned: True if the weights are now those of an earlier checkpoint, so that drafts are void.
     """
 
     message: str | None = None
@@ -29,7 +29,7 @@ class Answer:
 
 
 def take_up(session: Session) -> None:
-    """Let a resumed run know what its evaluations had come to before the last iteration that it has done."""
+    """Restore the alarm state of a resumed run from its evaluations before the last finished iteration."""
     recorded = evaluated_iterations(session.store.records, session.run_id)
     before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
     for iteration in before if session.config.evaluation.on_alarm in ("kl", "rollback") else before[-1:]:
@@ -42,15 +42,15 @@ def take_up(session: Session) -> None:
 def answer(session: Session, iteration: int) -> Answer:
     """Do what `evaluation.on_alarm` asks for after a recorded evaluation.
 
-    A run that is resumed where an evaluation was its last work asks again: its checkpoint is from before the
-    answer, so the answer is the same.
+    A run that is resumed right after an evaluation responds again: its checkpoint is from before the
+    response, so the response is the same.
 
     Args:
         session: the run.
-        iteration: that the evaluation follows.
+        iteration: iteration before the evaluation.
 
     Raises:
-        HackingError: the run ends by this.
+        HackingError: the run must end.
     """
     if iteration == 0:
         return Answer()
@@ -82,7 +82,7 @@ def answer(session: Session, iteration: int) -> Answer:
 
 
 def _return(session: Session, message: str) -> Answer:
-    """Go on from the weights of the last sound checkpoint, with the next iteration's prompts and noise."""
+    """Continue from the weights of the last sound checkpoint, with the next iteration's prompts and noise."""
     pinned = session.checkpoints.pinned
     if pinned is None:
         raise _end(session, message, "there is no sound checkpoint to return to")
@@ -92,7 +92,7 @@ def _return(session: Session, message: str) -> Answer:
 
 
 def _end(session: Session, message: str, why: str) -> HackingError:
-    """The error that ends a run; its newest checkpoint is then the last sound one."""
+    """Return the error that ends a run; its newest checkpoint is then the last sound one."""
     pinned = session.checkpoints.pinned
     if pinned is None:
         kept = "no evaluation with a checkpoint was sound"
@@ -110,7 +110,7 @@ def _end(session: Session, message: str, why: str) -> HackingError:
 
 
 def _pin(session: Session, iteration: int) -> None:
-    """Keep the newest checkpoint that a sound evaluation speaks for: none that an alarm has followed."""
+    """Keep the newest checkpoint that a sound evaluation vouches for, that is, before any alarm."""
     known = session.checkpoints.iterations()
     saved = [number for number in known if session.alarm.alarm_at < number <= iteration]
     if saved:
@@ -123,7 +123,7 @@ def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
 
 
 def _note(session: Session, kind: str, message: str) -> str:
-    """Add an event, once: a resumed run may come to it again."""
+    """Add an event once: a resumed run may reach it again."""
     with session.store.records.reading(session.run_id) as connection:
         known = connection.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = ? AND message = ?",

@@ -1,4 +1,4 @@
-"""What a phase left behind goes into checkpoint and record, and the readers are woken."""
+"""The commit of a phase's results to checkpoint and record, after which the readers are woken."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
 
 GALLERY = 12
-"""Images of an evaluation that are kept for the dashboard: the same prompts and seeds every time."""
+"""Images of an evaluation kept for the dashboard: the same prompts and seeds every time."""
 
 
 @task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
-    """Make an iteration durable: rows and, where one is due, the checkpoint appear by one rename.
+    """Make an iteration durable: its rows and, if due, its checkpoint appear by one rename.
 
-    May run beside the next rollout, whose weights are those of the checkpoint.
+    It may run during the next rollout, whose weights are those of the checkpoint.
     """
     session.runtime.enter("commit", record.iteration)
     with session.timed("commit"):
@@ -74,7 +74,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the record.
 
-    What its images say is answered by `tasks.iteration.alarm`.
+    The response to its images is in `tasks.iteration.alarm`.
     """
     session.store.commit_evaluation(record)
     if record.iteration:  # before the first iteration, importing MLflow would slow the start down
@@ -91,16 +91,16 @@ def iteration_record(
     ended_at: float,
     collected: Collected,
 ) -> IterationRecord:
-    """The rows of a finished iteration.
+    """Return the rows of a finished iteration.
 
     Args:
         session: the run.
         rolled: its samples.
-        scores: one a sample, in the same order.
-        trained: what the training steps came to.
-        review: of the seeds.
+        scores: one score per sample, in the same order.
+        trained: result of the training steps.
+        review: review of the seeds.
         started_at, ended_at: Unix time in seconds.
-        collected: what devices and judges did up to now.
+        collected: work of devices and judges up to now.
     """
     report, advantages, counters = trained.report, trained.advantages, session.runtime.counters
     values = [score.value for score in judged(scores)]
@@ -172,7 +172,7 @@ def evaluation_record(
     ended_at: float,
     collected: Collected,
 ) -> EvaluationRecord:
-    """The rows of a held-out evaluation.
+    """Return the rows of a held-out evaluation.
 
     Its score is that of the prompts that every evaluation has; the first `GALLERY` images of those are kept
     as pictures.
@@ -180,9 +180,9 @@ def evaluation_record(
     Args:
         session: the run.
         evaluation: images and scores.
-        iteration: after which it was made.
+        iteration: iteration before the evaluation.
         started_at, ended_at: Unix time in seconds.
-        collected: what devices and judges did up to now.
+        collected: work of devices and judges up to now.
     """
     compared = evaluation.of(session.runtime.compared_prompts, session.config.reward.scorer)
     pictured = {sample.request for sample in compared.samples[:GALLERY]}

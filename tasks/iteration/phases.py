@@ -19,14 +19,14 @@ def explore(
 ) -> SeedPlan:
     """Choose the seeds of an iteration.
 
-    With `ahead` it runs beside reward and training of the one before. Where the drafts made there
-    are `refused`, seeds are drafted again, with the current weights; the time is booked as `redraft`.
+    With `ahead` it runs beside reward and training of the previous iteration. If the drafts made there are
+    `refused`, seeds are drafted again with the current weights; the time is booked as `redraft`.
 
     Args:
         session: the run.
-        iteration: for which seeds are chosen.
-        ahead: the strategy's work beside that training; None where it is over.
-        refused: a plan of stale drafts that the monitor did not accept.
+        iteration: iteration whose seeds are chosen.
+        ahead: the strategy's work beside that training; None once it is over.
+        refused: plan of stale drafts that the monitor rejected.
     """
     if refused is not None:
         with session.timed("redraft"):
@@ -41,8 +41,8 @@ def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rol
 
     Args:
         session: the run.
-        plan: the seeds.
-        ahead: the next iteration's drafts, begun by devices with nothing more to roll out; None: they wait.
+        plan: seeds to generate.
+        ahead: next iteration's drafts, begun by devices with nothing left to roll out; None lets them wait.
     """
     with session.timed("rollout"):
         return session.runtime.rollout(plan, ahead)
@@ -66,7 +66,7 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
     Args:
         session: the run.
         rolled: the samples.
-        scores: one a sample, in the same order.
+        scores: one score per sample, in the same order.
     """
     with session.timed("train"):
         return session.runtime.train(rolled, scores)

@@ -1,4 +1,4 @@
-"""What an iteration leaves of its seeds: the look back on them, candidates and thumbnails."""
+"""The record of an iteration's seeds: their review, candidates and thumbnails."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ GALLERY_PROMPTS = 2
 """Prompts of an iteration whose best and worst image are kept for the dashboard."""
 
 _THUMBNAIL_SIDE = 256
-"""Pixels."""
+"""The side of a thumbnail in pixels."""
 
 
 def review_seeds(
     session: Session, rolled: Rollout, scores: list[Score], trained: Trained, next_plan: SeedPlan | None
 ) -> SeedReview:
-    """Look back on an iteration's seeds, and tell people what they should know of them and the next.
+    """Review an iteration's seeds, and report what people should know of them and of the next ones.
 
     Args:
-        session: of the run.
+        session: session of the run.
         rolled: the rollout.
-        scores: of its samples, in their order.
-        trained: what training did with them.
-        next_plan: of the next iteration; None where there is none yet.
+        scores: scores of its samples, in their order.
+        trained: result of training on them.
+        next_plan: plan of the next iteration; None if there is none yet.
     """
     held_out = partial(held_out_scores, session.store.records, session.run_id)
     evidence = TrainingEvidence(trained.report.off_policy, held_out)
@@ -48,12 +48,12 @@ def review_seeds(
 
 
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
-    """Every draft made to choose an iteration's seeds, refused ones too, and those that were scored again.
+    """Return every draft made to choose an iteration's seeds, refused ones and rescored ones included.
 
     Args:
-        session: of the run.
-        plan: of the iteration.
-        review: of its seeds.
+        session: session of the run.
+        plan: plan of the iteration.
+        review: review of its seeds.
     """
     drafts = [*plan.candidates, *plan.superseded, *review.rescored]
     refused = set(plan.superseded)
@@ -87,7 +87,7 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
 def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
     """Return thumbnails of the best and the worst judged image of an iteration's first prompts.
 
-    The first in the plan, which has them in a shuffled order. The lowest numbers would be the head of the
+    They are the first in the plan, whose order is shuffled. The lowest numbers would be the head of the
     prompt file, which may be sorted by task.
     """
     chosen = list(rolled.plan.seeds)[:GALLERY_PROMPTS]
@@ -105,7 +105,7 @@ def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
 
 
 def png_base64(image_HWC: np.ndarray) -> str:
-    """A uint8 RGB image of shape (H, W, 3) as PNG in base64 text."""
+    """Return a uint8 RGB image of shape (H, W, 3) as PNG in base64 text."""
     return _encoded(Image.fromarray(image_HWC))
 
 

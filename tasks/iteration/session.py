@@ -1,6 +1,6 @@
-"""A run that is open: its runtime and the places that remember it.
+"""An open run: its runtime and the stores that record it.
 
-Tasks get the session as their first argument. Prefect passes it on as it is: it is no collection
+Tasks get the session as their first argument. Prefect passes it on unchanged: it is not a collection,
 and no task caches its result.
 """
 
@@ -33,11 +33,11 @@ from storage.record.run_store import RunStore
 from tasks.report import report_file
 
 CANCELLED_FLUSH_S = 1.5
-"""How long a cancelled run waits for its readers, which hold copies."""
+"""Seconds that a cancelled run waits for its readers, which hold copies."""
 
 
 _MIRROR_WAIT_S = 600.0
-"""How long the last checkpoint may take to be copied off the machine."""
+"""Seconds that copying the last checkpoint off the machine may take."""
 
 
 class Session:
@@ -45,17 +45,17 @@ class Session:
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
-        mirror: copies its checkpoints off the machine; None where nothing is copied.
+        mirror: mirror that copies its checkpoints off the machine; None if nothing is copied.
         next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
-        losses_noted: how many lost workers have their event already.
-        failed_starts_noted: how many workers that did not start have.
-        lost_standbys_noted: how many lost standbys have.
-        devices_noted: what the workers are known to compute on.
-        alarm: what the evaluations have come to so far; see `tasks/iteration/alarm.py`.
-        seconds: how long each phase of the running iteration took.
-        log: says which phases go on, for the dashboard.
-        on_phase: called with a phase's name when it begins, from the thread that does it.
-        on_commit: called with an iteration's record once it is recorded.
+        losses_noted: number of lost workers with an event already.
+        failed_starts_noted: number of workers that did not start, with an event already.
+        lost_standbys_noted: number of lost standbys with an event already.
+        devices_noted: devices on which the workers are known to compute.
+        alarm: state of the alarm after the evaluations so far; see `tasks/iteration/alarm.py`.
+        seconds: duration of each phase of the running iteration.
+        log: log of the running phases, for the dashboard.
+        on_phase: callback with a phase's name when it begins, from the thread that does it.
+        on_commit: callback with an iteration's record once it is recorded.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Session:
         self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def finish_mirror(self) -> None:
-        """Copy a finished run to the mirror as it will stay: result, status and all rows."""
+        """Copy a finished run to the mirror in its final form: result, status and all rows."""
         if self.mirror is not None:
             self.mirror.close(_MIRROR_WAIT_S)
 
     def finish_readers(self) -> None:
-        """Write the report of a finished run into its folder, and have the readers take what is left."""
+        """Write a finished run's report into its folder, and let the readers take what is left."""
         if not self.config.tracking.to:
             return
         home, run_id = self.store.home, self.run_id
@@ -137,20 +137,20 @@ class Session:
         self.readers.finish("finished")
 
     def note_devices(self) -> None:
-        """Store what the workers compute on, where one has joined that computes on something else."""
+        """Store the workers' devices if a worker on another kind of device has joined."""
         kinds = self.runtime.device_kinds() | self.devices_noted
         if kinds != self.devices_noted:
             self.devices_noted = kinds
             self.store.set_fact(self.run_id, DEVICES, ", ".join(sorted(kinds)))
 
     def take_seconds(self) -> dict[str, float]:
-        """Phase times since the last call, as metrics (`rollout_s`, ...)."""
+        """Return the phase times since the last call, as metrics (`rollout_s`, ...)."""
         taken, self.seconds = self.seconds, {}
         return {f"{phase}_s": value for phase, value in taken.items()}
 
 
 def status_after(kind: type[BaseException] | None) -> RunStatus:
-    """How a run stands after this exception (None: after none)."""
+    """Return the status of a run after this exception (None: no exception)."""
     if kind is None:
         return "finished"
     if issubclass(kind, ClusterLostError):
@@ -159,17 +159,16 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
 
 
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
-    """Start the runtime of a new or interrupted run, and go back to its last checkpoint.
+    """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
     Args:
         home: where the run is.
-        store: of that home.
+        store: store of that home.
         run_id: the run.
         config: its settings.
 
     Raises:
-        SpotlightError: whatever keeps the run from starting; nothing is written then but the
-            run's status.
+        SpotlightError: the run cannot start; then only its status is written.
     """
     checkpoints = CheckpointStore(home.run(run_id))
     checkpoint = checkpoints.load_latest()
@@ -200,11 +199,11 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
 
 
 def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
-    """End a run's processes, and record which rented instances could not be given back.
+    """End a run's processes, and record the rented instances that could not be released.
 
     Args:
-        runtime: of the run.
-        store: where its events are.
+        runtime: runtime of the run.
+        store: store of its events.
         run_id: the run.
     """
     try:
@@ -216,7 +215,7 @@ def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
 
 
 def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> CheckpointMirror | None:
-    """What copies the run's checkpoints off the machine; None where nothing is to be copied."""
+    """Return the mirror for the run's checkpoints; None if nothing is to be copied."""
     if not address:
         return None
     return CheckpointMirror(
@@ -225,10 +224,10 @@ def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> Checkpoin
 
 
 def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
-    """Refuse to go on behind what another home has copied to the mirror, or without the mirror's package.
+    """Refuse to continue from before another home's copy in the mirror, or without the mirror's package.
 
     Raises:
-        CheckpointError: the run went on elsewhere; or there is no package for the address.
+        CheckpointError: the run has continued elsewhere; or the package for the address is missing.
     """
     try:
         refuse_if_continued(address, home, run_id)
@@ -239,7 +238,7 @@ def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
 
 def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
-    """Let this life of a run begin after what is recorded of the lives before, in the times of its records.
+    """Let this session's record times begin after those of the run's earlier sessions.
 
     The wall clock may have been set back meanwhile.
     """

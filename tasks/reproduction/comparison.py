@@ -1,4 +1,4 @@
-"""A run against the reference that it did again: the same bits, within an interval, or drifted; and why."""
+"""A run against the reference that it reproduces: the same bits, within an interval, or drifted; and why."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CODE = "commit"
 _CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
 _IGNORED_SETTINGS = {"runtime.cluster", "tracking.to", "tracking.uri"}
-"""Where a run computes and is copied to, not what it computes."""
+"""Settings of where a run computes and is copied to, which do not change its results."""
 
 Difference = dict[str, str]
-"""What differs: `kind`, `what`, `was`, `is`."""
+"""One difference: `kind`, `what`, `was`, `is`."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the comparison says.
+    """The result of the comparison.
 
     Attributes:
-        interval: of the last evaluation both have; None where they have no two pairs.
-        causes: what the outcome may depend on and is another.
-        results: what came out different.
+        interval: interval of the last evaluation that both have; None with fewer than two pairs.
+        causes: differences that may have changed the outcome.
+        results: differences in the outcome.
     """
 
     verdict: Verdict
@@ -55,14 +55,14 @@ class Comparison:
 def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     """Compare a run with its reference.
 
-    On the same kind of device any other bit is a drift. Rounding differs on another kind, and where measured
-    times choose by how many devices samples are shared: there it passes if the interval of the paired
+    On the same kind of device any other bit is a drift. Rounding differs on another kind of device, and if
+    measured times choose how many devices share a sample: then a run passes if the interval of the paired
     differences of held-out scores holds zero and their mean is at most `tolerance`.
 
     Args:
-        was: the reference.
-        now: the run that did it again.
-        tolerance: largest mean difference that passes where bits may differ.
+        was: reference.
+        now: new run.
+        tolerance: largest mean difference that passes if bits may differ.
     """
     causes = [
         *_environment(was.environment, now.environment),
@@ -85,7 +85,7 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
 
 
 def paired_interval(was: Reference, now: Reference) -> Interval | None:
-    """The paired differences of held-out scores after the last iteration that both evaluated."""
+    """Return the paired differences of held-out scores after the last iteration that both evaluated."""
     both = was.scores.keys() & now.scores.keys()
     if not both:
         return None
@@ -107,7 +107,7 @@ def paired_interval(was: Reference, now: Reference) -> Interval | None:
 
 
 def _why_bits_may_differ(was: Reference, now: Reference) -> str:
-    """What lets a run come to other bits without a drift; empty where nothing does."""
+    """Return the reason why a run may have other bits without a drift; empty if there is none."""
     if _device_kind(was.environment) != _device_kind(now.environment):
         return "another kind of device"
     if any(run.run_config.sequence_parallel.is_measured for run in (was, now)):
@@ -116,7 +116,7 @@ def _why_bits_may_differ(was: Reference, now: Reference) -> str:
 
 
 def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """What bits depend on; the number of cores is not among it."""
+    """Return the facts that bits depend on; the number of cores is not among them."""
     architecture = environment.get("machine", "").partition(",")[0]
     return (architecture, environment.get("processor", ""), environment.get("accelerators", ""))
 
@@ -145,7 +145,7 @@ def _configuration(was: Mapping[str, Any], now: Mapping[str, Any], section: str 
 
 
 def _prompts(was: Reference, now: Reference) -> Iterator[Difference]:
-    """Texts of the same number that are others; both runs may have used some numbers only."""
+    """Yield prompts that have the same number but another text; a run may have used only some numbers."""
     for purpose, words in (("train", "training prompt"), ("evaluate", "held-out prompt")):
         before, after = was.prompts.get(purpose, {}), now.prompts.get(purpose, {})
         others = [
@@ -219,7 +219,7 @@ def _difference(kind: str, what: str, was: object, now: object) -> Difference:
 
 
 def _as_different_texts(before: Any, after: Any) -> tuple[str, str]:
-    """Two values in words; of numbers as many digits as it takes to see that they differ."""
+    """Return two values in words; numbers with as many digits as show that they differ."""
     if isinstance(before, float) and isinstance(after, float):
         for digits in (4, 8, 12):
             short = f"{before:.{digits}g}", f"{after:.{digits}g}"

@@ -33,7 +33,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
         run_id: the run.
 
     Returns:
-        The one evaluation, after the checkpoint's iteration; the digests are those of the run's files.
+        The single evaluation, after the checkpoint's iteration; the digests are those of the run's files.
 
     Raises:
         CheckpointError: the run has no checkpoint in this home.

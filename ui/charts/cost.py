@@ -1,4 +1,4 @@
-"""Charts of the bill that several pages show: dollars over the iterations, and what was paid for."""
+"""Charts of the bill for several pages: dollars over the iterations, and paid device time by use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ui.elements.palette import MARKET_COLOURS
 
 
 def cost_chart(view: RunView) -> go.Figure:
-    """Dollars paid up to each iteration, spot on top of reserved."""
+    """Return a chart of the dollars paid up to each iteration, spot on top of reserved."""
     figure = go.Figure()
     for market, colour in MARKET_COLOURS.items():
         figure.add_scatter(
@@ -25,7 +25,7 @@ def cost_chart(view: RunView) -> go.Figure:
 
 
 def state_chart(view: RunView) -> go.Figure:
-    """What the paid device time went into, the most expensive state first."""
+    """Return a chart of the paid device time by state, the most expensive state first."""
     frame = view.cost_by_state
     states = {state: state for state in dict.fromkeys(frame["state"])}
     return market_bars(frame, "state", states, "What was paid for", view.is_modelled)
@@ -34,14 +34,14 @@ def state_chart(view: RunView) -> go.Figure:
 def market_bars(
     frame: pd.DataFrame, column: str, names: Mapping[str, str], title: str, modelled: bool
 ) -> go.Figure:
-    """Dollars by market, a bar for each value of a column.
+    """Return a chart of dollars by market, with a bar for each value of a column.
 
     Args:
         frame: columns market, device_s, usd and `column`.
-        column: what the bars are, such as `state`.
-        names: the column's values, from the first bar on, and what the chart calls them.
-        title: of the chart.
-        modelled: whether the dollars are those of a model.
+        column: column that the bars stand for, such as `state`.
+        names: the column's values in the order of the bars, with their names in the chart.
+        title: title of the chart.
+        modelled: True if the dollars are modelled.
     """
     figure = go.Figure()
     order = list(names)[::-1]  # plotly draws the first bar at the bottom

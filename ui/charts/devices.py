@@ -1,4 +1,4 @@
-"""Charts of devices, recorded or simulated: their time line, their groups, what their time went into."""
+"""Charts of devices, recorded or simulated: their time line, their groups, their time by use."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _AROUND_PX = 220  # above and below the rows: the title, the numbers of iteratio
 
 
 class WorkClock:
-    """A time axis without the breaks: a run killed at night and resumed in the morning shows no night.
+    """A time axis without breaks: a run killed at night and resumed in the morning shows no night.
 
-    Seconds since the first of some intervals began, long breaks between them left out.
+    It counts seconds from the start of the first interval, and leaves out long breaks between intervals.
 
     Args:
-        started_at: begins of at least one interval, Unix seconds.
-        ended_at: their ends.
+        started_at: starts of at least one interval, Unix seconds.
+        ended_at: ends of the intervals, Unix seconds.
     """
 
     def __init__(self, started_at: np.ndarray, ended_at: np.ndarray) -> None:
@@ -51,31 +51,31 @@ class WorkClock:
         self._ends = reach[np.concatenate((is_new[1:], [True]))]
 
     def elapsed_s(self, moments: np.ndarray) -> np.ndarray:
-        """Each moment (Unix seconds) on this axis; one in a break is at the break."""
+        """Return each moment (Unix seconds) on this axis; a moment in a break is at the break."""
         worked = np.minimum(np.asarray(moments, dtype=float)[:, None], self._ends) - self._begins
         return np.clip(worked, 0.0, None).sum(axis=1)
 
     @property
     def total_s(self) -> float:
-        """How long the axis is."""
+        """The length of the axis in seconds."""
         return float((self._ends - self._begins).sum())
 
     @property
     def breaks_s(self) -> np.ndarray:
-        """Where on the axis time was left out."""
+        """The places on the axis where time was left out."""
         return np.cumsum(self._ends - self._begins)[:-1]
 
 
 def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.Figure:
-    """Every device's states over time, the ends of iterations, and what happened to the devices.
+    """Return a chart of every device's states over time, the ends of iterations, and the devices' events.
 
-    A replacement is in the row of the device that it stands in for. Breaks between a kill and a resume
-    are left out; a dashed line is where.
+    A replacement is in the row of the device that it replaces. Breaks between a kill and a resume are left
+    out, and marked by a dashed line.
 
     Args:
-        course: the iterations to draw, with at least one interval.
-        ends: when iterations ended: columns iteration, ended_at.
-        mark: what stands beside dollars, such as `(modelled)`; empty for nothing.
+        course: course of the iterations to draw, with at least one interval.
+        ends: ends of the iterations: columns iteration, ended_at.
+        mark: text beside dollars, such as `(modelled)`; empty for none.
     """
     intervals = course.intervals
     clock = WorkClock(
@@ -116,10 +116,10 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
 
 
 def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
-    """Shares of a market's paid time by state, over the iterations.
+    """Return a chart of the shares of a market's paid time by state, over the iterations.
 
     Args:
-        utilisation: as `storage.record.queries.devices.utilisation` gives it.
+        utilisation: frame from `storage.record.queries.devices.utilisation`.
         market: `reserved` or `spot`.
     """
     own = utilisation.loc[utilisation["market"] == market]
@@ -140,10 +140,10 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
 
 
 def groups_chart(course: DeviceCourse) -> go.Figure:
-    """Every device's groups over time, coloured by how many devices were in them.
+    """Return a chart of every device's groups over time, coloured by their number of devices.
 
     Args:
-        course: the iterations to draw, with at least one group.
+        course: course of the iterations to draw, with at least one group.
     """
     groups, intervals = course.groups, course.intervals
     clock = WorkClock(
@@ -201,7 +201,7 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
 def _add_borders(
     figure: go.Figure, intervals: pd.DataFrame, ends: pd.DataFrame, clock: WorkClock, unit_s: float
 ) -> None:
-    """A line with its number at the end of each iteration, a dashed one at each break."""
+    """Add a line with its number at the end of each iteration, and a dashed line at each break."""
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
     ends = ends.loc[ends["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
@@ -227,7 +227,7 @@ def _add_borders(
 
 
 def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
-    """The figure with a row for each device, from the top, and a time axis up to `longest`."""
+    """Return the figure with a row for each device, from the top, and a time axis up to `longest`."""
     figure.update_xaxes(showgrid=False, range=[0, longest])
     return figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
@@ -236,18 +236,18 @@ def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
 
 
 def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
-    """The rows of the devices: reserved before spot, by number."""
+    """Return the rows of the devices: reserved before spot, by number."""
     rows = intervals["worker"].map(_device_row)
     return sorted(set(rows), key=_row_order(dict(zip(rows, intervals["market"], strict=True))))
 
 
 def _device_row(worker: str) -> str:
-    """The row of a worker: `spot-0.1` replaces `spot-0`."""
+    """Return the row of a worker: `spot-0.1` replaces `spot-0`."""
     return worker.split(".")[0]
 
 
 def _row_order(market: dict[str, str]):
-    """Sorts rows: reserved before spot, and `spot-2` before `spot-10`."""
+    """Return the sort key of rows: reserved before spot, and `spot-2` before `spot-10`."""
 
     def key(row: str) -> tuple:
         numbers = [int(part) for part in re.findall(r"\d+", row)]

@@ -1,4 +1,4 @@
-"""What all charts share: axes and layout."""
+"""The axes and the layout that all charts share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ui.elements.palette import REFERENCE_COLOUR
 
 _HEIGHT_PX = 340
 _ROOM = 1.6
-"""Where the axis of a single value ends, in parts of it; it begins at 0."""
+"""The factor from a single value to the end of its axis, which begins at 0."""
 
 _EMPTY = "Nothing is recorded yet."
 
@@ -23,28 +23,28 @@ Measure = Literal["score", "exact"]
 """The graded score, or the share of exact matches."""
 
 Axis = Literal["iteration", "time", "usd"]
-"""What runs along the bottom: iterations, time at work, or dollars paid."""
+"""The quantity on the bottom axis: iterations, time at work, or dollars paid."""
 
 PLOT_SETTINGS = {
     "displaylogo": False,
     "modeBarButtons": [["toImage"]],
     "toImageButtonOptions": {"format": "png", "scale": 2, "filename": "spotlight"},
 }
-"""For `st.plotly_chart`: one button, which saves the plot as PNG."""
+"""The settings for `st.plotly_chart`: one button, which saves the plot as PNG."""
 
 
 def dollars(modelled: bool) -> str:
-    """The title of an axis of dollars."""
+    """Return the title of an axis of dollars."""
     return f"US dollars {MODELLED}" if modelled else "US dollars"
 
 
 def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[str, str]:
-    """The title of a chart and that of its bottom axis, with the unit.
+    """Return the title of a chart and that of its bottom axis, with the unit.
 
     Args:
-        over: what runs along the bottom.
-        longest_s: where a time axis ends, in seconds.
-        modelled: whether dollars are those of a model.
+        over: quantity on the bottom axis.
+        longest_s: end of a time axis, in seconds.
+        modelled: True if the dollars are modelled.
     """
     if over == "iteration":
         return "Over iterations", "Iteration"
@@ -54,14 +54,14 @@ def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[s
 
 
 def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure:
-    """The figure with its titles, in the size that all charts share; a sentence where it has no points.
+    """Return the figure with its titles in the common size; with a sentence in place of missing points.
 
-    The title stands at the top and the legend at the bottom, whatever the width: a legend of many rows
-    takes from the plot and not from the title.
+    The title is at the top and the legend at the bottom at any width: a legend of many rows takes space from
+    the plot and not from the title.
 
     Args:
-        figure: what is drawn, with all its traces.
-        title: of the chart.
+        figure: figure with all its traces.
+        title: title of the chart.
         bottom: title of the bottom axis.
         left: title of the left axis.
     """
@@ -89,9 +89,9 @@ def _has_points(figure: go.Figure) -> bool:
 
 
 def _fit_first_points(figure: go.Figure) -> None:
-    """Mark the points of lines that have but one, and keep axes from where no figure can be.
+    """Mark the point of each line that has only one, and keep axes within possible values.
 
-    Plotly draws no line of one point, and puts it between -1 and 1 of an axis of its own choice.
+    Plotly draws no line for a single point, and centres it on an axis that it chooses from -1 to 1.
     """
     traces: Any = figure.data
     if not traces or any(trace.type != "scatter" for trace in traces):
@@ -118,9 +118,9 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
     """Add a dashed line at a level: a limit, or where training began.
 
     Args:
-        figure: where to.
-        level: on the left axis.
-        text: what the level is; empty for no text.
+        figure: figure to add it to.
+        level: value on the left axis.
+        text: name of the level; empty for no text.
     """
     # Given an annotation without a text, even None, plotly.js writes "new text".
     note = {"text": text, "font": {"color": REFERENCE_COLOUR}}
@@ -129,9 +129,9 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
 
 
 SHARES = ".3~p"
-"""Format of the ticks of shares: as many digits as keep two neighbours apart, `0.5%` or `50%`."""
+"""The tick format of shares: as many digits as keep two neighbours apart, `0.5%` or `50%`."""
 
 
 def measure_title(measure: Measure) -> str:
-    """The title of the axis of a measure."""
+    """Return the title of the axis of a measure."""
     return "Score (0 to 1)" if measure == "score" else "Exact matches (share)"

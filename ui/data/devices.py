@@ -1,4 +1,4 @@
-"""What devices did over some iterations, recorded or simulated: what their time lines are drawn from."""
+"""The work of devices over some iterations, recorded or simulated: the data of their time lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 MOST_INTERVALS = 3000
-"""Intervals that a time line draws at most; more would make the browser slow."""
+"""The most intervals in a time line; more would make the browser slow."""
 
 
 @dataclass(frozen=True)
 class DeviceCourse:
-    """What the devices did in some iterations; see storage/record/queries/devices.py for the columns."""
+    """The work of the devices in some iterations; see storage/record/queries/devices.py for the columns."""
 
     intervals: pd.DataFrame
     events: pd.DataFrame

@@ -1,4 +1,4 @@
-"""The ledger of a run, cached for the pages that need nothing else of its devices, and its bill as rows."""
+"""The ledger of a run, cached for pages that need nothing else about its devices, and its bill as rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui.data.run import Newest, RunView
 
 
 def load_ledger(home: Path, view: RunView) -> Ledger:
-    """Where the paid time of a run went; read again when something was recorded.
+    """Return the ledger of a run's paid time; it is read again after each new record.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -24,13 +24,13 @@ def load_ledger(home: Path, view: RunView) -> Ledger:
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load(home: Path, run_id: str, newest: Newest) -> Ledger:
-    """`newest` is part of the cache's key."""
+    """Return the same; `newest` is part of the cache's key."""
     with Records(Home(home)).reading(run_id) as connection:
         return read_ledger(connection, run_id)
 
 
 def bill_entries(ledger: Ledger) -> pd.DataFrame:
-    """The bill as finely as it is kept: columns phase, market, state, device_s, usd."""
+    """Return the bill in full detail: columns phase, market, state, device_s, usd."""
     return pd.DataFrame(
         [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
         columns=["phase", "market", "state", "device_s", "usd"],

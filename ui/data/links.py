@@ -1,4 +1,4 @@
-"""Where else a run can be looked at: Prefect's flow run, MLflow's run, its report."""
+"""Links to other views of a run: Prefect's flow run, MLflow's run, its report."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from storage.record.run_notes import NoteStore
 from ui.data.run import RunView
 
 _KEPT_S = 10
-"""For so long a page does not look again whether a server answers."""
+"""Seconds for which a page does not check again whether a server answers."""
 
 _ANSWERS_WITHIN_S = 0.5
 
 _PLACES = {"mlflow": "MLflow", "wandb": "W&B"}
-"""Readers whose pages a run notes, as people call them."""
+"""Names, for people, of the readers whose pages a run records."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A place where a run can be looked at.
+    """A place where a run can be viewed.
 
     Attributes:
-        name: of the place.
-        address: of the page; empty where none is known to answer.
-        how: how to come there by hand, as Markdown of ours; empty where the address is known.
-        command: what to type for that; empty for nothing.
+        name: name of the place.
+        address: address of the page; empty if none is known to answer.
+        how: instructions to get there by hand, as Markdown of ours; empty if the address is known.
+        command: command to type for that; empty for none.
     """
 
     name: str
@@ -51,18 +51,18 @@ class Link:
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None]:
-    """The addresses that the run noted, by place, and MLflow's identifiers in the home's file."""
+    """Return the addresses that the run recorded, by place, and MLflow's identifiers in the home's file."""
     return NoteStore(Home(home)).links(run_id), mlflow_identity(Home(home), run_id)
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def _evaluations(home: Path, run_id: str) -> int:
-    """How many separate evaluations of the run there are."""
+    """Return the number of separate evaluations of the run."""
     return sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
-    """The places of a run, in the order in which they are shown: on servers, and its separate evaluations.
+    """Return the places of a run, in display order: pages on servers, then its separate evaluations.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -79,13 +79,13 @@ def load_links(home: Path, view: RunView) -> list[Link]:
 
 
 def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
-    """The places of a run for a file that outlives servers: whether one answers now does not matter.
+    """Return the places of a run for a file that outlives servers: no server has to answer now.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         view: the run.
-        noted: as `NoteStore.links` gives them.
-        dashboard: address of the run's page in the dashboard; empty where none is known.
+        noted: links from `NoteStore.links`.
+        dashboard: address of the run's page in the dashboard; empty if unknown.
     """
     after = f"`spotlight ui`, then `?run={view.row.run_id}` after its address."
     return [
@@ -98,7 +98,7 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
 def _reader_places(
     home: Home, view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None
 ) -> list[Link]:
-    """Return where readers copy the run to: pages that the run noted, or MLflow by its settings."""
+    """Return the places that readers copy the run to: pages that it recorded, or MLflow by its settings."""
     server, chosen = view.setting("tracking", "uri"), view.setting("tracking", "to")
     pages = {place: page for place, page in noted.items() if place != "prefect" and _is_web(page)}
     found = [Link(_PLACES.get(place, place), page) for place, page in sorted(pages.items())]
@@ -108,12 +108,12 @@ def _reader_places(
 
 
 def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) -> Link:
-    """The flow run, by the server that the dashboard knows, or else by the one that the run noted.
+    """Return a link to the flow run on the dashboard's server, or else on the one that the run recorded.
 
     Args:
-        recorded: the address that the run noted; empty where it noted none.
-        api_url: of the server that this process was given; empty without one.
-        answers: whether a Prefect server answers for an address.
+        recorded: address that the run recorded; empty if it recorded none.
+        api_url: address of the server that this process was given; empty without one.
+        answers: returns True if a Prefect server answers for an address.
     """
     if not _is_web(recorded):
         return Link("Prefect", how="This run noted no flow run.")
@@ -131,12 +131,12 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
 
 
 def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, server: str) -> Link:
-    """The run in MLflow: of the server that the run copied its figures to, or of the home's own file.
+    """Return a link to the run in MLflow: on the server that it copied its figures to, or in the home's file.
 
     Args:
-        home: where the file is.
+        home: home that holds the file.
         run_id: our run.
-        identity: MLflow's identifiers of experiment and run in that file; None where it has none.
+        identity: MLflow's identifiers of experiment and run in that file; None if it has none.
         server: `tracking.uri` of the run's settings; empty for the file.
     """
     if _is_web(server):
@@ -153,13 +153,13 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
 
 
 def is_prefect(address: str) -> bool:
-    """Whether a Prefect server answers for a page of its UI; one of another machine is taken at its word."""
+    """Return True if a Prefect server answers for a page of its UI; one on another machine is assumed to."""
     return not _is_here(address) or _is_healthy(re.split(r"/v2/|/runs/", address)[0])
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
 def _is_healthy(server: str) -> bool:
-    """Whether the server says so itself, which takes no password."""
+    """Return True if the server itself says that it is healthy, which needs no password."""
     import httpx  # most pages have no link to check
 
     try:
@@ -170,7 +170,7 @@ def _is_healthy(server: str) -> bool:
 
 
 def _is_web(address: str) -> bool:
-    """Whether an address that was recorded may become a link: no script, no file."""
+    """Return True if a recorded address may become a link: neither a script nor a file."""
     parts = urlsplit(address)
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 

@@ -1,4 +1,4 @@
-"""What a run's exploration strategy and objective mean for its pages, from the facts stored with it."""
+"""The meaning of a run's exploration strategy and objective for its pages, from the facts stored with it."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ IDLE_SPOT_ADVICE = (
     "that were measured this saves more time than drafting seeds meanwhile (`exploration.strategy=stale`), "
     "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
 )
-"""What to do about spot devices that idle while the others train, by what was measured."""
+"""The remedy for spot devices that idle while the others train, according to measurements."""
 
 
 def explores(view: RunView) -> bool | None:
-    """Whether the run drafts seeds; None where it was stored without that fact (another version's)."""
+    """Return True if the run drafts seeds; None if it was stored without that fact (another version's)."""
     made = view.row.environment.get(DRAFTS_ARE_MADE)
     return None if made is None else made != NO_DRAFTS
 
 
 def drafts_while_training(view: RunView) -> bool:
-    """Whether spot devices draft with stale weights while the reserved devices train."""
+    """Return True if spot devices draft with stale weights while the reserved devices train."""
     return BESIDE_TRAINING in view.row.environment.get(DRAFTS_ARE_MADE, "")
 
 
 def drafts_before_rollout(view: RunView) -> bool:
-    """Whether the rollout waits for drafts of its own weights."""
+    """Return True if the rollout waits for drafts by its own weights."""
     return BEFORE_ROLLOUT in view.row.environment.get(DRAFTS_ARE_MADE, "")
 
 
 def clips_ratio(view: RunView) -> bool:
-    """Whether the objective clips the ratio of new to old probabilities."""
+    """Return True if the objective clips the ratio of new to old probabilities."""
     return view.row.environment.get(CLIPS_RATIO) != "no"
 
 
 def least_spearman(view: RunView) -> float | None:
-    """The rank correlation below which the run raises its alarm; None where it has no such setting."""
+    """Return the rank correlation below which the run raises its alarm; None if it has no such setting."""
     value = view.setting("exploration", "min_spearman")
     return float(value) if isinstance(value, int | float) else None

@@ -1,4 +1,4 @@
-"""Everything a page shows of one run, read through one connection and cached for 2 s."""
+"""All data of one run for its pages, read through one connection and cached for 2 s."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from storage.record.run_status import LIVE, Activity, activity_of, read_activity
 from storage.record.run_store import RunRow, RunStore
 
 CACHE_S = 2
-"""Age at which cached figures are read again; several open tabs cost one reading."""
+"""Age in seconds at which cached figures are read again; several open tabs share one reading."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Change:
         mean: after minus before, over the same prompts and seeds.
         margin: half the width of its 95 % interval (`storage/evaluations/figures.py`).
         images: pairs compared.
-        before, after: means over them.
+        before, after: means over the pairs.
     """
 
     mean: float
@@ -46,15 +46,14 @@ class Change:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """True if the interval excludes zero."""
         return abs(self.mean) > self.margin
 
 
 class Newest(NamedTuple):
-    """When the latest rows of a run were recorded, in Unix seconds; 0 where there is none.
+    """The times of the latest rows of a run, in Unix seconds; 0 if there is none.
 
-    What a page reads beside the `RunView` is cached under these times, so that it is read again when
-    something was recorded.
+    Data other than the `RunView` is cached under these times, so that it is read again after each new record.
     """
 
     iteration_at: float
@@ -67,11 +66,11 @@ class RunView:
     """One run's frames; see storage/record/queries/runs.py for their columns.
 
     Attributes:
-        status: as `storage.record.run_status.shown_status` has it, like every page.
+        status: status from `storage.record.run_status.shown_status`, as on every page.
         change: None before there are two evaluations.
-        notes: what a person noted about it.
-        damaged: files that cannot be read, and whose rows are therefore missing.
-        activity: what its log says; empty for a run that has ended, or of a version without logs.
+        notes: a person's notes about it.
+        damaged: unreadable files, whose rows are missing.
+        activity: content of its log; empty for a run that has ended, or of a version without logs.
     """
 
     row: RunRow
@@ -88,39 +87,39 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
-        """Whether more will be recorded."""
+        """True if more will be recorded."""
         return self.status in LIVE
 
     @property
     def planned_iterations(self) -> int | None:
-        """How many iterations the run is to do; None where its settings are of another version."""
+        """The planned number of iterations; None if the settings are of another version."""
         planned = self.setting("", "iterations")
         return planned if isinstance(planned, int) else None
 
     @property
     def newest(self) -> Newest:
-        """When its latest iteration, evaluation and event were recorded."""
+        """The times of its latest iteration, evaluation and event."""
         columns = (self.metrics["ended_at"], self.scores["ended_at"], self.events["happened_at"])
         return Newest(*(max([0.0, *column.tolist()]) for column in columns))
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds at work, up to the last thing recorded."""
+        """Seconds at work, up to the latest record."""
         return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
 
     @property
     def is_modelled(self) -> bool:
-        """Whether its dollars are those of a model: no device was rented."""
+        """True if its dollars are modelled: no device was rented."""
         return is_modelled(json.loads(self.row.config_json), self.row.environment)
 
     @property
     def simulated(self) -> str | None:
-        """Of a run that nothing has done, what was simulated, in words; None of any other."""
+        """The subject of a simulated run, in words; None for any other run."""
         return self.row.environment.get(SIMULATED)
 
     @property
     def purpose(self) -> str:
-        """The check that the run is part of, such as `chaos`; empty of any other."""
+        """The check that the run is part of, such as `chaos`; empty for any other run."""
         return self.row.environment.get(PURPOSE, "")
 
     @property
@@ -129,13 +128,13 @@ class RunView:
         return self.paid("reserved_usd") + self.paid("spot_usd")
 
     def metric(self, name: str) -> np.ndarray:
-        """A metric's course over the iterations; NaN where one has none, throughout where none has it."""
+        """Return a metric's values over the iterations; NaN for iterations, or for a run, without it."""
         if name not in self.metrics:
             return np.full(len(self.metrics), np.nan)
         return self.metrics[name].to_numpy(dtype=float)
 
     def learning_courses(self) -> dict[str, np.ndarray]:
-        """Four figures over the iterations that show early when training goes wrong; NaN where not measured.
+        """Return four figures over the iterations, early signs of training gone wrong; NaN if not measured.
 
         Returns:
             zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
@@ -154,32 +153,32 @@ class RunView:
         }
 
     def usd_at(self, iterations: np.ndarray) -> np.ndarray:
-        """Dollars paid up to the end of each of these iterations, evaluations included."""
+        """Return the dollars paid up to the end of each of these iterations, evaluations included."""
         paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
         index = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
         return np.concatenate(([0.0], paid))[index]
 
     def setting(self, section: str, name: str) -> Any:
-        """A setting as the run stored it; None where it has none of that name (another version's).
+        """Return a setting as the run stored it; None if it has no such setting (another version's).
 
         Args:
-            section: such as `exploration`; empty for a setting of the top level.
-            name: of the setting.
+            section: section, such as `exploration`; empty for a top-level setting.
+            name: name of the setting.
         """
         stored = json.loads(self.row.config_json)
         part = stored.get(section) if section else stored
         return part.get(name) if isinstance(part, dict) else None
 
     def paid(self, column: str) -> float:
-        """Total of a column of `cost` (they are cumulated)."""
+        """Return the total of a column of `cost` (its rows are cumulative)."""
         return 0.0 if self.cost.empty else float(self.cost[column].iloc[-1])
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_overview(home: Path) -> pd.DataFrame:
-    """All runs, newest first, as `storage.record.queries.runs.run_overview` gives them.
+    """Return all runs, newest first, as `storage.record.queries.runs.run_overview` does.
 
-    Their status is the one that `storage.record.run_status.shown_status` tells.
+    Their status comes from `storage.record.run_status.shown_status`.
     """
     with Records(Home(home)).reading() as connection:
         runs = queries.run_overview(connection)
@@ -188,10 +187,10 @@ def load_overview(home: Path) -> pd.DataFrame:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_run(home: Path, run_id: str) -> RunView:
-    """What the page shows of one run.
+    """Return the data of one run for a page.
 
     Raises:
-        RunNotFoundError: there is none of that identifier.
+        RunNotFoundError: no run has that identifier.
         StorageError: a file of the record is damaged.
     """
     return read_run(RunStore(Home(home)), run_id)
@@ -199,15 +198,15 @@ def load_run(home: Path, run_id: str) -> RunView:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_activity(home: Path, run_id: str) -> Activity:
-    """What the log of a run says, also of one that has no row yet."""
+    """Return the content of a run's log, even if the run has no row yet."""
     return read_activity(Home(home), run_id)
 
 
 def read_run(store: RunStore, run_id: str) -> RunView:
-    """The same, read now: for the report, which keeps no cache.
+    """Return the same without a cache, for the report.
 
     Raises:
-        RunNotFoundError: there is none of that identifier.
+        RunNotFoundError: no run has that identifier.
         StorageError: a file of the record is damaged.
     """
     with store.records.reading(run_id) as connection:

@@ -1,4 +1,4 @@
-"""The images that held-out prompts ask to change."""
+"""The source images of held-out prompts that ask for an edit."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from storage.prompts.sources import thumbnail
 from ui.data.run import RunView
 
 _SIDE = 256
-"""Most pixels of a source image's side on a page."""
+"""The largest side of a source image on a page, in pixels."""
 
 
 def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:
-    """The images that the prompts of a run's pictures ask to change, as data URIs by prompt_id.
+    """Return the images that the prompts of a run's pictures ask to edit, as data URIs by prompt_id.
 
-    They are read from the prompt file as it is now: without the file, or an image, they are missing.
+    They come from the current prompt file: if the file or an image is gone, they are missing.
 
     Args:
-        view: of the run.
-        images: its pictures, with a column prompt_id.
+        view: data of the run.
+        images: pictures of the run, with a column prompt_id.
     """
     prompt_ids = tuple(sorted(set(images["prompt_id"].tolist())))
     return load_sources(str(view.setting("prompts", "evaluate")), prompt_ids)
@@ -29,7 +29,7 @@ def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:
 
 @st.cache_data(ttl=600, max_entries=16, show_spinner=False)
 def load_sources(prompts: str, prompt_ids: tuple[int, ...]) -> dict[int, str]:
-    """The same by the run's `prompts.evaluate`; only of prompts that have one."""
+    """Return the same for the run's `prompts.evaluate`; only for prompts with such an image."""
     try:
         return {
             prompt.prompt_id: thumbnail(prompt.source, _SIDE)

@@ -1,4 +1,4 @@
-"""The figures of a page as files: CSV and Parquet. A plot's own button saves it as PNG."""
+"""Downloads of a page's figures as CSV and Parquet. A plot's own button saves it as PNG."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import streamlit as st
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
-    """The frame with a line of names, UTF-8; pictures are left out."""
+    """Return the frame with a header line, in UTF-8; pictures are left out."""
     return _without_pictures(frame).to_csv(index=False).encode()
 
 
 def as_parquet(frame: pd.DataFrame) -> bytes:
-    """The frame as a Parquet file; pictures are left out."""
+    """Return the frame as a Parquet file; pictures are left out."""
     buffer = io.BytesIO()
     _without_pictures(frame).to_parquet(buffer, index=False)
     return buffer.getvalue()
@@ -26,13 +26,13 @@ _FORMATS = {"CSV": ("text/csv", as_csv), "Parquet": ("application/vnd.apache.par
 
 
 def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
-    """Offer what a page shows as files; one that is empty is not offered.
+    """Offer a page's data as files, except empty ones.
 
-    The files are made at a click: making them each time the page is drawn would slow it.
+    The files are made on click: making them whenever the page is drawn would slow it down.
 
     Args:
-        run_id: begins the files' names, or another word that does.
-        frames: what each holds -> its rows.
+        run_id: run, or another word, that begins the files' names.
+        frames: rows of each file, by its name.
     """
     offered = {name: frame for name, frame in frames.items() if not frame.empty}
     if not offered:
@@ -50,7 +50,7 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
 
 
 def file_stem(run_id: str, name: str) -> str:
-    """A file's name without its ending: letters, digits, `_`, `.` and `-` only, whatever the run's."""
+    """Return a file's name without suffix: letters, digits, `_`, `.` and `-` only, whatever the run's is."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{run_id}-{name}").strip("-.") or "spotlight"
 
 

@@ -1,4 +1,4 @@
-"""Numbers with units, and texts of others made safe for Markdown and charts."""
+"""Numbers with units, and foreign texts made safe for Markdown and charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDINGS = {
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
+    """Return seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
     minutes, left_s = divmod(round(seconds), 60)
     hours, left_min = divmod(minutes, 60)
     if hours:
@@ -25,20 +25,20 @@ def duration(seconds: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Seconds in one unit, for narrow spaces: `42.0 s`, `12.8 min`, `3.3 h`."""
+    """Return seconds in one unit, for narrow spaces: `42.0 s`, `12.8 min`, `3.3 h`."""
     unit_s, unit = time_unit(seconds)
     return f"{seconds / unit_s:.1f} {unit}"
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """The unit of a time axis that reaches `longest_s`: seconds in one unit, and its name."""
+    """Return the unit of a time axis up to `longest_s`: its seconds and its name."""
     if longest_s < 180:
         return 1.0, "s"
     return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
 
 
 def usd(amount: float) -> str:
-    """Dollars with as many digits as matter: `$12.35`, `$0.34`, `$0.0085`."""
+    """Return dollars with as many digits as matter: `$12.35`, `$0.34`, `$0.0085`."""
     if amount == 0 or amount >= 0.1:
         return f"${amount:,.2f}"
     digits = 1 - math.floor(math.log10(amount))
@@ -49,17 +49,17 @@ MODELLED_BADGE = ":gray-badge[modelled]"
 """`MODELLED` in Streamlit's markdown."""
 
 SIMULATED = "(simulated)"
-"""Beside a figure of a run that nothing has done."""
+"""The mark beside a figure of a simulated run."""
 
 SIMULATED_BADGE = ":orange-badge[simulated]"
-"""The same in Streamlit's markdown."""
+"""`SIMULATED` in Streamlit's markdown."""
 
 
 def simulated_in_words(what: str) -> str:
-    """What stands above the figures of a run that nothing has done.
+    """Return the sentence above the figures of a simulated run.
 
     Args:
-        what: was simulated.
+        what: what was simulated.
     """
     return (
         "Simulated: nothing of this run was done, and every figure and chart of it is computed. "
@@ -68,18 +68,18 @@ def simulated_in_words(what: str) -> str:
 
 
 def money(amount: float, modelled: bool) -> str:
-    """Dollars as `usd` has them, and whether they are modelled: `$0.34 (modelled)`."""
+    """Return dollars as `usd` does, with a mark if they are modelled: `$0.34 (modelled)`."""
     return f"{usd(amount)} {MODELLED}" if modelled else usd(amount)
 
 
 def percent(share: float) -> str:
-    """A share as `67 %`; with a decimal where it is small."""
+    """Return a share as `67 %`, with a decimal if it is small."""
     value = 100 * share
     return f"{value:.1f} %" if 0 < abs(value) < 10 else f"{value:.0f} %"
 
 
 def fine_percent(share: float) -> str:
-    """A share that should be 0, with two digits: `0.012 %`; `< 0.001 %` where it is rounding."""
+    """Return a share that should be 0, with two digits: `0.012 %`; `< 0.001 %` if it is rounding."""
     value = 100 * share
     if 0 < value < 0.001:
         return "< 0.001 %"
@@ -87,7 +87,7 @@ def fine_percent(share: float) -> str:
 
 
 def figure(value: float) -> str:
-    """A training figure: plain where that is short, else scientific; a dash where there is none."""
+    """Return a training figure: plain if that is short, else scientific; a dash for NaN."""
     if math.isnan(value):
         return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
@@ -96,20 +96,20 @@ def figure(value: float) -> str:
 
 
 def moment(unix_s: float) -> str:
-    """A time as `21 Nov 09:15`, in the local zone of the machine."""
+    """Return a time as `21 Nov 09:15`, in the local zone of the machine."""
     return time.strftime("%d %b %H:%M", time.localtime(unix_s))
 
 
 def markdown_text(text: str) -> str:
-    """Text of ours for Streamlit's markdown, where two `$` would begin a formula; marks become badges."""
+    """Return our text for Streamlit's markdown, where two `$` would begin a formula; marks become badges."""
     text = text.replace("$", r"\$").replace(SIMULATED, SIMULATED_BADGE)
     return text.replace(MODELLED, MODELLED_BADGE)
 
 
 def plain_markdown(text: str) -> str:
-    """Text of others (an error, a name) for Streamlit's markdown: shown as it is, but for code spans.
+    """Return foreign text (an error, a name) for Streamlit's markdown: shown as is, except code spans.
 
-    Without this a message could bring a link or a picture from elsewhere into the page.
+    Otherwise a message could put a foreign link or picture into the page.
     """
     parts = re.split(r"(`[^`\n]+`)", text)
     if "``" in text:  # spans may then end elsewhere than here
@@ -121,11 +121,11 @@ def plain_markdown(text: str) -> str:
 
 
 def chart_text(text: str) -> str:
-    """Text of others for a plot, where tags would be markup and entities be taken for characters."""
+    """Return foreign text for a plot, which would take tags for markup and entities for characters."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def ending_in_words(error: str) -> str:
-    """Why a run ended, where what was recorded is the name of a signal only."""
+    """Return why a run ended; the bare name of a signal is put in words."""
     name, _, said = error.partition(":")
     return error if said.strip() else _ENDINGS.get(name.strip(), error)

@@ -1,4 +1,4 @@
-"""Images side by side and what was read in them: before and after, best and worst, over iterations."""
+"""Images side by side with the text read in them: before and after, best and worst, over iterations."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def show_before_and_after(images: pd.DataFrame, sources: Mapping[int, str] | Non
     """Show the gallery as a grid of pairs.
 
     Args:
-        images: as `storage.record.queries.runs.images_before_after` gives it.
-        sources: as `course_html` takes them.
+        images: frame from `storage.record.queries.runs.images_before_after`.
+        sources: as for `course_html`.
     """
     if images.empty:
         st.caption("Images appear with the first evaluation.")
@@ -65,7 +65,7 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     """Show a prompt's best and worst sample side by side, a card for each iteration.
 
     Args:
-        images: as `storage.record.queries.seeds.best_and_worst` gives it, of one prompt.
+        images: frame from `storage.record.queries.seeds.best_and_worst`, of one prompt.
     """
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
@@ -75,11 +75,11 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
 
 
 def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """A card a prompt, with its pictures over the iterations; a click enlarges one, another shrinks it.
+    """Return a card per prompt with its pictures over the iterations; a click enlarges or shrinks one.
 
     Args:
-        images: as `storage.record.queries.images.pictures` gives it.
-        sources: of prompts that ask to change an image, by prompt_id: a data URI, which is shown first.
+        images: frame from `storage.record.queries.images.pictures`.
+        sources: data URI of the image that a prompt asks to edit, by prompt_id; it is shown first.
     """
     cards = []
     for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
@@ -94,11 +94,11 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
 
 
 def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """One prompt's pictures, large.
+    """Return one prompt's pictures in large.
 
     Args:
-        images: as `course_html` takes them, of one prompt and seed.
-        sources: as `course_html` takes them.
+        images: as for `course_html`, of one prompt and seed.
+        sources: as for `course_html`.
     """
     rows = _rows(images)
     sides = _source(rows[0], sources) if rows else ""
@@ -107,11 +107,11 @@ def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -
 
 
 def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """A card a prompt, with its picture at one evaluation and what was read in it.
+    """Return a card per prompt with its picture at one evaluation and the text read in it.
 
     Args:
-        images: as `course_html` takes them, of one evaluation.
-        sources: as `course_html` takes them.
+        images: as for `course_html`, of one evaluation.
+        sources: as for `course_html`.
     """
     cards = []
     for row in _rows(images):
@@ -126,11 +126,11 @@ def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = No
 
 
 def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """The pairs before and after, as a grid; for a page without Streamlit.
+    """Return the pairs before and after as a grid, for a page without Streamlit.
 
     Args:
-        images: as `storage.record.queries.runs.images_before_after` gives it, at least one.
-        sources: as `course_html` takes them.
+        images: frame from `storage.record.queries.runs.images_before_after`, with at least one row.
+        sources: as for `course_html`.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     latest = _when(after) if after != before else None
@@ -146,7 +146,7 @@ def _zoomed(row: dict) -> str:
 
 
 def _source(row: dict, sources: Mapping[int, str] | None) -> str:
-    """The image that a row's prompt asks to change; nothing where there is none."""
+    """Return the image that a row's prompt asks to edit; empty without one."""
     source = sources.get(int(row["prompt_id"])) if sources else None
     if source is None:
         return ""
@@ -183,7 +183,7 @@ def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
 
 
 def _side(row: dict, suffix: str, when: str) -> str:
-    """One picture and what was read in it, from the row's columns of that suffix."""
+    """Return one picture with the text read in it, from the row's columns of that suffix."""
     picture, read = _picture_and_reading(row, suffix, when)
     return f'<div><div class="sl-when">{when}</div>{picture}{read}</div>'
 

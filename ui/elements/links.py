@@ -1,4 +1,4 @@
-"""The row of links of a run's page: where it can be looked at elsewhere, and its report."""
+"""The row of links on a run's page: other views of the run, and its report."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ui.elements.downloads import file_stem
 
 _ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 120.0
-"""Of the report of a long run on a busy machine."""
+"""Seconds for the report of a long run on a busy machine."""
 
 
 def show_links(home: Path, run_id: str, links: Sequence[Link]) -> None:
-    """Show a button a place: a link where its page answers, else what to do to come there; and the report.
+    """Show one button per place: a link if its page answers, else how to get there; and the report.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
-        links: its places.
+        links: places of the run.
     """
     row = st.container(horizontal=True)
     for link in links:
@@ -48,7 +48,7 @@ def show_links(home: Path, run_id: str, links: Sequence[Link]) -> None:
 
 
 def _report(home: Path, run_id: str, dashboard: str) -> bytes:
-    """The report as HTML, made in a process of its own: a page does not import the charts of the others."""
+    """Return the report as HTML from a separate process: a page does not import the charts of the others."""
     with TemporaryDirectory() as folder:
         out = Path(folder) / "report.html"
         subprocess.run(

@@ -1,4 +1,4 @@
-"""What a live run is doing: its phases, when it will be done, and the end of its log."""
+"""The state of a live run: its phases, its expected end, and the tail of its log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {
 
 
 def show_live(view: RunView, now: float | None = None) -> None:
-    """Show how far a live run is, what it does, and the latest lines of its log.
+    """Show the progress of a live run, its current phases, and the latest lines of its log.
 
     Args:
         view: the run.
@@ -40,9 +40,9 @@ def show_live(view: RunView, now: float | None = None) -> None:
 
 
 def seconds_left(view: RunView, now: float) -> float | None:
-    """Predicted seconds to the end; None before the first iteration, or where its length is not known.
+    """Return the predicted seconds to the end; None before the first iteration, or if the length is unknown.
 
-    By the recent iterations, the evaluations among them included; breaks of the run do not count.
+    The prediction uses recent iterations with their evaluations; breaks of the run do not count.
     """
     planned, done = view.planned_iterations, len(view.metrics)
     if not planned or not done:
@@ -55,7 +55,7 @@ def seconds_left(view: RunView, now: float) -> float | None:
 
 
 def _phases(view: RunView, now: float) -> list[str]:
-    """What goes on, and for how long; without a log, nothing."""
+    """Return the current phases and their time so far; empty without a log."""
     return [
         f"{_NAMES.get(name, name)} for {short_duration(max(0.0, now - began_at))}"
         for name, began_at in view.activity.phases.items()

@@ -1,4 +1,4 @@
-"""The frame of every page: the choice of a run, its title, the errors, the refreshing while it is live."""
+"""The frame of every page: the choice of a run, its title, its errors, and its refresh while it is live."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COLOURS = {
 }  # fmt: skip
 
 RunPage = Callable[[Path, RunView], None]
-"""Draws a page below the title of the run, from the home's folder and the run."""
+"""A function that draws a page below the run's title, from the home's folder and the run."""
 
 
 def show_page(draw: RunPage) -> None:
-    """Choose a run and show it; without any, say how to start one."""
+    """Choose a run and show it; if there is none, say how to start one."""
     home, overview = _opened()
     if overview is None:
         return
@@ -46,7 +46,7 @@ def show_page(draw: RunPage) -> None:
 
 
 def show_home_page(draw: Callable[[Path], None]) -> None:
-    """Show what concerns all runs of the home; without any, say how to start one."""
+    """Show a page about all runs of the home; if there is none, say how to start one."""
     home, overview = _opened()
     if overview is None:
         return
@@ -56,7 +56,7 @@ def show_home_page(draw: Callable[[Path], None]) -> None:
 
 
 def _opened() -> tuple[Path, pd.DataFrame | None]:
-    """The home and its runs; None where the page already says that there is none, or why."""
+    """Return the home and its runs; None for runs once the page has told why it shows none."""
     home = Home.from_environment().path
     try:
         overview = load_overview(home)
@@ -70,7 +70,7 @@ def _opened() -> tuple[Path, pd.DataFrame | None]:
 
 
 def _watch(home: Path, overview: pd.DataFrame) -> None:
-    """Draw the whole page again once a run is new, or stands otherwise than the page shows."""
+    """Redraw the whole page when a run is new or has another status than the page shows."""
     fragment(_look_for_changes, run_every=_WATCH)(home, _standing(overview))
 
 
@@ -105,12 +105,12 @@ def _show_nothing(home: Path) -> None:
 
 
 def _choose(overview: pd.DataFrame) -> str | None:
-    """The run to show: the address's `?run=`, else the page before's, else the newest at work, or of all.
+    """Return the run to show: the address's `?run=`, the last page's, the newest live one, or the newest.
 
     A run that is part of a check, such as one under faults, gives way to one trained for its own sake.
-    An archived run is offered only where it is that one, or where all are archived.
+    An archived run is offered only if it is that one, or if all are archived.
 
-    None where the address names a run that is not there: another one would be taken for it.
+    None if the address names an unknown run: another one would be taken for it.
     """
     labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
     named = st.query_params.get("run")
@@ -131,7 +131,7 @@ def _choose(overview: pd.DataFrame) -> str | None:
 
 
 def _show_unknown(home: Path, run_id: str) -> None:
-    """A run that the address names and the record does not know: it starts, or there is none."""
+    """Show an unknown run from the address: it is starting, or does not exist."""
     try:
         if run_id in load_overview(home)["run_id"].tolist():
             st.rerun()  # it has its row: the whole page again
@@ -156,7 +156,7 @@ def _show_title(run_id: str, status: str, purpose: str = "") -> None:
 
 
 def _show_notes(view: RunView) -> None:
-    """What a person noted about the run; nothing where there is nothing."""
+    """Show a person's notes about the run, if any."""
     badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
     if view.notes.archived:
         badges.insert(0, ":gray-badge[:material/archive: archived]")
@@ -198,7 +198,7 @@ def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
 
 
 def _show_trouble(view: RunView) -> None:
-    """Say what is missing, how to resume a run that did not end well, and of which none was done."""
+    """Show missing data, how to resume a run that ended badly, and whether the run is only simulated."""
     run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
     if view.damaged:
         st.warning(
@@ -224,12 +224,12 @@ def _show_trouble(view: RunView) -> None:
 
 
 def _advice(run_id: str, error: str | None) -> str:
-    """How to resume; empty where that would fail again, or where the error says it."""
+    """Return how to resume; empty if that would fail again, or if the error says it."""
     command = f"`spotlight resume {run_id}`"
     text = error or ""
     return "" if text.startswith("ConfigurationError") or command in text else f". Resume with {command}"
 
 
 def show_error(error: Exception) -> None:
-    """Show why the record cannot be read, in place of what was to be shown."""
+    """Show why the record cannot be read, in place of the content."""
     st.error(plain_markdown(str(error)), icon=":material/database_off:")

@@ -1,4 +1,4 @@
-"""Tiles: figures in a row, all of one size."""
+"""Tiles: figures in a row, all of the same size."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def show_tile(
     meaning: str | None = None,
     modelled: bool = False,
 ) -> None:
-    """A figure of a row of tiles that are all as wide and as high as each other.
+    """Show a figure as a tile; all tiles of a row have the same width and height.
 
     Args:
-        row: where to; a horizontal container.
-        title: what it is.
-        value: the figure as text; `-` where there is none.
-        below: a second figure in small; None where there is none.
-        meaning: what the question mark beside the title says; None leaves it out.
-        modelled: whether the tile's dollars are those of a model; a badge says so.
+        row: horizontal container of the tile.
+        title: name of the figure.
+        value: figure as text; `-` for none.
+        below: second figure in small type; None for none.
+        meaning: text of the question mark beside the title; None leaves it out.
+        modelled: True if the tile's dollars are modelled; a badge says so.
     """
     shown = f"{title} {MODELLED_BADGE}" if modelled else title
     row.metric(

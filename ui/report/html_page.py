@@ -1,7 +1,7 @@
 """A report as one HTML file: sections of charts, pictures and tables; nothing in it is fetched.
 
-Everything that was recorded is escaped. The page's own policy (CSP) forbids the browser to load anything,
-so even a mistake here could not send or fetch.
+Everything that was recorded is escaped. The page's own policy (CSP) forbids the browser to load anything, so
+even a mistake here could not send or fetch data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEXT_COLOUR = "rgba(128,128,128,1)"  # of what in a plot the style sheet does n
 _GRID_COLOUR = "rgba(128,128,128,.25)"
 _MOST_ROWS = 200  # of a table
 _PAPER_PX = 680
-"""Width of a plot on paper: fits between the margins of A4 (704 px) and of Letter."""
+"""The width of a plot on paper: fits between the margins of A4 (704 px) and of Letter."""
 
 _STYLE = f"""
 :root {{color-scheme: light dark; --back: #ffffff; --text: #1c2430; --line: rgba(128,128,128,.35);}}
@@ -72,7 +72,7 @@ class Report:
     """A page that grows section by section.
 
     Attributes:
-        title: plain text.
+        title: title as plain text.
     """
 
     title: str
@@ -84,20 +84,20 @@ class Report:
         self._body.append(f"<h2>{html.escape(title)}</h2>")
 
     def sentence(self, text: str, style: str = "") -> None:
-        """A paragraph; `**` marks what is bold, backticks what is code, all else is shown as it is."""
+        """Add a paragraph; `**` marks bold text, backticks mark code, all else is shown as is."""
         self._body.append(f'<p class="{html.escape(style)}">{inline_html(text)}</p>')
 
     def links(self, places: Sequence[Link]) -> None:
-        """A line a place: its name, as a link where its address is known, and what to do to come there."""
+        """Add a line per place: its name, as a link if its address is known, and how to get there."""
         self._body.append(f'<ul class="places">{"".join(map(_place, places))}</ul>')
 
     def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
-        """Plots beside each other, or each over the whole width, as a single one is."""
+        """Add plots beside each other, or each over the whole width, as a single one is."""
         drawn = "".join(self._chart(figure) for figure in figures)
         self._body.append(f'<div class="plots{" wide" if wide or len(figures) == 1 else ""}">{drawn}</div>')
 
     def table(self, frame: pd.DataFrame) -> None:
-        """The first rows of a frame, as they are."""
+        """Add the first rows of a frame unchanged."""
         head = "".join(f"<th>{html.escape(str(name))}</th>" for name in frame.columns)
         rows = "".join(
             f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row)}</tr>"
@@ -108,15 +108,15 @@ class Report:
             self.sentence(f"The first {_MOST_ROWS} of {len(frame):,} rows.", "note")
 
     def preformatted(self, text: str) -> None:
-        """Text with its line breaks."""
+        """Add text with its line breaks."""
         self._body.append(f"<pre>{html.escape(text)}</pre>")
 
     def gallery(self, markup: str) -> None:
-        """Pictures, as `ui.elements.image_grid` makes them: it escapes the texts in them."""
+        """Add pictures from `ui.elements.image_grid`, which escapes the texts in them."""
         self._body.append(markup)
 
     def page(self) -> str:
-        """The whole file."""
+        """Return the whole file."""
         title = html.escape(self.title)
         script = f"<script>{plotly.offline.get_plotlyjs()}</script>" if self._plots else ""
         # plotly's JSON has `<`, `>` and `/` escaped, so that no text in it ends the element.
@@ -151,7 +151,7 @@ def _place(link: Link) -> str:
 
 
 def inline_html(text: str) -> str:
-    """A sentence as HTML: escaped first, so that only bold and code can come of its marks."""
+    """Return a sentence as HTML: escaped first, so that its marks give only bold text and code."""
     escaped = html.escape(text)
     escaped = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", escaped)
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)

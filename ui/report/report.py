@@ -52,12 +52,12 @@ _DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
 
 
 def write_report(store: RunStore, run_id: str, out: Path) -> None:
-    """Write a run's report; a file of that name is replaced, in one step.
+    """Write a run's report; an existing file is replaced in one step.
 
     Args:
-        store: where the run is.
+        store: store that has the run.
         run_id: the run.
-        out: the HTML file.
+        out: HTML file to write.
 
     Raises:
         ConfigurationError: `out` is a folder, or its folder is missing.
@@ -79,7 +79,7 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
 
 
 def report_page(store: RunStore, run_id: str) -> str:
-    """The report as HTML.
+    """Return the report as HTML.
 
     Raises:
         RunNotFoundError: there is no such run.
@@ -130,7 +130,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
 
 
 def _scores(report: Report, view: RunView, quality: QualityView, connection: RecordConnection) -> None:
-    """The held-out score with the second judge's beside it, and the signs of training."""
+    """Add the held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
         report.sentence("Nothing is scored yet.")

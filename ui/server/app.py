@@ -1,7 +1,7 @@
 """The main script of the dashboard, served by `ui/server/server.py`: the login, then the list of pages.
 
-It reads the record, and writes only what a person notes about a run, so it may run beside a training run
-and be closed at any time.
+It reads the record, and writes only a person's notes about a run, so it may run beside a training run and be
+closed at any time.
 """
 
 from __future__ import annotations

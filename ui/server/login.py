@@ -1,4 +1,4 @@
-"""The login of the dashboard, where one is configured: checked each time that anything is drawn."""
+"""The login of the dashboard, if one is configured: checked each time that anything is drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import streamlit as st
 from storage.access.login import Login, refusal
 
 _ALLOWED_VARIABLE = "SPOTLIGHT_DASHBOARD_ALLOWS"
-"""Set in the dashboard's own process, where a login is needed: JSON list of the allowed addresses."""
+"""A variable of the dashboard's process, set if a login is needed: JSON list of the allowed addresses."""
 
 
 def require_login(login: Login) -> None:
@@ -22,12 +22,12 @@ def require_login(login: Login) -> None:
 
 
 def login_needed() -> bool:
-    """Whether this process asks for a login."""
+    """Return True if this process asks for a login."""
     return _ALLOWED_VARIABLE in os.environ
 
 
 def passes_login() -> bool:
-    """Whether the visitor may see the page; if not, show why, and a button to log in."""
+    """Return True if the visitor may see the page; if not, show why, and a button to log in."""
     reason = _refusal()
     if reason is None:
         return True
@@ -38,11 +38,11 @@ def passes_login() -> bool:
 
 
 def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callable[..., None]:
-    """Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that.
+    """Return Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that.
 
     Args:
-        draw: draws the part.
-        run_every: how often, such as `2s`; None for never.
+        draw: function that draws the part.
+        run_every: interval, such as `2s`; None for never.
     """
 
     def drawn(*args: Any) -> None:

@@ -1,6 +1,6 @@
 """The dashboard's server: `streamlit run ui/server/server.py --server.address 127.0.0.1`.
 
-`app.py` lists the pages. This file decides which requests reach them: by their host name, by their login.
+`app.py` lists the pages. This file decides which requests reach them, by host name and by login.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts of the page Convergence: the held-out score, its interval over run seeds, the training's signs."""
+"""Charts of the page Convergence: the held-out score, its interval over run seeds, the signs of training."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _OF_RATIO = ("ratio_deviation", "clip_share")
 
 
 def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
-    """Held-out results (bold), training's own (thin), the second judge's, the level before training (dashed).
+    """Chart held-out results (bold), training's (thin), the second judge's, the level at the start (dashed).
 
     Args:
         view: the run.
-        measure: which figure.
-        over: what runs along the bottom.
-        judges: columns iteration and `judge`, where there is a second judge; drawn beside the score.
+        measure: figure to draw.
+        over: quantity on the bottom axis.
+        judges: columns iteration and `judge`, if there is a second judge; drawn beside the score.
     """
     heading, bottom = axis_titles(over, view.elapsed_s, view.is_modelled)
     training = "reward_mean" if measure == "score" else "exact_share"
@@ -75,12 +75,12 @@ def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
 
 
 def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measure) -> go.Figure:
-    """Every seed's curve (thin), their mean (bold) and the interval of the mean (shaded).
+    """Chart every seed's curve (thin), their mean (bold) and the interval of the mean (shaded).
 
     Args:
-        courses: as `mean_over_seeds` takes them.
-        seeds: the runs by seed.
-        measure: which figure.
+        courses: as for `mean_over_seeds`.
+        seeds: runs by seed.
+        measure: figure to draw.
     """
     figure = go.Figure()
     mean = mean_over_seeds(courses, measure)
@@ -106,7 +106,7 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
 
 
 def learning_charts(view: RunView) -> list[go.Figure]:
-    """A plot for each figure that was measured and that the objective has; the ratio's with its limit."""
+    """Return a plot for each measured figure that the objective has; the ratio's with its limit."""
     courses = view.learning_courses()
     limit = view.setting("algorithm", "ratio_tolerance")
     figures = []

@@ -1,4 +1,4 @@
-"""What the page Convergence reads: images before and after, and how sure a curve is over run seeds."""
+"""The data of the page Convergence: images before and after, and the spread of a curve over run seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ui.data.run import RunView
 
 
 def load_images(home: Path, view: RunView) -> pd.DataFrame:
-    """The gallery, read again after each evaluation; see `storage.record.queries.runs.images_before_after`.
+    """Return the gallery, cached per evaluation; see `storage.record.queries.runs.images_before_after`.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -28,13 +28,13 @@ def load_images(home: Path, view: RunView) -> pd.DataFrame:
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_images(home: Path, run_id: str, evaluation_at: float) -> pd.DataFrame:
-    """`evaluation_at` is part of the cache's key."""
+    """Return the same; `evaluation_at` is part of the cache's key."""
     with Records(Home(home)).reading(run_id) as connection:
         return queries.images_before_after(connection, run_id)
 
 
 def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.DataFrame]:
-    """The runs that differ from one in the seed alone, by seed, and their scores.
+    """Return the runs that differ from one only in the seed, by seed, and their scores.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -44,29 +44,29 @@ def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.Dat
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_seed_courses(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
-    """`evaluation_at` is part of the cache's key."""
+    """Return the same; `evaluation_at` is part of the cache's key."""
     with Records(Home(home)).reading() as connection:
         return read_seed_courses(connection, run_id)
 
 
 def read_seed_courses(connection: RecordConnection, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
-    """The same from an open connection; no scores where the run is alone."""
+    """Return the same from an open connection; without scores if the run is alone."""
     seeds = comparisons.runs_of_other_seeds(connection, run_id)
     others = list(seeds.values()) if len(seeds) > 1 else []
     return seeds, comparisons.score_courses(connection, others)
 
 
 def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
-    """The mean over runs at each iteration that all of them have evaluated, and its 95 % interval.
+    """Return the mean over runs at each iteration that all of them evaluated, and its 95 % interval.
 
     The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
 
     Args:
-        courses: as `comparisons.score_courses` gives them, of runs of different seeds.
-        measure: which figure.
+        courses: frame from `comparisons.score_courses`, of runs with different seeds.
+        measure: figure to average.
 
     Returns:
-        Columns iteration, mean, low, high, seeds; empty where fewer than two runs share an iteration.
+        Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
     """
     runs = len(set(courses["run_id"].tolist()))
     rows = []

@@ -17,7 +17,7 @@ _NO_METRICS = ("iteration", "policy_version", "ended_at", "elapsed_s")
 
 
 def show_metrics(view: RunView) -> None:
-    """Let a person choose metrics, and draw each."""
+    """Let a person choose metrics, and draw each of them."""
     st.subheader("Metrics")
     names = sorted(name for name in view.metrics.columns if name not in _NO_METRICS)
     if not names:
@@ -37,24 +37,24 @@ def show_metrics(view: RunView) -> None:
 
 
 def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
-    """An exponential moving average that begins without a bias; gaps stay gaps.
+    """Return an exponential moving average without initial bias; gaps stay gaps.
 
     Args:
-        values: in order; NaN where there is none.
-        weight: of the past, 0 to 1, exclusive.
+        values: values in order; NaN for gaps.
+        weight: weight of the past, between 0 and 1, exclusive.
     """
     course = pd.Series(values, dtype=float)
     return course.ewm(alpha=1 - weight, ignore_na=True).mean().where(course.notna()).to_numpy()
 
 
 def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.Figure:
-    """A metric's course: thin as it is, bold as smoothed.
+    """Return a chart of a metric: a thin raw line, a bold smoothed one.
 
     Args:
         view: the run.
-        name: of the metric.
-        smoothing: weight of the past; 0 draws it as it is.
-        over: what runs along the bottom.
+        name: name of the metric.
+        smoothing: weight of the past; 0 for no smoothing.
+        over: quantity on the bottom axis.
     """
     values, figure = view.metric(name), go.Figure()
     x = view.metrics["iteration"].to_numpy()

@@ -1,4 +1,4 @@
-"""The page Convergence: does the run get better, how fast, at what price. Live while the run is."""
+"""The page Convergence: whether the run gets better, how fast, and at what price. Live while the run is."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
 
 
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
-    """The interval over run seeds, where several runs differ in nothing else; their scores."""
+    """Show the interval over run seeds if several runs differ in nothing else; return their scores."""
     seeds, courses = load_seed_courses(home, view)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
@@ -84,7 +84,7 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
 
 
 def _show_quality(view: RunView, quality: QualityView) -> None:
-    """What no reward sees, and the reward part by part."""
+    """Show the qualities that no reward measures, and the reward part by part."""
     if not quality.figures:
         return
     st.subheader("Image quality")

@@ -1,4 +1,4 @@
-"""What the held-out images look like beside their score, and the parts of a score that is a sum."""
+"""The look of the held-out images beside their score, and the parts of a score that is a sum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
 
 
 def quality_charts(quality: QualityView) -> list[go.Figure]:
-    """A chart for each group of figures that was measured: their change since before training."""
+    """Return a chart for each group of measured figures: their change since before training."""
     figures = []
     for group, title in _TITLES.items():
         names = [name for name in quality.figures if QUALITY[name].group == group]
@@ -43,12 +43,12 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
 
 
 def _change_since_start(values: np.ndarray, name: str) -> np.ndarray:
-    """The change from the first value, in parts of it."""
+    """Return the change from the first value, as a fraction of it."""
     return (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
 
 
 def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
-    """A chart for each part of a score that is a sum: held-out images (bold) and training's (thin)."""
+    """Return a chart for each part of a score that is a sum: held-out images (bold) and training's (thin)."""
     figures = []
     for name in quality.parts:
         figure = go.Figure()
@@ -69,7 +69,7 @@ def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
 
 
 def quality_table(verdict: QualityVerdict) -> pd.DataFrame:
-    """Each figure before training and now, with the interval of the difference.
+    """Return each figure before training and now, with the interval of the difference.
 
     Columns: figure, before, now, difference, its bounds (95 %; NaN with too few prompts), worse (`yes` or
     empty).

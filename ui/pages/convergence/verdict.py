@@ -1,4 +1,4 @@
-"""The short answers: is the run getting better, what does it cost, and is its training healthy."""
+"""The short answers on whether the run gets better, its cost, and the health of its training."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ui.elements.tiles import TILE_PX, show_tile
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the run is getting better.
+    """The verdict on whether the run is getting better.
 
     Attributes:
         kind: clearly better, clearly worse, or neither (yet).
-        text: a sentence with its figures; `**` marks what is bold.
+        text: a sentence with its figures; `**` marks bold text.
     """
 
     kind: Literal["better", "worse", "even", "waiting"]
@@ -29,7 +29,7 @@ class Verdict:
 
 
 def verdict(view: RunView) -> Verdict:
-    """Better, worse or not clear yet, by how much, after how long, at what cost."""
+    """Return the verdict: better, worse or not clear yet, by how much, after how long, at what cost."""
     if view.scores.empty:
         return Verdict(
             "waiting", "The model is scored before training begins; its first figures appear here."
@@ -69,7 +69,7 @@ def show_verdict(view: RunView) -> None:
 
 
 def show_figures(view: RunView) -> None:
-    """Six big figures in a row."""
+    """Show six big figures in a row."""
     done = len(view.metrics)
     planned = view.planned_iterations
     total_usd = view.paid_usd
@@ -152,7 +152,7 @@ _SIGNS = (
 
 
 def show_health(view: RunView) -> None:
-    """Show in a row the figures by which unhealthy training shows early; `learning_charts` draws them."""
+    """Show the figures that reveal unhealthy training early, in a row; `learning_charts` draws them."""
     if view.metrics.empty:
         st.caption("These figures appear with the first iteration.")
         return

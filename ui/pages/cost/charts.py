@@ -1,4 +1,4 @@
-"""Charts of the page Cost: the bill by phase, and what it would be on demand only."""
+"""Charts of the page Cost: the bill by phase, and the same bill on demand only."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discard
 
 
 def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
-    """What iterations, evaluations and discarded work cost, by market.
+    """Return a chart of the cost of iterations, evaluations and discarded work, by market.
 
     Args:
         frame: columns phase, market, device_s, usd; at least one row.
-        modelled: whether the dollars are those of a model.
+        modelled: True if the dollars are modelled.
     """
     recorded = set(frame["phase"])
     names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
@@ -27,11 +27,11 @@ def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
 
 
 def on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
-    """The bill as it is beside what it would have been with every device at the reserved price.
+    """Return a chart of the bill beside the same bill with every device at the reserved price.
 
     Args:
-        cost: both bills.
-        modelled: whether the dollars are those of a model.
+        cost: the two bills.
+        modelled: True if the dollars are modelled.
     """
     figure = go.Figure()
     bars = {

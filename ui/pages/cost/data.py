@@ -1,8 +1,8 @@
-"""The bill of a run by phase, and what the same run would have cost with every device rented on demand.
+"""The bill of a run by phase, and that of the same run with every device rented on demand.
 
-The assumption of the latter: the same devices do the same for the same seconds, and a spot second costs
-what a reserved one of this run does. So it is neither what a faster run without losses would have cost, nor
-a run on the reserved devices alone, which would have taken longer.
+The latter assumes that the same devices do the same work in the same seconds, and that a spot second costs as
+much as a reserved one of this run. So it is neither the cost of a faster run without losses, nor that of a
+run on the reserved devices alone, which would have taken longer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _WORK = ("rollout", "explore", "train")
 
 @dataclass(frozen=True)
 class OnDemandCost:
-    """A bill, and the same one on demand only; in dollars.
+    """A bill, and the same bill on demand only, in dollars.
 
     Attributes:
         reserved_usd_per_hour: mean price of a reserved device in this run.
-        spot_as_reserved_usd: the spot devices' seconds at that price.
+        spot_as_reserved_usd: cost of the spot devices' seconds at that price.
     """
 
     reserved_usd: float
@@ -40,7 +40,7 @@ class OnDemandCost:
 
     @property
     def paid_usd(self) -> float:
-        """The bill as it is."""
+        """The actual bill."""
         return self.reserved_usd + self.spot_usd
 
     @property
@@ -50,12 +50,12 @@ class OnDemandCost:
 
     @property
     def saved_usd(self) -> float:
-        """What spot devices saved."""
+        """The saving by spot devices."""
         return self.on_demand_usd - self.paid_usd
 
 
 def on_demand_cost(ledger: Ledger) -> OnDemandCost | None:
-    """The comparison; None without spot time, or where no reserved price is known from the bill."""
+    """Return the comparison; None without spot time, or if the bill gives no reserved price."""
     reserved, spot = ledger.spent(market="reserved"), ledger.spent(market="spot")
     if not spot.device_s or not reserved.device_s or not reserved.usd:
         return None
@@ -65,11 +65,11 @@ def on_demand_cost(ledger: Ledger) -> OnDemandCost | None:
 
 @dataclass(frozen=True)
 class Saving:
-    """What may be said of the difference between a bill and the same one on demand only.
+    """The claim that can be made about a bill and the same bill on demand only.
 
     Attributes:
-        usd: the saving; 0 where none is claimed.
-        why_not: why none is claimed, as a sentence; empty where one is.
+        usd: saving; 0 if none is claimed.
+        why_not: reason why none is claimed, as a sentence; empty if one is.
     """
 
     usd: float
@@ -77,12 +77,12 @@ class Saving:
 
 
 def saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> Saving:
-    """The saving, if there is one to claim: money was paid, and spot devices worked more than they idled.
+    """Return the saving, if one can be claimed: money was paid, and spot devices worked more than they idled.
 
     Args:
-        ledger: the run's.
-        compared: as `on_demand_cost` gives it.
-        modelled: whether its dollars are those of a model.
+        ledger: ledger of the run.
+        compared: result of `on_demand_cost`.
+        modelled: True if its dollars are modelled.
     """
     idle_s = ledger.spent(market="spot", state="idle").device_s
     worked_s = sum(ledger.spent(market="spot", state=state).device_s for state in _WORK)
@@ -98,7 +98,7 @@ def saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> Saving:
 
 
 def bill_by_phase(ledger: Ledger) -> pd.DataFrame:
-    """The bill by phase and market: columns phase, market, device_s, usd."""
+    """Return the bill by phase and market: columns phase, market, device_s, usd."""
     keys = dict.fromkeys((entry.phase, entry.market) for entry in ledger.entries)
     spent = {key: ledger.spent(phase=key[0], market=key[1]) for key in keys}
     return pd.DataFrame(

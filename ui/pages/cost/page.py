@@ -1,4 +1,4 @@
-"""The page Cost: the bill by phase, market and state, and what it would be on demand only."""
+"""The page Cost: the bill by phase, market and state, and the same bill on demand only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page Evaluations reads: the separate evaluations, the images of one, and two compared."""
+"""The data of the page Evaluations: the separate evaluations, the images of one, and a comparison of two."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from storage.prompts.sources import thumbnail
 from ui.data.run import CACHE_S
 
 _SIDE = 512
-"""Most pixels of a picture's side on the page."""
+"""The largest side of a picture on the page, in pixels."""
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_evaluations(home: Path) -> pd.DataFrame:
-    """All of them, newest first.
+    """Return all separate evaluations, newest first.
 
     Columns: evaluation_id, started_at (Unix seconds), took_s, of (the run, or the untouched model), run_id
-    (None for a model), iteration, images, score, exact, folder (None where the images were not kept).
+    (None for a model), iteration, images, score, exact, folder (None if the images were not kept).
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -54,7 +54,7 @@ def load_evaluations(home: Path) -> pd.DataFrame:
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
 def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The images of one evaluation, which never changes, and what they come to (`figures_of`).
+    """Return the images of one evaluation, which never changes, and their figures (`figures_of`).
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -65,10 +65,10 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[int, int], bytes]:
-    """The kept images of an evaluation as PNG, scaled down; those that are missing or no image are left out.
+    """Return an evaluation's kept images as PNG, scaled down; missing or invalid ones are left out.
 
     Args:
-        folder: where they lie, in GenEval's layout.
+        folder: folder of the images, in GenEval's layout.
         keys: prompt_id and seed_index of each.
     """
     found = {}
@@ -84,24 +84,24 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
 def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
-    """By how much one is better than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
+    """Return how much better one is than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
 
     Args:
-        home: where both are.
+        home: home that holds both.
         before, after: identifiers of the two evaluations.
 
     Raises:
-        ConfigurationError: the two do not compare.
+        ConfigurationError: the two cannot be compared.
         StorageError: a file of the record is damaged.
     """
     return compare_evaluations(Home(home), before, after)
 
 
 def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
-    """A row a tag and the overall ones, as a table.
+    """Return a table with a row per tag and the overall rows.
 
     Args:
-        figures: as `storage.evaluations.figures` gives them, of scores or of differences.
+        figures: figures from `storage.evaluations.figures`, of scores or of differences.
     """
     rows = dict(figures.get("by_tag", {}))
     if "over_tags" in figures:
@@ -121,16 +121,16 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
 
 
 def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
-    """The means of what images look like, as a table: figure, mean."""
+    """Return the means of the images' look as a table: figure, mean."""
     rows = [(QUALITY[name].title, value) for name, value in means.items()]
     return pd.DataFrame(rows, columns=["figure", "mean"])
 
 
 def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """What has changed in the looks of images: figure, before, after, and the difference with its interval.
+    """Return the changes in the look of images: figure, before, after, and the difference with its interval.
 
     Args:
-        changes: by figure, as `storage.evaluations.pairs.difference_of` gives them.
+        changes: results of `storage.evaluations.pairs.difference_of`, by figure.
     """
     return pd.DataFrame(
         [

@@ -1,4 +1,4 @@
-"""The page Evaluations: what `spotlight evaluate` scored, by tag and image by image, and compared."""
+"""The page Evaluations: the results of `spotlight evaluate`, by tag and image by image, and compared."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
 
 
 def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
-    """The first of the kept images, each with its prompt and its score."""
+    """Show the first of the kept images, each with its prompt and its score."""
     keys = [*zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True)]
     first = images.head(_AT_ONCE)
     found = load_pictures(folder, tuple(keys[:_AT_ONCE]))

@@ -1,4 +1,4 @@
-"""Rules about the devices: how long they idle, what they wait for, what was lost."""
+"""Rules about the devices: idle time, waits and losses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_NAMED = 4  # devices
 
 
 def spot_idle(evidence: Evidence) -> Finding:
-    """Spot devices should not idle while the reserved ones train."""
+    """Check that spot devices do not idle while the reserved ones train."""
     title, ledger = "Idle spot devices", evidence.ledger
     idle = ledger.spot_idle_share
     if idle is None:
@@ -42,7 +42,7 @@ def spot_idle(evidence: Evidence) -> Finding:
 
 
 def _more_drafts(evidence: Evidence) -> str:
-    """Which setting fills the window, and to what."""
+    """Return the setting, with a value, that fills the window."""
     idle_s = evidence.ledger.spent(market="spot", state="idle").device_s
     explore_s = evidence.ledger.spent(market="spot", state="explore").device_s
     if not explore_s:
@@ -59,7 +59,7 @@ def _more_drafts(evidence: Evidence) -> str:
 
 
 def reserved_idle(evidence: Evidence) -> Finding:
-    """Reserved devices are the expensive ones: they should not idle."""
+    """Check that reserved devices, the expensive ones, do not idle."""
     title, ledger = "Idle reserved devices", evidence.ledger
     whole, idle = ledger.spent(market="reserved"), ledger.spent(market="reserved", state="idle")
     if not whole.device_s:
@@ -78,7 +78,7 @@ def reserved_idle(evidence: Evidence) -> Finding:
 
 
 def exploration_wait(evidence: Evidence) -> Finding:
-    """The rollout should not wait for its seeds."""
+    """Check that the rollout does not wait for its seeds."""
     title = "Wait for exploration"
     waits, lasts = evidence.recent("explore_wait_s"), evidence.recent("iteration_s")
     if not waits.size or not lasts.size or np.median(lasts) <= 0:
@@ -97,7 +97,7 @@ def exploration_wait(evidence: Evidence) -> Finding:
 
 
 def loading(evidence: Evidence) -> Finding:
-    """New weights should not take longer to load than they are worth."""
+    """Check that new weights do not take longer to load than they are worth."""
     title, whole = "Loading weights", evidence.ledger.spent()
     if not whole.device_s:
         return Finding("unknown", title, "No device time is recorded yet.")
@@ -114,7 +114,7 @@ def loading(evidence: Evidence) -> Finding:
 
 
 def repeated_work(evidence: Evidence) -> Finding:
-    """Paid work that a resumed run repeated."""
+    """Check for paid work that a resumed run repeated."""
     title, whole, lost = "Repeated work", evidence.ledger.spent(), evidence.ledger.lost
     if not whole.device_s:
         return Finding("unknown", title, "No device time is recorded yet.")
@@ -133,7 +133,7 @@ def repeated_work(evidence: Evidence) -> Finding:
 
 
 def losses(evidence: Evidence) -> Finding:
-    """How much unsaved work was lost with devices."""
+    """Check how much unsaved work was lost with devices."""
     title, ledger = "Lost devices", evidence.ledger
     spot_s = ledger.spent(market="spot").device_s
     if not ledger.has_device_events or not spot_s:
@@ -154,7 +154,7 @@ def losses(evidence: Evidence) -> Finding:
 
 
 def accounts(evidence: Evidence) -> Finding:
-    """The states must sum to the paid time, which is measured apart from them."""
+    """Check that the states sum to the paid time, which is measured separately."""
     title, ledger = "The bill", evidence.ledger
     if not ledger.is_measured:
         return Finding("unknown", title, "This run did not measure its paid time apart from the states.")
@@ -169,7 +169,7 @@ def accounts(evidence: Evidence) -> Finding:
 
 
 def starts(evidence: Evidence) -> Finding:
-    """Every device of the settings should join."""
+    """Check that every device of the settings joins."""
     title, ledger = "Devices that join", evidence.ledger
     if not ledger.has_device_events:
         return Finding("unknown", title, "This run records no devices that join.")
@@ -200,7 +200,7 @@ def starts(evidence: Evidence) -> Finding:
 
 
 def clock(evidence: Evidence) -> Finding:
-    """The machine's clock should not be set during a run."""
+    """Check that the machine's clock is not set during a run."""
     title, jumps = "The machine's clock", evidence.ledger.clock_jumps
     if not evidence.ledger.entries:
         return Finding("unknown", title, "No device time is recorded yet.")

@@ -1,4 +1,4 @@
-"""What a rule of the page Health finds in a run: how serious it is, with figures and advice."""
+"""The finding of a rule of the page Health: how serious it is, with figures and advice."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ui.data.run import RunView
 from ui.elements.formatting import money
 
 Level = Literal["problem", "warning", "passed", "unknown"]
-"""Wrong; possibly wrong; not wrong; not measured by the run (yet)."""
+"""Wrong; possibly wrong; fine; not measured by the run (yet)."""
 
 LEVELS: tuple[Level, ...] = ("problem", "warning", "passed", "unknown")
-"""The most serious first."""
+"""The levels, most serious first."""
 
 RECENT = 20
-"""Iterations that a rule looks back on."""
+"""The number of iterations that a rule looks back on."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Finding:
 
     Attributes:
         level: how serious it is.
-        title: what the rule checks.
-        text: what was found, with figures.
-        advice: what to change; empty for a check that passed.
+        title: subject of the rule.
+        text: finding in words, with figures.
+        advice: change to make; empty for a check that passed.
     """
 
     level: Level
@@ -42,12 +42,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the rules judge.
+    """The data that the rules judge.
 
     Attributes:
-        view: the run's figures and settings.
-        ledger: where its paid time went.
-        quality: what its held-out images look like.
+        view: figures and settings of the run.
+        ledger: ledger of its paid time.
+        quality: look of its held-out images.
     """
 
     view: RunView
@@ -55,16 +55,16 @@ class Evidence:
     quality: QualityView = field(default_factory=QualityView)
 
     def money(self, usd: float) -> str:
-        """Dollars of the run in words."""
+        """Return dollars of the run in words."""
         return money(usd, self.view.is_modelled)
 
     def recent(self, name: str) -> np.ndarray:
-        """A metric's last values, at most `RECENT`, without those that were not measured."""
+        """Return a metric's last values, at most `RECENT`, without those that were not measured."""
         values = self.view.metric(name)
         return values[np.isfinite(values)][-RECENT:]
 
     def number(self, section: str, name: str) -> float | None:
-        """A setting that is a number; None where the run has none of that name."""
+        """Return a numeric setting; None if the run lacks it."""
         value = self.view.setting(section, name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -73,7 +73,7 @@ Rule = Callable[[Evidence], Finding]
 
 
 def by_level(findings: list[Finding]) -> dict[Level, list[Finding]]:
-    """The findings of each level that has any, the most serious level first."""
+    """Return the findings by level, the most serious level first, without empty levels."""
     found: dict[Level, list[Finding]] = {
         level: [finding for finding in findings if finding.level == level] for level in LEVELS
     }

@@ -1,4 +1,4 @@
-"""Rules about the learning: is the model getting better, and is its training numerically healthy."""
+"""Rules about learning: the course of the score, and the numerical health of training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEFAULT_SPEARMAN = 0.5
 
 
 def score_course(evidence: Evidence) -> Finding:
-    """The held-out score should rise."""
+    """Check that the held-out score rises."""
     title, view = "Held-out score", evidence.view
     scores = view.scores["score"].to_numpy(dtype=float)
     if view.change is None or len(scores) < 2:
@@ -55,7 +55,7 @@ def score_course(evidence: Evidence) -> Finding:
 
 
 def zero_variance(evidence: Evidence) -> Finding:
-    """Prompt groups whose samples all score the same give no gradient."""
+    """Check for prompt groups whose samples all score the same: they give no gradient."""
     title = "Prompts without signal"
     shares = evidence.view.learning_courses()["zero_variance"]
     shares = shares[np.isfinite(shares)][-RECENT:]
@@ -79,7 +79,7 @@ def zero_variance(evidence: Evidence) -> Finding:
 
 
 def ratio(evidence: Evidence) -> Finding:
-    """The rollout and the training must compute the same log-probabilities."""
+    """Check that the rollout and the training compute the same log-probabilities."""
     title, values = "Ratio at the first update", evidence.recent("ratio_deviation")
     if not values.size:
         return Finding("unknown", title, "No iteration is done yet.")
@@ -99,7 +99,7 @@ def ratio(evidence: Evidence) -> Finding:
 
 
 def reward_gaming(evidence: Evidence) -> Finding:
-    """A policy that moves away from the reference while the score falls exploits its reward."""
+    """Check for a policy that moves away from the reference while the score falls: it exploits its reward."""
     title, view = "KL to the reference", evidence.view
     course = view.learning_courses()["kl"]
     measured = course[np.isfinite(course)]
@@ -123,7 +123,7 @@ def reward_gaming(evidence: Evidence) -> Finding:
 
 
 def hacking(evidence: Evidence) -> Finding:
-    """A score that rises while the images get worse is no gain."""
+    """Check for a score that rises while the images get worse, which is no gain."""
     title, verdict = "Image quality", evidence.quality.verdict
     if verdict is None:
         return Finding("unknown", title, "There is no second evaluation yet to compare images with.")
@@ -147,7 +147,7 @@ def hacking(evidence: Evidence) -> Finding:
 
 
 def clipping(evidence: Evidence) -> Finding:
-    """Clipped denoising steps give no gradient."""
+    """Check for clipped denoising steps: they give no gradient."""
     title = "Clipped denoising steps"
     if not clips_ratio(evidence.view):
         return Finding("unknown", title, "The objective of this run does not clip.")
@@ -164,7 +164,7 @@ def clipping(evidence: Evidence) -> Finding:
 
 
 def gradients(evidence: Evidence) -> Finding:
-    """A gradient far above the usual ones is a sign of a bad batch, or of divergence."""
+    """Check for a gradient far above the usual ones: a sign of a bad batch, or of divergence."""
     title, values = "Gradient norm", evidence.recent("gradient_norm")
     every = evidence.view.metric("gradient_norm")
     if not values.size:
@@ -181,7 +181,7 @@ def gradients(evidence: Evidence) -> Finding:
 
 
 def scorer(evidence: Evidence) -> Finding:
-    """A prompt group with an image that was not scored is paid for, and not trained on."""
+    """Check for prompt groups with an unscored image: they are paid for, and not trained on."""
     title, samples = "The scorer", evidence.ledger.samples
     if not samples:
         return Finding("unknown", title, "No image is scored yet.")
@@ -198,7 +198,7 @@ def scorer(evidence: Evidence) -> Finding:
 
 
 def stale_ranks(evidence: Evidence) -> Finding:
-    """Stale drafts must rank the seeds as fresh scores do."""
+    """Check that stale drafts rank the seeds as fresh scores do."""
     title, values = "Stale ranks", evidence.recent("spearman")
     if not values.size:
         return Finding("unknown", title, "No iteration has compared stale drafts with fresh scores.")

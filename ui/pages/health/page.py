@@ -1,4 +1,4 @@
-"""The page Health: rules that say what is wrong, by how much, and which setting fixes it."""
+"""The page Health: rules that name faults, their extent, and the setting that fixes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page Images reads, cached: which images there are, and the pictures that it shows."""
+"""The cached data of the page Images: the list of images, and the pictures that it shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pictured:
     """The images that have pictures, and the evaluations that do.
 
     Attributes:
-        images: as `storage.record.queries.images.pictured_images` gives them.
+        images: frame from `storage.record.queries.images.pictured_images`.
         evaluations: iterations in order; 0 is before training.
     """
 
@@ -36,12 +36,12 @@ class Pictured:
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
-    """Which images and evaluations of a run have pictures.
+    """Return the images and evaluations of a run that have pictures.
 
     Args:
         home: where the runs are.
         run_id: the run.
-        evaluation_at: when its latest evaluation ended; part of the cache's key.
+        evaluation_at: end of its latest evaluation; part of the cache's key.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -57,14 +57,14 @@ def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
 def load_pictures(
     home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], evaluation_at: float
 ) -> pd.DataFrame:
-    """The pictures of some images at some evaluations; see `storage.record.queries.images.pictures`.
+    """Return the pictures of some images at some evaluations; see `storage.record.queries.images.pictures`.
 
     Args:
         home: where the runs are.
         run_id: the run.
-        images: which.
-        iterations: the evaluations.
-        evaluation_at: when the latest evaluation ended; part of the cache's key.
+        images: images to show.
+        iterations: iterations of the evaluations.
+        evaluation_at: end of the latest evaluation; part of the cache's key.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -74,7 +74,7 @@ def load_pictures(
 
 
 def spread(values: Sequence[int], most: int) -> tuple[int, ...]:
-    """At most `most` of the values, evenly spread, the first and the last among them."""
+    """Return at most `most` of the values, evenly spread, with the first and the last."""
     if len(values) <= most:
         return tuple(values)
     indices = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
@@ -82,12 +82,12 @@ def spread(values: Sequence[int], most: int) -> tuple[int, ...]:
 
 
 def ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
-    """The images whose prompt contains the words, in an order.
+    """Return the images whose prompt contains the words, in the given order.
 
     Args:
-        images: as in `Pictured`.
+        images: frame as in `Pictured`.
         order: one of `ORDERS`.
-        words: to search for; empty for all.
+        words: words to search for; empty for all images.
     """
     text = words.strip().casefold()
     kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]

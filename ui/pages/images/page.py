@@ -69,7 +69,7 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
 
 
 def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
-    """All pictured prompts at one evaluation, which a slider chooses."""
+    """Show all pictured prompts at one evaluation, which a slider chooses."""
     if len(pictured.evaluations) < 2:
         return
     st.subheader("At one evaluation")

@@ -1,4 +1,4 @@
-"""The page Reproducibility: did reproductions of recorded runs come to the same result."""
+"""The page Reproducibility: whether reproductions of recorded runs gave the same result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _show() -> None:
 
 
 def _show_verdict(row: dict) -> None:
-    """One box for the newest of a series; red where the result differs."""
+    """Show one box for the newest of a series; it is red if the result differs."""
     box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
     box(
         f"**{markdown_text(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "

@@ -20,14 +20,14 @@ def comparison_chart(
     over: Axis,
     modelled: Collection[str] = (),
 ) -> go.Figure:
-    """The held-out curves of several runs.
+    """Return a chart of the held-out curves of several runs.
 
     Args:
-        courses: as `storage.record.queries.comparisons.score_courses` gives them.
-        run_ids: in the order of the legend; at most as many as colours.
-        measure: which figure.
-        over: what runs along the bottom.
-        modelled: the runs whose dollars are those of a model.
+        courses: frame from `storage.record.queries.comparisons.score_courses`.
+        run_ids: runs in the order of the legend; at most as many as colours.
+        measure: figure to draw.
+        over: quantity on the bottom axis.
+        modelled: runs whose dollars are modelled.
     """
     longest_s = max([0.0, *courses["elapsed_s"].tolist()])
     heading, bottom = axis_titles(over, longest_s, set(run_ids) <= set(modelled))
@@ -46,7 +46,7 @@ def comparison_chart(
 
 
 def paid_chart(table: pd.DataFrame) -> go.Figure:
-    """What each run has cost so far.
+    """Return a chart of the cost of each run so far.
 
     Args:
         table: columns run_id, usd and modelled, in the order of the legend.
@@ -63,5 +63,5 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
 
 
 def _named(run_id: str, modelled: bool) -> str:
-    """A run as a legend or an axis of dollars names it."""
+    """Return the name of a run in a legend or on an axis of dollars."""
     return f"{chart_text(run_id)} {MODELLED}" if modelled else chart_text(run_id)

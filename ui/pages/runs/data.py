@@ -1,4 +1,4 @@
-"""What the page Runs reads, cached, and when each run reached a score."""
+"""The cached data of the page Runs, and the time at which each run reached a score."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ui.charts.layout import Measure
 from ui.data.run import CACHE_S
 
 MOST_RUNS = 200
-"""Runs of the table; the newest."""
+"""The number of runs in the table, newest first."""
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
-    """The latest runs; archived ones are among them, and count, only where they are asked for.
+    """Return the latest runs; archived ones are included, and counted, only on request.
 
     Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
-    (what is judged, on which held-out prompts), scale (see `of_one_scale`), modelled (whether its dollars
+    (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
     are), purpose (the check that it is part of; empty for most), tags, note, archived.
 
     Raises:
@@ -54,7 +54,7 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
 
 
 NO_PRESET = "–"
-"""In place of the preset of a run that was started without one, or by a version that noted none."""
+"""The mark of a run without a preset, or of a version that recorded none."""
 
 _FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "purpose")
 
@@ -63,7 +63,7 @@ _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 
 
 def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the table says of a run's settings; `?` where they are of another version."""
+    """Return the facts from a run's settings for the table; `?` if the settings are of another version."""
     settings = settings if isinstance(settings, dict) else {}
 
     def setting(section: str, key: str) -> str:
@@ -83,19 +83,19 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _judged_by(reward: Any) -> str:
-    """The scorer with its options, whatever is learned from its scores."""
+    """Return the scorer with its options, whatever is learned from its scores."""
     known = reward if isinstance(reward, dict) else {}
     return json.dumps({key: value for key, value in known.items() if key != "signal"}, sort_keys=True)
 
 
 def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The runs whose scores compare with the first one's, and the others.
+    """Return the runs whose scores are comparable to the first one's, and the others.
 
-    Scores compare where the same reward judges what the same base model became.
+    Scores are comparable if the same reward judges models trained from the same base model.
 
     Args:
-        table: as `load_table` gives it.
-        chosen: at least one of its runs.
+        table: frame from `load_table`.
+        chosen: runs of the table, at least one.
     """
     scales = dict(zip(table["run_id"], table["scale"], strict=True))
     same = [run_id for run_id in chosen if scales[run_id] == scales[chosen[0]]]
@@ -105,13 +105,14 @@ def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str],
 def matching(
     table: pd.DataFrame, words: str, chosen: Mapping[str, Sequence[str]], archived: bool
 ) -> pd.DataFrame:
-    """The runs that a person looks for.
+    """Return the runs that match a search.
 
     Args:
-        table: as `load_table` gives it.
-        words: all of them stand in the run's identifier, purpose, preset, reward, strategy, tags or note.
-        chosen: column -> the values to keep; all where it is empty.
-        archived: whether archived runs are among them.
+        table: frame from `load_table`.
+        words: words that must all be in the run's identifier, purpose, preset, reward, strategy, tags or
+            note.
+        chosen: values to keep, by column; all if empty.
+        archived: True to include archived runs.
     """
     kept = table if archived else table.loc[~table["archived"].astype(bool)]
     for column, values in chosen.items():
@@ -126,11 +127,11 @@ def matching(
 
 
 def first_compared(table: pd.DataFrame, most: int) -> list[str]:
-    """The runs to compare before a choice: the newest of the task of the newest one that has a score.
+    """Return the runs to compare by default: the newest ones with the task of the newest run with a score.
 
     Args:
-        table: as `load_table` gives it, newest first; at least one run has a score.
-        most: how many.
+        table: frame from `load_table`, newest first; at least one run has a score.
+        most: largest number of runs.
     """
     scored = table.loc[table["score_now"].notna()]
     return scored.loc[scored["task"] == scored["task"].iloc[0], "run_id"].tolist()[:most]
@@ -138,7 +139,7 @@ def first_compared(table: pd.DataFrame, most: int) -> list[str]:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    """The held-out scores of several runs; see `storage.record.queries.comparisons.score_courses`.
+    """Return the held-out scores of several runs; see `storage.record.queries.comparisons.score_courses`.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -148,9 +149,9 @@ def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
 
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
-    """A score that every run has reached, so that all can be compared: the lowest of their best ones.
+    """Return a score that every run has reached, so that all can be compared: the lowest of their best.
 
-    Rounded down to hundredths, so that rounding does not put it out of reach.
+    It is rounded down to hundredths, so that rounding does not put it out of reach.
     """
     best: dict[str, float] = {}
     for run_id, value in zip(courses["run_id"].tolist(), courses[measure].tolist(), strict=True):
@@ -159,20 +160,20 @@ def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
 
 
 def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:
-    """When each run's held-out figure first reached a target, counted from where its training began.
+    """Return when each run's held-out figure first reached a target, counted from the start of training.
 
-    That is the end of the evaluation before training: starting devices and scoring the untouched model is
-    the same work for every run, and not what is compared.
+    Training starts at the end of the evaluation before it: starting devices and scoring the untouched model
+    is the same work for every run, and is not compared.
 
     Args:
-        courses: as `load_courses` gives them.
-        run_ids: the runs.
-        measure: which figure.
-        target: the value to reach.
+        courses: frame from `load_courses`.
+        run_ids: runs to list.
+        measure: figure to compare.
+        target: value to reach.
 
     Returns:
-        Columns run_id, reached (whether), iteration, elapsed_s, usd (NaN where not; the last two 0 where the
-        untouched model reached it), best.
+        Columns run_id, reached (bool), iteration, elapsed_s, usd (NaN if not; the last two 0 if the untouched
+        model reached it), best.
     """
     rows = []
     for run_id in run_ids:

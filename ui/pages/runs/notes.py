@@ -20,8 +20,8 @@ def show_notes(home: Path, table: pd.DataFrame) -> None:
     """Let a person tag, note and archive runs.
 
     Args:
-        home: where they are.
-        table: as `load_table` gives it; its rows can be chosen.
+        home: home that holds the runs.
+        table: frame from `load_table`, whose rows can be chosen.
     """
     with st.expander("Tag, note or archive", icon=":material/sell:"):
         chosen = st.multiselect("Runs", table["run_id"].tolist(), key="noted", placeholder="Choose runs")

@@ -1,4 +1,4 @@
-"""The page Runs: all runs in a table, and some of them side by side. Live while one is."""
+"""The page Runs: all runs in a table, and some of them side by side. Live while one of them is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the page Runs: its columns, what they are filtered by, and a click that opens a run."""
+"""The table of the page Runs: its columns, its filters, and a click that opens a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCORES = ("score before", "score now", "best", "exact now")
 
 
 def shows_archived() -> bool:
-    """Whether a person has asked for archived runs too."""
+    """Return True if a person has asked for archived runs too."""
     return bool(st.session_state.get(_ARCHIVED))
 
 
@@ -25,10 +25,10 @@ def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Show the search and the filters.
 
     Args:
-        table: as `load_table` gives it.
+        table: frame from `load_table`.
 
     Returns:
-        The rows that they leave, and what is chosen, in a text: what suits some rows does not suit others.
+        The rows that they leave, and the chosen filters as text: a key for choices among these rows.
     """
     row = st.container(horizontal=True, vertical_alignment="bottom")
     words = row.text_input(
@@ -47,10 +47,10 @@ def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def show_table(table: pd.DataFrame) -> None:
-    """Show the runs; a click on one opens it.
+    """Show the runs; a click on a run opens it.
 
     Args:
-        table: as `load_table` gives it, or rows of it.
+        table: frame from `load_table`, or rows of it.
     """
     if table.empty:
         st.caption("No run matches; empty the search and the filters to see all.")

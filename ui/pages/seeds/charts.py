@@ -1,4 +1,4 @@
-"""Charts of the page Seeds: stale against fresh scores, ranks, where the drafts went, spread."""
+"""Charts of the page Seeds: stale against fresh scores, ranks, the use of drafts, spread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui.elements.formatting import chart_text
 from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, SCORE_COLOUR, faded
 
 MAP_PROMPTS = 24
-"""Rows of the map of drafts: the most drafted prompts."""
+"""The number of rows of the map of drafts: the most drafted prompts."""
 
 _LEAST_SHOWN = 0.1  # of the cells of the map
 _COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
@@ -26,10 +26,10 @@ _MAP_COLOURS = [[0.0, faded(DRAFT_COLOUR, 0.12)], [1.0, DRAFT_COLOUR]]
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
-    """Every seed's score by the stale draft against its fresh one; a circle grows with the number of seeds.
+    """Chart each seed's score by the stale draft against its fresh one; circles grow with the seeds' number.
 
     Args:
-        pairs: as `storage.record.queries.seeds.pair_counts` gives it; at least one.
+        pairs: frame from `storage.record.queries.seeds.pair_counts`, with at least one row.
     """
     scores = [*pairs["stale"], *pairs["fresh"]]
     low, high = min(0.0, *scores), max(1.0, *scores)
@@ -67,11 +67,11 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
 
 
 def rank_chart(view: RunView, least: float | None) -> go.Figure:
-    """How well stale drafts rank the seeds, over the iterations.
+    """Return a chart of how well stale drafts rank the seeds, over the iterations.
 
     Args:
         view: the run.
-        least: the Spearman correlation below which the run raises its alarm, if it has one.
+        least: Spearman correlation below which the run raises its alarm, if it has one.
     """
     figure = go.Figure()
     for name, title, line in (
@@ -89,7 +89,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
 
 
 def spread_chart(view: RunView) -> go.Figure:
-    """Variance of a prompt group's scores: random, chosen by drafts, rolled out."""
+    """Return a chart of the variance of a prompt group's scores: random, chosen by drafts, rolled out."""
     figure = go.Figure()
     for name, title, line in (
         ("spread_random", "random", {"color": SAMPLES_COLOUR, "width": 2}),
@@ -103,13 +103,13 @@ def spread_chart(view: RunView) -> go.Figure:
 
 
 def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
-    """Drafts by prompt and iteration, the most drafted prompts on top; empty where one was not drafted.
+    """Chart drafts by prompt and iteration, the most drafted prompts on top; empty if one was not drafted.
 
     Args:
-        drafts: as `storage.record.queries.seeds.drafts_by_prompt` gives it.
+        drafts: frame from `storage.record.queries.seeds.drafts_by_prompt`.
 
     Returns:
-        None where nearly all of it would be empty, as in short runs over many prompts.
+        The chart; None if nearly all of it would be empty, as in short runs over many prompts.
     """
     cells = {
         (row["prompt_id"], row["iteration"]): row for row in drafts.to_dict("records") if row["drafts"] > 0
@@ -148,10 +148,10 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
 
 
 def success_chart(drafts: pd.DataFrame) -> go.Figure:
-    """Each prompt's drafts an iteration against how often they succeed: the budget should go to the middle.
+    """Chart each prompt's drafts per iteration against their success: the budget should go to the middle.
 
     Args:
-        drafts: as `storage.record.queries.seeds.drafts_by_prompt` gives it.
+        drafts: frame from `storage.record.queries.seeds.drafts_by_prompt`.
     """
     by_prompt: dict[int, list[dict]] = {}
     for row in drafts.to_dict("records"):
@@ -175,7 +175,7 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
 
 
 def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: dict) -> None:
-    """A metric's line, if any iteration has it; a marker where a line has but one point."""
+    """Add a metric's line, if any iteration has it, with a marker if it has only one point."""
     values = view.metric(name)
     measured = np.isfinite(values).sum()
     if measured:
@@ -186,7 +186,7 @@ def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: d
 
 
 def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
-    """How many seeds each (kept, stale, fresh) has; many different scores are put on a grid."""
+    """Count the seeds of each (kept, stale, fresh); many different scores are put on a grid."""
     scores = pairs[["stale", "fresh"]].to_numpy(dtype=float)
     if len(np.unique(scores, axis=0)) > _POINTS:
         scores = np.round(scores / _GRID) * _GRID
@@ -200,7 +200,7 @@ def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
 
 
 def _columns(iterations: list[int]) -> list[int]:
-    """The iterations of the map: without a gap, unless only some of a long run were looked at."""
+    """Return the iterations of the map: without a gap, unless only some of a long run were read."""
     every = range(iterations[0], iterations[-1] + 1)
     return iterations if len(every) > _COLUMNS else list(every)
 

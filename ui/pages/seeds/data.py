@@ -1,4 +1,4 @@
-"""What the page Seeds reads beside the run's own figures, once an iteration."""
+"""The data of the page Seeds beyond the run's own figures, once per iteration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from storage.record.reading import RecordConnection, Records
 from ui.data.run import Newest, RunView
 
 ALERT_KINDS = ("staleness", "exploration")
-"""Events that the page shows above the figures."""
+"""The kinds of events that the page shows above the figures."""
 
 MOST_ITERATIONS = 60
-"""Iterations whose drafts a page reads; of more, so many evenly spread ones."""
+"""The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
 
 _ALERTS = 20
 _PICTURED_ITERATIONS = 8
@@ -29,8 +29,8 @@ class Pairs:
     """Stale against fresh scores of some iterations.
 
     Attributes:
-        counts: as `storage.record.queries.seeds.pair_counts` gives them.
-        iterations: those that were looked at.
+        counts: frame from `storage.record.queries.seeds.pair_counts`.
+        iterations: iterations that were read.
     """
 
     counts: pd.DataFrame
@@ -42,7 +42,7 @@ class SeedsView:
     """A run's frames; see storage/record/queries/seeds.py for their columns.
 
     Attributes:
-        pairs: of all iterations.
+        pairs: pairs of all iterations.
     """
 
     pairs: Pairs
@@ -52,7 +52,7 @@ class SeedsView:
 
 
 def load_seeds(home: Path, view: RunView) -> SeedsView:
-    """What the page shows of one run; read again when an iteration or an event has come.
+    """Return the page's data of one run; it is read again after each new iteration or event.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -61,13 +61,13 @@ def load_seeds(home: Path, view: RunView) -> SeedsView:
 
 
 def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
-    """Stale against fresh scores of iterations `first` to `last`; of many, of evenly spread ones.
+    """Return stale against fresh scores of iterations `first` to `last`; if many, of evenly spread ones.
 
     Args:
         home: where the runs are.
         view: the run.
-        first: an iteration, from 1 on.
-        last: an iteration.
+        first: first iteration, from 1 on.
+        last: last iteration.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -77,13 +77,13 @@ def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd.DataFrame:
-    """A prompt's best and worst images of the latest iterations.
+    """Return a prompt's best and worst images of the latest iterations.
 
     Args:
         home: where the runs are.
         run_id: the run.
-        prompt_id: the prompt.
-        iteration: that of the newest image; part of the cache's key.
+        prompt_id: identifier of the prompt.
+        iteration: iteration of the newest image; part of the cache's key.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -94,13 +94,13 @@ def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load(home: Path, run_id: str, newest: Newest) -> SeedsView:
-    """`newest` is part of the cache's key; likewise below."""
+    """Return the page's data; `newest` is part of the cache's key, here and below."""
     with Records(Home(home)).reading(run_id) as connection:
         return read_seeds(connection, run_id)
 
 
 def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
-    """What the page shows of one run, from an open connection."""
+    """Return the page's data of one run, from an open connection."""
     pairs = read_pairs(connection, run_id, 0, None)
     return SeedsView(
         pairs=pairs,
@@ -111,13 +111,13 @@ def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
 
 
 def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int | None) -> Pairs:
-    """Stale against fresh scores of some iterations, from an open connection.
+    """Return stale against fresh scores of some iterations, from an open connection.
 
     Args:
-        connection: to the record.
+        connection: connection to the record.
         run_id: the run.
-        first: the first iteration.
-        last: the last one; None for all that there are.
+        first: first iteration.
+        last: last iteration; None for all.
     """
     chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
     return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)

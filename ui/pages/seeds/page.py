@@ -1,4 +1,4 @@
-"""The page Seeds: do drafts by stale weights rank the seeds correctly, and where do they go."""
+"""The page Seeds: whether drafts by stale weights rank the seeds correctly, and where the drafts go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short answer of the page Seeds: do stale ranks hold, and does choosing by them pay."""
+"""The short answer of the page Seeds: whether stale ranks hold, and whether choosing by them pays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ui.elements.formatting import moment, percent, plain_markdown, short_durati
 from ui.elements.tiles import show_tile
 
 DEFAULT_LEAST = 0.5
-"""Ranks below this count as not holding, where the run's settings do not say."""
+"""The correlation below which ranks count as not holding, if the run's settings give none."""
 
 _RECENT = 20  # iterations that the verdict is over
 _SHOWN_ALERTS = 3
@@ -37,7 +37,7 @@ def show_plain() -> None:
 
 
 def show_alerts(alerts: pd.DataFrame) -> None:
-    """Show the alarms that the run raised about its exploration, newest first."""
+    """Show the run's alarms about its exploration, newest first."""
     rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
     if not rows:
         return
@@ -48,7 +48,7 @@ def show_alerts(alerts: pd.DataFrame) -> None:
 
 
 def show_seed_verdict(view: RunView) -> None:
-    """One or two sentences: whether stale ranks hold, and what the choice does to the spread."""
+    """Show one or two sentences on whether stale ranks hold, and what the choice does to the spread."""
     gain = _gain(view)
     ranks = _recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
@@ -79,7 +79,7 @@ def show_seed_verdict(view: RunView) -> None:
 
 
 def show_seed_figures(view: RunView) -> None:
-    """Six figures in a row; a dash where a run does not measure one."""
+    """Show six figures in a row, with a dash for each that the run does not measure."""
     row = st.container(horizontal=True)
     drafts = view.metric("drafts")
     unexplored = view.metric("prompts_unexplored")
@@ -114,7 +114,7 @@ def show_seed_figures(view: RunView) -> None:
 
 
 def _recent(values: np.ndarray, count: int) -> np.ndarray:
-    """The last `count` values that were measured."""
+    """Return the last `count` values that were measured."""
     return values[np.isfinite(values)][-count:]
 
 
@@ -129,7 +129,7 @@ def _median(view: RunView, name: str, as_text) -> str | None:
 
 
 def _gain(view: RunView) -> str:
-    """What the choice does to the spread, in a sentence; empty where it was not measured."""
+    """Describe the effect of the choice on the spread; empty if it was not measured."""
     ratio = _spread_ratio(view)
     if ratio is None:
         return ""
@@ -139,7 +139,7 @@ def _gain(view: RunView) -> str:
 
 
 def _spread_ratio(view: RunView) -> tuple[float, str] | None:
-    """The run's variance gain, and how it was found."""
+    """Return the run's variance gain, and how it was found."""
     names = ("spread_random", "spread_rollout", "spread_kept")
     gain = variance_gain(zip(*(view.metric(name).tolist() for name in names), strict=True))
     return gain and (gain.ratio, "as rolled out" if gain.rolled_out else "by drafts")

@@ -1,4 +1,4 @@
-"""What the page Spot reads beside the run's own figures: its ledger, and what every device did."""
+"""The data of the page Spot beyond the run's own figures: its ledger, and the work of every device."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _MOST_BARS = 100  # of a market's utilisation
 
 @dataclass(frozen=True)
 class SpotView:
-    """A run's account and frames; see storage/record/queries/devices.py for the columns.
+    """A run's ledger and frames; see storage/record/queries/devices.py for the columns.
 
     Attributes:
-        iterations: those with recorded device time, in order; 0 is the evaluation before training.
-        decisions: on the number of spot devices, as `storage/record/queries/runs.py::events` gives them.
+        iterations: iterations with recorded device time, in order; 0 is the evaluation before training.
+        decisions: decisions on the number of spot devices, from `storage/record/queries/runs.py::events`.
     """
 
     ledger: Ledger
@@ -38,7 +38,7 @@ class SpotView:
 
 
 def load_spot(home: Path, view: RunView) -> SpotView:
-    """What the page shows of one run; read again when something was recorded.
+    """Return the page's data of one run; it is read again after each new record.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -47,13 +47,13 @@ def load_spot(home: Path, view: RunView) -> SpotView:
 
 
 def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCourse:
-    """What the devices did in iterations `first` to `last`.
+    """Return the work of the devices in iterations `first` to `last`.
 
     Args:
         home: where the runs are.
         view: the run.
-        first: an iteration; 0 is the evaluation before training.
-        last: an iteration.
+        first: first iteration; 0 is the evaluation before training.
+        last: last iteration.
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -63,13 +63,13 @@ def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCours
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_spot(home: Path, run_id: str, newest: Newest) -> SpotView:
-    """`newest` is part of the cache's key; likewise below."""
+    """Return the page's data; `newest` is part of the cache's key, here and below."""
     with Records(Home(home)).reading(run_id) as connection:
         return read_spot(connection, run_id)
 
 
 def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
-    """What the page shows of one run, from an open connection."""
+    """Return the page's data of one run, from an open connection."""
     recorded = device_queries.recorded_iterations(connection, run_id)
     return SpotView(
         ledger=read_ledger(connection, run_id),
@@ -86,13 +86,13 @@ def _load_course(home: Path, run_id: str, first: int, last: int, newest: Newest)
 
 
 def read_course(connection: RecordConnection, run_id: str, first: int, last: int) -> DeviceCourse:
-    """What the devices did in some iterations, from an open connection.
+    """Return the work of the devices in some iterations, from an open connection.
 
     Args:
-        connection: to the record.
+        connection: connection to the record.
         run_id: the run.
-        first: the first iteration; 0 is the evaluation before training.
-        last: the last one.
+        first: first iteration; 0 is the evaluation before training.
+        last: last iteration.
     """
     return DeviceCourse(
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),

@@ -1,4 +1,4 @@
-"""The page Spot: what every device did, what its paid time went into, and what was lost."""
+"""The page Spot: the work of every device, its paid time by use, and losses."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
 
 
 def _show_degrees(degrees: pd.DataFrame) -> None:
-    """The degree that devices worked at longest, and what a denoising step took at each.
+    """Show the degree that devices worked at longest, and the time of a denoising step at each degree.
 
     Args:
-        degrees: of a run, with at least one row; see storage/record/queries/devices.py for the columns.
+        degrees: degrees of a run, with at least one row; see storage/record/queries/devices.py for the
+            columns.
     """
     most = degrees.loc[degrees["share"].idxmax()]
     count, share = int(most["degree"]), float(most["share"])
@@ -105,7 +106,7 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
 
 
 def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
-    """The first and the last iteration to draw."""
+    """Return the first and the last iteration to draw."""
     run_id = view.row.run_id
     chosen = st.segmented_control(
         "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
@@ -136,7 +137,7 @@ def _show_use(spot: SpotView) -> None:
 
 
 def _show_decisions(spot: SpotView) -> None:
-    """How many spot devices the run wanted and why, the latest first; nothing where that was not decided."""
+    """Show how many spot devices the run wanted and why, the latest first; nothing if it did not decide."""
     if spot.decisions.empty:
         return
     st.subheader("Devices rented")
@@ -153,7 +154,7 @@ def _show_decisions(spot: SpotView) -> None:
 
 
 def _show_losses(ledger: Ledger) -> None:
-    """The devices that were lost, the latest first."""
+    """Show the lost devices, the latest first."""
     if not ledger.has_device_events:
         st.caption(
             "The version of this run did not record losses here; see the events of the page Convergence."
@@ -182,7 +183,7 @@ def _show_losses(ledger: Ledger) -> None:
 
 
 def _show_accounts(ledger: Ledger, modelled: bool) -> None:
-    """The bill by phase, market and state, and every worker's paid time against its states."""
+    """Show the bill by phase, market and state, and every worker's paid time against its states."""
     with st.expander("The accounts"):
         st.caption(f"What was paid for, by phase, market and state{f' {MODELLED_BADGE}' if modelled else ''}")
         st.dataframe(
@@ -211,7 +212,7 @@ def _show_accounts(ledger: Ledger, modelled: bool) -> None:
 
 
 def _show_standbys(ledger: Ledger) -> None:
-    """What the processes that stand by for a slot have used of their hosts."""
+    """Show what standby processes have used of their hosts."""
     st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
     st.dataframe(
         pd.DataFrame(

@@ -1,4 +1,4 @@
-"""The short answer of the page Spot: how long spot devices idle, and is all paid time accounted for."""
+"""The short answer of the page Spot: idle spot devices, and whether all paid time is accounted for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ui.elements.tiles import show_tile
 
 
 def show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
-    """How much of the paid spot time is idle, and how much would be without exploration.
+    """Show how much of the paid spot time is idle, and how much would be without exploration.
 
     Args:
-        ledger: the run's.
-        modelled: whether its dollars are those of a model.
+        ledger: ledger of the run.
+        modelled: True if its dollars are modelled.
     """
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
     if idle is None or unexplored is None:
@@ -43,7 +43,7 @@ def show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
 
 
 def show_imbalance(ledger: Ledger) -> None:
-    """Say so where the states do not sum to the bill; nothing where they do."""
+    """Show a message if the states do not sum to the bill."""
     if ledger.is_balanced:
         return
     faults = []
@@ -71,11 +71,11 @@ def show_imbalance(ledger: Ledger) -> None:
 
 
 def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
-    """Six figures in a row; a dash where a run has none.
+    """Show six figures in a row, with a dash for each that the run does not have.
 
     Args:
-        ledger: the run's.
-        modelled: whether its dollars are those of a model.
+        ledger: ledger of the run.
+        modelled: True if its dollars are modelled.
     """
     row = st.container(horizontal=True)
     whole, lost = ledger.spent(), ledger.lost

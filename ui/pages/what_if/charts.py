@@ -1,4 +1,4 @@
-"""Charts of the page What if: policies by time and dollars, and the mark that all its charts bear."""
+"""Charts of the page What if: policies by time and dollars, and the mark that all its charts carry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
 
 def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
-    """Dollars over time, a point a policy with its interval over the futures.
+    """Return a chart of dollars over time: a point per policy with its interval over the futures.
 
     Args:
         policies: rows of the answer, at least one.
@@ -39,13 +39,13 @@ def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
 
 
 def marked(figure: go.Figure) -> go.Figure:
-    """The chart with a title that says that its figures are simulated."""
+    """Return the chart with a title that says that its figures are simulated."""
     title: Any = figure.layout["title"]
     return figure.update_layout(title_text=f"{title.text} {SIMULATED}")
 
 
 def _interval(spread: Mapping[str, float], unit: float = 1.0) -> dict[str, Any]:
-    """From the lowest to the highest of the futures."""
+    """Return the range from the lowest to the highest of the futures."""
     median = spread["median"]
     return {
         "type": "data", "symmetric": False, "thickness": 1,

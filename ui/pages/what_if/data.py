@@ -1,4 +1,4 @@
-"""What the page What if shows: the answer as a table, and a Chrome trace as frames of devices."""
+"""The data of the page What if: the answer as a table, and a Chrome trace as frames of devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIGURES = {
     "losses": ("losses", "{:.0f}".format),
     "drafts_per_iteration": ("drafts an iteration", "{:.0f}".format),
 }
-"""Figures of the table: their name in the answer -> the heading, and how one is written."""
+"""Figures of the table, by their name in the answer: the heading, and the format."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class TimeLine:
     """A policy's simulated run.
 
     Attributes:
-        policy: its name.
-        text: the Chrome trace.
-        intervals, events: of all iterations, as `DeviceCourse` has them; times are seconds of the run.
-        ends: of iterations; columns iteration, ended_at.
+        policy: name of the policy.
+        text: Chrome trace.
+        intervals, events: frames of all iterations, as in `DeviceCourse`; times are seconds of the run.
+        ends: ends of iterations; columns iteration, ended_at.
     """
 
     policy: str
@@ -46,7 +46,7 @@ class TimeLine:
     ends: pd.DataFrame
 
     def course(self, first: int, last: int) -> DeviceCourse:
-        """What the devices did in iterations `first` to `last`, evaluations after them included."""
+        """Return the work of the devices in iterations `first` to `last`, evaluations after them included."""
         chosen = self.intervals.loc[self.intervals["iteration"].between(first, last)]
         chosen = chosen.assign(of=len(chosen)).tail(MOST_INTERVALS)
         begin, end = chosen["started_at"].min(), chosen["ended_at"].max()
@@ -54,14 +54,14 @@ class TimeLine:
         return DeviceCourse(chosen, events, pd.DataFrame(), pd.DataFrame())
 
     def by_state(self) -> pd.DataFrame:
-        """Paid device time and dollars; columns market, state, device_s, usd."""
+        """Return paid device time and dollars; columns market, state, device_s, usd."""
         spent = self.intervals.assign(device_s=self.intervals["ended_at"] - self.intervals["started_at"])
         return spent.pivot_table(
             index=["market", "state"], values=["device_s", "usd"], aggfunc="sum"
         ).reset_index()
 
     def utilisation(self) -> pd.DataFrame:
-        """Shares of each market's paid time by state, as the query of recorded runs gives them.
+        """Return the shares of each market's paid time by state, as the query of recorded runs does.
 
         Evaluations are left out; neighbouring iterations are added up where there are many.
         """
@@ -77,11 +77,11 @@ class TimeLine:
 
 @dataclass
 class Asked:
-    """A question with its answer; kept in the visitor's session.
+    """A question with its answer, kept in the visitor's session.
 
     Attributes:
-        answer: the JSON object of `spotlight what-if --json`.
-        line: the time line that was looked at last.
+        answer: JSON object of `spotlight what-if --json`.
+        line: time line that was viewed last.
     """
 
     question: Question
@@ -90,7 +90,7 @@ class Asked:
 
     @property
     def policies(self) -> list[dict[str, Any]]:
-        """The rows of the answer, one a policy; however many there are."""
+        """The rows of the answer, one per policy; however many there are."""
         return self.answer["policies"]
 
     @property
@@ -100,11 +100,11 @@ class Asked:
 
 
 def read_time_line(policy: str, text: str) -> TimeLine:
-    """A Chrome trace that `spotlight what-if --timeline` wrote, as frames.
+    """Return a Chrome trace that `spotlight what-if --timeline` wrote, as frames.
 
     Args:
-        policy: whose it is.
-        text: the file.
+        policy: policy of the trace.
+        text: content of the file.
     """
     events = json.loads(text)["traceEvents"]
     tracks, markets = {}, {}
@@ -140,7 +140,7 @@ def read_time_line(policy: str, text: str) -> TimeLine:
 
 
 def policy_table(asked: Asked) -> pd.DataFrame:
-    """The answer as a person reads it: a row a policy, each figure with its interval."""
+    """Return the answer for people: a row per policy, each figure with its interval."""
     return pd.DataFrame(
         [
             {
@@ -154,7 +154,7 @@ def policy_table(asked: Asked) -> pd.DataFrame:
 
 
 def milestone_table(asked: Asked) -> pd.DataFrame:
-    """What each policy takes to shares of the baseline's progress; empty without curves."""
+    """Return the cost of each policy up to shares of the baseline's progress; empty without curves."""
     return pd.DataFrame(
         [
             {
@@ -170,7 +170,7 @@ def milestone_table(asked: Asked) -> pd.DataFrame:
 
 
 def milestone_figures(asked: Asked) -> pd.DataFrame:
-    """The same as numbers, a row a policy and share; time and dollars have an interval of each kind."""
+    """Return the same as numbers, a row per policy and share; time and dollars have each kind of interval."""
     return pd.DataFrame(
         [
             {"policy": row["policy"], "evidence": "simulated", "curves": asked.answer["curves_in_words"]}
@@ -190,7 +190,7 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
 
 
 def policy_figures(asked: Asked) -> pd.DataFrame:
-    """The answer as numbers: each figure of a policy as median, lowest and highest; all are simulated."""
+    """Return the answer as numbers: each figure of a policy as median, lowest and highest, all simulated."""
     return pd.DataFrame(
         [
             {"policy": row["policy"], "evidence": "simulated", "best": row["best"], "live": row["live"]}
@@ -206,11 +206,11 @@ def policy_figures(asked: Asked) -> pd.DataFrame:
 
 
 def in_words(row: dict[str, Any], name: str) -> str:
-    """A figure of a policy: its median, and its interval in parentheses where it has one.
+    """Return a figure of a policy: its median, with its interval in parentheses if it has one.
 
     Args:
-        row: of a policy.
-        name: of the figure, one of `FIGURES`.
+        row: row of a policy.
+        name: name of the figure, one of `FIGURES`.
     """
     _, written = FIGURES[name]
     low, median, high = (written(row[name][part]) for part in ("low", "median", "high"))
@@ -218,7 +218,7 @@ def in_words(row: dict[str, Any], name: str) -> str:
 
 
 def verdict(asked: Asked) -> str:
-    """The best policy in words, and what the others would cost beside it."""
+    """Describe the best policy, and the cost of the others relative to it."""
     best = asked.best
     text = f"**{best['policy']} is the one to take: {in_words(best, 'usd')} in {in_words(best, 'wall_s')}**"
     others = sorted((row for row in asked.policies if not row["best"]), key=lambda row: row["usd"]["median"])
@@ -236,23 +236,23 @@ def _share(milestone: dict[str, Any]) -> str:
 
 
 def _reached(milestone: dict[str, Any]) -> str:
-    """Time and dollars; at least those where some run seeds did not get there."""
+    """Return time and dollars, with "at least" if some run seeds did not get there."""
     least = "≥ " if milestone["unreached"] else ""
     return f"{least}{short_duration(milestone['time_s']['median'])}, {usd(milestone['usd']['median'])}"
 
 
 def _relative(figure: dict[str, Any], kind: str) -> str:
-    """The ends of an interval over the median."""
+    """Return the ends of an interval relative to the median."""
     median = figure["median"] or 1.0
     return f"× {figure[kind]['low'] / median:.1f} to {figure[kind]['high'] / median:.1f}"
 
 
 def _named(row: dict[str, Any]) -> str:
-    """A policy, and whether it is one that no live run can follow."""
+    """Return a policy's name, with a mark if no live run can follow it."""
     return row["policy"] if row["live"] else f"{row['policy']} (no live run)"
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:
-    """How many times as much as the best one's."""
+    """Return the factor to the best policy's figure."""
     least = best[name]["median"]
     return f"{row[name]['median'] / least:.2f} ×" if least else "no multiple of"

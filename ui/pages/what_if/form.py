@@ -18,7 +18,7 @@ _SAME = "the same kind of device"
 
 
 def show_form(profiles: Sequence[str]) -> Question | None:
-    """Ask; the question where the button was pressed, else None.
+    """Show the form; return the question if the button was pressed, else None.
 
     Args:
         profiles: names of profiles and of recorded runs.
@@ -58,7 +58,7 @@ def show_form(profiles: Sequence[str]) -> Question | None:
 
 
 def _numbers() -> dict[str, Any]:
-    """The numbers of a question by their names; None where one is left to the command."""
+    """Return the numbers of a question by their names; None if one is left to the command."""
     row = st.columns(4)
     devices = {
         "reserved": row[0].number_input("Reserved devices", value=4),
@@ -104,7 +104,7 @@ def _numbers() -> dict[str, Any]:
 
 
 def _own_files() -> dict[str, Any]:
-    """What few ask for, by the names of a question: a trace and prices of one's own, a serving fleet."""
+    """Return the rarely used inputs by the names of a question: own traces and prices, a serving fleet."""
     with st.expander("A trace and prices of your own, a serving fleet"):
         files, words = st.columns(2)
         trace = files.file_uploader(

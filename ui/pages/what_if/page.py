@@ -67,7 +67,7 @@ def _show() -> None:
 
 @contextmanager
 def _bar() -> Iterator[OnStep]:
-    """A bar that grows with each simulated run, and is gone afterwards."""
+    """Show a bar that grows with each simulated run, and disappears afterwards."""
     bar = st.progress(0.0, "Starting the simulator …")
 
     def on_step(done: int, runs: int) -> None:
@@ -80,7 +80,7 @@ def _bar() -> Iterator[OnStep]:
 
 
 def _profiles(home: Path) -> list[str]:
-    """Profiles that the project carries, then recorded runs, the newest first."""
+    """Return the profiles that ship with the project, then recorded runs, the newest first."""
     carried = sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))
     try:
         overview = load_overview(home)
@@ -119,7 +119,7 @@ def _show_answer(asked: Asked) -> None:
 
 
 def _show_milestones(asked: Asked) -> None:
-    """Time and dollars to shares of the baseline's progress, where a curve says how a policy learns."""
+    """Show time and dollars to shares of the baseline's progress, if a curve tells how a policy learns."""
     table = milestone_table(asked)
     if table.empty:
         return
@@ -137,7 +137,7 @@ def _show_milestones(asked: Asked) -> None:
 
 
 def _show_basis(asked: Asked) -> None:
-    """What the answer rests on: devices, prices, market, and the evidence of the profile."""
+    """Show the basis of the answer: devices, prices, market, and the evidence of the profile."""
     answer = asked.answer
     profile = answer["profile"]
     lines = [
@@ -154,7 +154,7 @@ def _show_basis(asked: Asked) -> None:
 
 
 def _profile_lines(profile: Mapping[str, Any], called: str) -> list[str]:
-    """What a profile is of, and where its figures come from."""
+    """Describe the workload of a profile, and the source of its figures."""
     evidence: dict[str, list[str]] = {}
     for name, figure in profile.items():
         if isinstance(figure, dict) and "evidence" in figure:
@@ -199,7 +199,7 @@ def _show_time_line(asked: Asked, home: Path) -> None:
 
 
 def _show_ledger(line: TimeLine) -> None:
-    """What the paid time of a policy's run went into."""
+    """Show the paid time of a policy's run by use."""
     st.subheader(f"Ledger of the run {SIMULATED_BADGE}")
     utilisation, spent = line.utilisation(), line.by_state()
     used = set(utilisation["market"].tolist())

@@ -24,29 +24,29 @@ _REFUSED = 2  # exit code of a command whose input was refused
 _STEP = re.compile(r"simulated (\d+) of (\d+)")
 
 OnStep = Callable[[int, int], None]
-"""Called after each simulated run: how many are done, of how many."""
+"""The callback after each simulated run: number done, and total."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the form asks for; None, and an empty text, leave it to the command.
+    """The question of the form; None and empty texts leave a value to the command.
 
     Attributes:
         preset: the workload.
-        reserved, spot, trainers, iterations: devices and length.
-        reserved_usd, spot_usd: dollars an hour of a device.
-        trace: name of a recorded trace of `trace_names`; empty for drawn ones.
-        own_trace: a trace of the visitor's own, in place of that: a CSV file's content.
-        prices: prices that change with time: a CSV file's content.
-        zone: whose prices of the file are taken; it may be empty where there is one.
+        reserved, spot, trainers, iterations: numbers of devices, and length.
+        reserved_usd, spot_usd: dollars per hour and device.
+        trace: name of a recorded trace of `trace_names`; empty for drawn traces.
+        own_trace: the visitor's trace in place of that: a CSV file's content.
+        prices: prices over time: a CSV file's content.
+        zone: zone whose prices are taken from the file; it may be empty if there is only one.
         serving: load of a serving fleet, for the policy `lending`, as the command takes it.
-        loss_rate: losses of a device an hour, for drawn traces.
-        joint: share of them that take several devices at once.
+        loss_rate: losses per device and hour, for drawn traces.
+        joint: share of the losses that take several devices at once.
         notice_s: seconds of notice before a loss.
-        profile: what the workload takes: a profile's name, or a recorded run.
-        spot_profile: likewise on spot devices, where these are of another kind.
-        futures: windows of the trace, each with a draw of the profile.
-        seed: of the futures.
+        profile: times of the workload: a profile's name, or a recorded run.
+        spot_profile: the same for spot devices, if these are of another kind.
+        futures: number of windows of the trace, each with a draw of the profile.
+        seed: seed of the futures.
         degree: devices that share a sample in rollouts and evaluations: a number, or `auto`.
         per_instance: devices of an instance.
     """
@@ -74,11 +74,11 @@ class Question:
     serving: str = ""
 
     def arguments(self, folder: Path, futures: int | None = None) -> list[str]:
-        """It as options of the command.
+        """Return the question as options of the command.
 
         Args:
-            folder: where the visitor's files are written.
-            futures: other than its own; None for its own.
+            folder: folder for the visitor's files.
+            futures: number that replaces its own; None for its own.
         """
         trace = str(_TRACES / f"{self.trace}.csv") if self.trace else None
         prices = (self.reserved_usd, self.spot_usd)
@@ -100,10 +100,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the command answered.
+    """The reply of the command.
 
     Attributes:
-        answer: its JSON object.
+        answer: JSON object.
         trace: a time line as the text of a Chrome trace.
     """
 
@@ -112,34 +112,34 @@ class Reply:
 
 
 def trace_names() -> list[str]:
-    """The recorded traces that the project carries."""
+    """Return the names of the recorded traces that ship with the project."""
     return sorted(path.stem for path in _TRACES.glob("*.csv"))
 
 
 def ask(question: Question, home: Path, on_step: OnStep) -> Reply:
-    """Let the command answer, with the time line of the best policy.
+    """Return the command's answer, with the time line of the best policy.
 
     Args:
-        question: what is asked.
-        home: where recorded runs are.
-        on_step: called after each simulated run.
+        question: question to answer.
+        home: home that holds recorded runs.
+        on_step: callback after each simulated run.
 
     Raises:
-        ConfigurationError: the question was refused; the command's own words.
+        ConfigurationError: the question was refused, in the command's words.
         RuntimeFailure: the command failed, or took too long.
     """
     return _asked(question, [], home, on_step)
 
 
 def ask_time_line(question: Question, policy: str, home: Path, on_step: OnStep) -> str:
-    """The time line of a policy, in the first future of the question's, as the text of a Chrome trace.
+    """Return the time line of a policy, in the first future of the question, as the text of a Chrome trace.
 
     Args:
-        question, home, on_step: as of `ask`.
-        policy: its name.
+        question, home, on_step: as for `ask`.
+        policy: name of the policy.
 
     Raises:
-        ConfigurationError, RuntimeFailure: as of `ask`.
+        ConfigurationError, RuntimeFailure: as for `ask`.
     """
     return _asked(question, [f"--policy={policy}"], home, on_step, futures=1).trace
 
@@ -198,11 +198,11 @@ def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
 
 
 def _follow(lines: Iterable[str], on_step: OnStep) -> str:
-    """Tell of each simulated run; what else is said, to the end.
+    """Call back for each simulated run; return all other output.
 
     Args:
-        lines: of standard error.
-        on_step: called after each simulated run.
+        lines: lines of standard error.
+        on_step: callback after each simulated run.
     """
     said = []
     for line in lines:
@@ -215,7 +215,7 @@ def _follow(lines: Iterable[str], on_step: OnStep) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value as the command line takes it; nothing for None."""
+    """Return a value as the command line takes it; empty for None."""
     if isinstance(value, float):
         return f"{value:.12g}"
     return "" if value is None else str(value)

@@ -1,12 +1,12 @@
-"""Time that no clock change affects: when things happen, how long they take, and when a process began.
+"""Time unaffected by clock changes: when things happen, how long they take, and when a process began.
 
-The wall clock of a machine may be set while a run goes on, by hand or by a time service. So a process reads
+The wall clock of a machine may be set during a run, by hand or by a time service. So a process reads
 it once, and counts from there with monotonic time. Differences of `now()` are durations, and later readings
-are never smaller. That the wall clock has moved since is a `ClockJump`, which a run records as an event.
+are never smaller. A later move of the wall clock is a `ClockJump`, which a run records as an event.
 
 Two machines have two clocks, and a process that starts after a jump reads another wall clock than the one
-that started it. Between processes of one machine an `Anchor` makes them count alike; between machines only
-durations travel.
+that started it. An `Anchor` makes processes of one machine count alike; between machines only durations are
+exchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 LEAST_JUMP_S = 1.0
-"""The wall clock must move this far from the process's own before it counts as a jump. Time services that
+"""Seconds that the wall clock must move from the process's own clock to count as a jump. Time services that
 slew the clock move both alike."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -30,10 +30,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Anchor:
-    """The moment that a clock counts from.
+    """The start of a clock's count.
 
     Attributes:
-        machine: identifies the machine since its start; monotonic time means nothing elsewhere.
+        machine: identifier of the machine since its boot; monotonic time means nothing elsewhere.
         zero_at: Unix seconds at which that machine's monotonic time was 0.
     """
 
@@ -43,11 +43,11 @@ class Anchor:
 
 @dataclass(frozen=True)
 class ClockJump:
-    """The wall clock was set, or the machine slept.
+    """A jump of the wall clock: it was set, or the machine slept.
 
     Attributes:
-        at: Unix seconds by the process's own clock.
-        by_s: how far the wall clock moved; below 0 where it went back.
+        at: time of the jump, in Unix seconds by the process's own clock.
+        by_s: seconds that the wall clock moved; below 0 if it went back.
     """
 
     at: float
@@ -55,7 +55,7 @@ class ClockJump:
 
 
 class Clock:
-    """Unix seconds: one reading of the wall clock, and monotonic time since. Threads may share it.
+    """A clock of Unix seconds: one reading of the wall clock, and monotonic time since. Threads may share it.
 
     Args:
         wall: the wall clock, in Unix seconds.
@@ -76,11 +76,11 @@ class Clock:
 
     @property
     def anchor(self) -> Anchor:
-        """The moment that it counts from, for another process of this machine."""
+        """The start of its count, for another process of this machine."""
         return Anchor(machine_id(), self._zero_at)
 
     def now(self) -> float:
-        """Unix seconds; notes a jump of the wall clock since the last call."""
+        """Return Unix seconds; note a jump of the wall clock since the last call."""
         with self._lock:
             now = self._zero_at + self._monotonic()
             moved_s = self._wall() - now
@@ -90,31 +90,31 @@ class Clock:
         return now
 
     def at(self, monotonic_s: float) -> float:
-        """Unix seconds of a moment given in this machine's monotonic time."""
+        """Return the Unix seconds of a moment given in this machine's monotonic time."""
         return self._zero_at + monotonic_s
 
     def take_jumps(self) -> list[ClockJump]:
-        """Return how the wall clock was moved since the last call, in order."""
+        """Return the jumps of the wall clock since the last call, in order."""
         self.now()
         with self._lock:
             taken, self._jumps = self._jumps, []
         return taken
 
     def follow(self, anchor: Anchor) -> None:
-        """Count from the same as another process, if that is on this machine."""
+        """Count from the same start as another process, if it is on this machine."""
         if anchor.machine == machine_id():
             self._count_from(anchor.zero_at)
 
     def go_on_after(self, at: float) -> float:
-        """Count on from a moment that is in the future; one in the past changes nothing.
+        """Move the clock forward to `at`; an earlier moment changes nothing.
 
-        So the records of a resumed run stay in order although the wall clock was set back meanwhile.
+        So the records of a resumed run stay in order even if the wall clock was set back meanwhile.
 
         Args:
             at: Unix seconds.
 
         Returns:
-            How many seconds the clock was put forward.
+            Seconds that the clock was moved forward.
         """
         ahead_s = max(0.0, at - self.now())
         if ahead_s:
@@ -131,17 +131,17 @@ _process_clock = Clock()
 
 
 def process_clock() -> Clock:
-    """The clock of this process."""
+    """Return the clock of this process."""
     return _process_clock
 
 
 def now() -> float:
-    """Unix seconds by the clock of this process."""
+    """Return Unix seconds by the clock of this process."""
     return _process_clock.now()
 
 
 def machine_id() -> str:
-    """Identifies this machine since its start."""
+    """Return an identifier of this machine since its boot."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:  # no Linux
@@ -149,13 +149,13 @@ def machine_id() -> str:
 
 
 def process_start_s(pid: int) -> float:
-    """Return when a process began, in seconds since the machine did, to a hundredth.
+    """Return when a process began, in seconds since the machine's boot, to a hundredth.
 
-    Tells a process from a later one of the same number. Unlike the Unix time, which Linux derives from this
-    and the wall clock, it is the same at every look.
+    It tells a process from a later one with the same pid. Unlike the Unix time, which Linux derives from this
+    and the wall clock, it is the same at every reading.
 
     Raises:
-        psutil.NoSuchProcess: there is none of that number.
+        psutil.NoSuchProcess: no process has that pid.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -167,7 +167,7 @@ def process_start_s(pid: int) -> float:
 
 
 def process_is_alive(pid: int, noted_s: float | None) -> bool:
-    """Return True where the process that was noted still runs; a later one of its number does not count."""
+    """Return True if the recorded process still runs; a later one with the same pid does not count."""
     try:
         # A zombie was killed, and its parent has not looked yet.
         is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -179,7 +179,7 @@ def process_is_alive(pid: int, noted_s: float | None) -> bool:
 
 
 def process_age_s() -> float:
-    """Return how long this process has been there, in seconds."""
+    """Return the age of this process in seconds."""
     if hasattr(time, "CLOCK_BOOTTIME"):
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process_start_s(os.getpid()))
     return max(0.0, time.time() - psutil.Process().create_time())

@@ -1,7 +1,7 @@
-"""Databases with other projects' tables, as a new home needs them: copies of ones that were made once.
+"""Databases with other projects' tables for a new home: copies of databases that were made once.
 
 The migrations of an empty database take seconds and end in the same tables for every home. The first database
-that is made is kept with the installation, under its maker's version, and copied from then on.
+made is kept with the installation, under its maker's version, and copied from then on.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _LOGS = ("-wal", "-shm", "-journal")
 
 
 def kept_database(package: str) -> Path:
-    """Where this installation keeps a package's empty database; there may be none yet."""
+    """Return the path of this installation's empty database for a package; it may not exist yet."""
     return Path(sys.prefix) / "share" / "spotlight" / f"{package}-{version(package)}.db"
 
 
 def provide_database(
     database: Path, kept: Path, migrate: Callable[[], None], of_a_home: Sequence[str] = ()
 ) -> None:
-    """Provide an empty database where a home has none; several processes may do so at once.
+    """Provide an empty database if a home has none; several processes may do so at once.
 
     Args:
-        database: the home's; left alone if it is there.
-        kept: the installation's; made where it is missing or damaged, if its folder can be written.
-        migrate: makes `database`, which takes seconds; does nothing to one that is made.
-        of_a_home: tables whose rows are of one home only: they are kept empty.
+        database: the home's database; left alone if it exists.
+        kept: the installation's database; made if it is missing or damaged and its folder can be written.
+        migrate: function that makes `database`, which takes seconds; it leaves a complete one alone.
+        of_a_home: tables whose rows belong to one home only: they are kept empty.
     """
     if database.exists():
         return
@@ -55,7 +55,7 @@ def _is_migrated(database: Path) -> bool:
 
 
 def _copied(kept: Path, database: Path) -> bool:
-    """Copy, unless another process was first; False where there is no database afterwards."""
+    """Copy, unless another process was first; return False if there is no database afterwards."""
     if any(database.with_name(database.name + log).exists() for log in _LOGS):
         # Another process made the database just now; or it was deleted: SQLite would replay them into a copy.
         return database.exists()
@@ -71,7 +71,7 @@ def _copied(kept: Path, database: Path) -> bool:
 
 
 def _keep(database: Path, kept: Path, of_a_home: Sequence[str]) -> None:
-    """Copy what is in the log beside the file too; several processes may do so at once."""
+    """Copy the file with the log beside it; several processes may do so at once."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(f"{kept.name}.{os.getpid()}")
     part.unlink(missing_ok=True)

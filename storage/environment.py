@@ -1,4 +1,4 @@
-"""The environment that a run's result may depend on: versions, commit, machine."""
+"""The environment on which a run's result may depend: versions, commit, machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 DRAFTS_ARE_MADE = "drafts are made"
-"""Fact stored with a run: one of the next three, or the last two with an `and` between them. The strategy's
-name may be of a package that the reader of a run does not have."""
+"""Fact stored with a run: one of the next three, or the last two joined by `and`. The strategy's name may
+come from a package that the reader of a run does not have."""
 
 NO_DRAFTS, BESIDE_TRAINING, BEFORE_ROLLOUT = "never", "training window", "before the rollout"
 
@@ -19,26 +19,26 @@ CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""
 
 PRESET = "preset"
-"""Fact stored with a run that was started with a preset: its name, or the TOML file as it was given."""
+"""Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""
 
 PURPOSE = "purpose"
-"""Fact stored with a run that is part of a check, not trained for its own sake: `chaos` or `reproduction`."""
+"""Fact stored with a run that is part of a check: `chaos` or `reproduction`."""
 
 DEVICES = "devices"
-"""Fact stored with a run once its workers have loaded: what they compute on, `cpu` or the GPUs' names."""
+"""Fact stored with a run once its workers have loaded: their devices, `cpu` or the GPUs' names."""
 
 SIMULATED = "simulated"
-"""Fact stored with a run that nothing has done: what was simulated, in words."""
+"""Fact stored with a simulated run: what was simulated, in words."""
 
 CPU = "cpu"
-"""What `DEVICES` says of workers without a GPU."""
+"""The value of `DEVICES` for workers without a GPU."""
 
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
 
 
 def environment() -> dict[str, str]:
-    """Versions of the packages that are there, of Python, the machine and the commit, as text."""
+    """Return the versions of installed packages and of Python, the machine and the commit, as text."""
     found = {name: _version(name) for name in _PACKAGES}
     return {name: version for name, version in found.items() if version} | {
         "python": platform.python_version(),
@@ -50,12 +50,12 @@ def environment() -> dict[str, str]:
 
 
 def preset_fact(preset: str) -> dict[str, str]:
-    """`PRESET` as a fact to store; nothing where no preset was given."""
+    """Return `PRESET` as a fact to store; empty if no preset was given."""
     return {PRESET: preset} if preset else {}
 
 
 def _processor() -> str:
-    """The processor's own name; kernels are chosen by it, and with them the last bits."""
+    """Return the processor's own name; kernels are chosen by it, and with them the last bits."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -65,7 +65,7 @@ def _processor() -> str:
 
 
 def _accelerators() -> str:
-    """GPUs that the drivers of NVIDIA and AMD name, without torch; `none` where there is none."""
+    """Return the GPUs that the drivers of NVIDIA and AMD report, without torch; `none` without GPUs."""
     found: Counter[str] = Counter()
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:

@@ -1,22 +1,22 @@
 """Every error that Spotlight raises on purpose.
 
-Each inherits `SpotlightError` and the standard type a caller would expect, takes one message
-(so that it survives pickling between processes), and says the value, the limit and the next step.
+Each inherits `SpotlightError` and the standard type a caller would expect, takes one message (so that it
+survives pickling between processes), and gives the value, the limit and the next step.
 """
 
 from __future__ import annotations
 
 _SHOWN_CHARACTERS = 120
-"""Of a value in a message."""
+"""The number of characters of a value that a message shows."""
 
 
 def quoted(value: object) -> str:
-    """A value as a message names it: in quotes, control characters escaped, cut where it is long."""
+    """Return a value for a message: in quotes, control characters escaped, cut if it is long."""
     return shortened(repr(value))
 
 
 def shortened(text: str) -> str:
-    """A text as a message shows it: cut where it is long."""
+    """Return a text for a message: cut if it is long."""
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 
@@ -37,15 +37,15 @@ class ModelError(SpotlightError, RuntimeError):
 
 
 class RewardError(SpotlightError, RuntimeError):
-    """The scorer failed on every image of a batch, or returned what is no score."""
+    """The scorer failed on every image of a batch, or returned an invalid score."""
 
 
 class TrainingError(SpotlightError, RuntimeError):
-    """Training refused to go on: ratio off, non-finite loss, or a sync that changed nothing."""
+    """Training stopped itself: ratio off, non-finite loss, or a sync that changed nothing."""
 
 
 class HackingError(SpotlightError, RuntimeError):
-    """A run ended since its score rose while its images got worse, as its settings want it."""
+    """A run ended, as its settings demand, because its score rose while its images got worse."""
 
 
 class NonFiniteError(SpotlightError, ArithmeticError):
@@ -53,15 +53,15 @@ class NonFiniteError(SpotlightError, ArithmeticError):
 
 
 class RuntimeFailure(SpotlightError, RuntimeError):
-    """An actor that the run cannot do without died, or no worker is left."""
+    """An essential actor of the run died, or no worker is left."""
 
 
 class ClusterLostError(RuntimeFailure):
-    """A process of the cluster ended that no run on it can do without."""
+    """A process of the cluster ended that every run on it needs."""
 
 
 class WorkerLostError(SpotlightError, RuntimeError):
-    """A worker's process is gone; what it had leased can be done by another."""
+    """A worker's process is gone; another worker can do what it had leased."""
 
 
 class SchedulingError(SpotlightError, ValueError):
@@ -77,7 +77,7 @@ class StorageError(SpotlightError, RuntimeError):
 
 
 class DriftError(SpotlightError, RuntimeError):
-    """A recorded run was done again and came to something else."""
+    """The result of a reproduction differs from the recorded run."""
 
 
 class RunNotFoundError(SpotlightError, LookupError):
@@ -93,11 +93,11 @@ class ServerError(SpotlightError, RuntimeError):
 
 
 class NoticeError(SpotlightError, RuntimeError):
-    """A provider's metadata service did not say whether this machine will be taken."""
+    """A provider's metadata service did not tell whether this machine will be taken."""
 
 
 class CapacityError(SpotlightError, RuntimeError):
-    """A provider of spot instances did not do what it was asked."""
+    """A provider of spot instances did not do as asked."""
 
 
 class TraceError(SpotlightError, ValueError):
@@ -109,4 +109,4 @@ class PriceNotFoundError(SpotlightError, LookupError):
 
 
 class GroupBrokenError(SpotlightError, RuntimeError):
-    """A sequence-parallel group lost a member or was dissolved; its members can go on in another one."""
+    """A sequence-parallel group lost a member or was dissolved; its members can continue in another one."""

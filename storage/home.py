@@ -1,4 +1,4 @@
-"""Where everything that Spotlight keeps lies: one folder, the home, which its owner alone can read."""
+"""The home: one folder for everything that Spotlight keeps, which only its owner can read."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from urllib.parse import quote, unquote
 from storage.errors import ConfigurationError, StorageError, quoted
 
 HOME_VARIABLE = "SPOTLIGHT_HOME"
-"""Environment variable that names the home folder."""
+"""The environment variable that names the home folder."""
 
 UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
-"""Environment variable by which the processes of a `spotlight up` know each other."""
+"""The environment variable by which the processes of a `spotlight up` recognise each other."""
 
 DASHBOARD_URL_VARIABLE = "SPOTLIGHT_DASHBOARD_URL"
-"""Environment variable with the dashboard's address, for links to it; `spotlight up` sets it for its runs."""
+"""The environment variable with the dashboard's address, for links; `spotlight up` sets it for its runs."""
 
 PURPOSE_VARIABLE = "SPOTLIGHT_PURPOSE"
-"""Environment variable that gives the runs of a process `storage.environment.PURPOSE`."""
+"""The environment variable that sets `storage.environment.PURPOSE` for the runs of a process."""
 
 PRIVATE_UMASK = 0o077
-"""New files 0600, new folders 0700."""
+"""The umask that gives new files mode 0600 and new folders 0700."""
 
 _ENTRIES = (
     "spotlight.duckdb*", "mlflow.db*", "artifacts", "runs", "evaluations", "reproductions", "logs", "prefect",
     "up.*", "tensorboard", "wandb",
 )  # fmt: skip
-"""What is in a home."""
+"""The entries of a home."""
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,21 +40,21 @@ class Home:
     """The folder that holds the runs, their catalogue, MLflow's store, checkpoints, logs and Prefect's state.
 
     Attributes:
-        path: the folder, absolute; it need not exist until `ensure` is called.
+        path: absolute path of the folder; it need not exist until `ensure` is called.
     """
 
     path: Path
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Home:
-        """The home that `SPOTLIGHT_HOME` names, or `.spotlight` in the project's root.
+        """Return the home that `SPOTLIGHT_HOME` names, or `.spotlight` in the project's root.
 
         Args:
-            environ: the environment to read; the process's own by default.
+            environ: environment to read; the process's own by default.
 
         Raises:
-            ConfigurationError: the path cannot be a folder, or is one that this user cannot read. A folder
-                that is missing passes: a command that only reads finds nothing in it.
+            ConfigurationError: the path cannot be a folder, or is one that this user cannot read. A missing
+                folder passes: a command that only reads finds nothing in it.
         """
         named = (os.environ if environ is None else environ).get(HOME_VARIABLE, "").strip()
         try:
@@ -81,7 +81,7 @@ class Home:
 
     @property
     def tensorboard(self) -> Path:
-        """Folder of TensorBoard's event files, a folder a run."""
+        """Folder of TensorBoard's event files, one folder per run."""
         return self.path / "tensorboard"
 
     @property
@@ -100,12 +100,12 @@ class Home:
         return self.path / "runs"
 
     def run(self, run_id: str) -> Path:
-        """Folder of one run: all that is recorded of it. Inside the home, whatever the run is called."""
+        """Return the folder of one run's whole record. It is inside the home, whatever the run's name."""
         name = quote(run_id, safe="")
         return self.runs / (f"%2E{name[1:]}" if name.startswith(".") else name)
 
     def run_ids(self) -> list[str]:
-        """Identifiers of the runs that have a folder, in alphabetical order."""
+        """Return the identifiers of the runs that have a folder, in alphabetical order."""
         if not self.runs.is_dir():
             return []
         names = [entry.name for entry in os.scandir(self.runs) if entry.is_dir()]
@@ -113,19 +113,19 @@ class Home:
 
     @property
     def evaluations(self) -> Path:
-        """Folder of the evaluations by `spotlight evaluate`, a folder each."""
+        """Folder of the evaluations by `spotlight evaluate`, one folder each."""
         return self.path / "evaluations"
 
     @property
     def reproductions(self) -> Path:
-        """Folder of the reproductions, a file each."""
+        """Folder of the reproductions, one file each."""
         return self.path / "reproductions"
 
     def refuse_earlier_layout(self) -> None:
         """Refuse a home that an unreleased earlier version made: its runs are not in folders.
 
         Raises:
-            StorageError: it is one.
+            StorageError: the home has the earlier layout.
         """
         if self.database.exists() and not self.runs.is_dir():
             raise StorageError(
@@ -134,22 +134,22 @@ class Home:
             )
 
     def history(self, run_id: str) -> Path:
-        """Folder of one run's history, where it keeps one."""
+        """Return the folder of one run's history, if it keeps one."""
         return self.run(run_id) / "history"
 
     def ensure(self) -> Home:
-        """Create the folders that are missing, and keep all of the home from other users of the machine.
+        """Create missing folders, and close the whole home to other users of the machine.
 
-        From then on this process, and those that it starts (Prefect, MLflow, Ray, DuckDB), give new files to
-        their owner alone, whatever the umask was. A home that others can enter, such as one made by an
+        From then on this process, and those that it starts (Prefect, MLflow, Ray, DuckDB), make new files
+        private to their owner, whatever the umask was. A home that others can enter, such as one made by an
         earlier version, is closed.
 
         Returns:
-            This home, so that the call chains.
+            This home, for chained calls.
 
         Raises:
-            ConfigurationError: one cannot be made, cannot be written to, or cannot be closed to others.
-            StorageError: the home is of an earlier layout.
+            ConfigurationError: a folder cannot be made, written to, or closed to others.
+            StorageError: the home has an earlier layout.
         """
         self.refuse_earlier_layout()
         os.umask(PRIVATE_UMASK)
@@ -169,15 +169,15 @@ class Home:
 
 
 def dashboard_page(run_id: str, environ: Mapping[str, str] | None = None) -> str:
-    """Address of a run's page in the dashboard; empty where no dashboard is known to run."""
+    """Return the address of a run's page in the dashboard; empty if no dashboard is known to run."""
     address = (os.environ if environ is None else environ).get(DASHBOARD_URL_VARIABLE, "").rstrip("/")
     return f"{address}/?run={quote(run_id, safe='')}" if address else ""
 
 
 def is_open_to_others(path: Path) -> bool:
-    """Return True where other users of the machine have any right to a file or folder of this user.
+    """Return True if other users of the machine have any right to a file or folder of this user.
 
-    False where it is missing, another user's, or a folder that is meant for all (sticky, such as `/tmp`).
+    False if it is missing, another user's, or a folder meant for all (sticky, such as `/tmp`).
     """
     try:
         status = path.lstat()
@@ -189,7 +189,7 @@ def is_open_to_others(path: Path) -> bool:
 
 
 def close_to_others(path: Path) -> None:
-    """Take all rights to a file or folder from all users but its owner, where that is this user."""
+    """Take all rights to a file or folder from all users but its owner, if this user owns it."""
     if is_open_to_others(path):
         path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
@@ -208,10 +208,10 @@ def _close_to_others(home: Path) -> None:
 
 
 def _refuse_no_folder(path: Path) -> None:
-    """Refuse a path that is no folder and cannot become one, or a folder that cannot be read.
+    """Refuse a path that is not a folder and cannot become one, or a folder that cannot be read.
 
-    Nor may it have a sign by which a library that is given the path of a file finds another one: DuckDB takes
-    what follows `?` for parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
+    Also refuse characters that make a library open another file than the given one: DuckDB takes text after
+    `?` for parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
     """
     for sign in "?%\\":
         if sign in str(path):

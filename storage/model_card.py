@@ -1,4 +1,4 @@
-"""The model card of exported weights: what they were trained from, on what, to what effect, at what price."""
+"""The model card of exported weights: base model, training data, effect and cost."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def model_card(
     usage: str,
     edits: bool = False,
 ) -> str:
-    """A README.md as model hubs read it.
+    """Return a README.md as model hubs read it.
 
     Args:
-        result: of `storage.record.results.run_result`.
-        iteration: after which the weights were saved.
+        result: result of `storage.record.results.run_result`.
+        iteration: iteration after which the weights were saved.
         evaluated: iteration of the run's last evaluation; None before the first.
-        usage: how the weights are loaded, Markdown.
-        edits: the model changes images; else it draws what a prompt says.
+        usage: instructions to load the weights, in Markdown.
+        edits: True if the model edits images; otherwise it draws from prompts.
     """
     config, environment = row.config, row.environment
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"

@@ -1,4 +1,4 @@
-"""Where a command writes: a new folder, or a file that can be written; looked at before anything starts."""
+"""Checks of the output of a command, a new folder or a writable file, before anything starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from storage.errors import ConfigurationError, quoted
 
 
 def claim_folder(path: str | Path, option: str) -> Path:
-    """Make the folder; one that has something in it is not written into.
+    """Make the folder; refuse one that is not empty.
 
     Args:
-        option: what named it, such as `--out`, for messages.
+        option: option that named it, such as `--out`, for messages.
 
     Returns:
         Its absolute path.
 
     Raises:
-        ConfigurationError: it is not empty, or cannot be made or written to.
+        ConfigurationError: the folder is not empty, or cannot be made or written to.
     """
     name = f"{option} {quoted(str(path))}"
     try:
@@ -39,13 +39,13 @@ def claim_folder(path: str | Path, option: str) -> Path:
 
 
 def writable_file(path: str | Path, option: str) -> Path:
-    """See that a file can be written; one that is there keeps its content until it is.
+    """Check that a file can be written; an existing file keeps its content until then.
 
     Returns:
         Its absolute path.
 
     Raises:
-        ConfigurationError: it is a folder, or its folder is missing or cannot be written to.
+        ConfigurationError: the path is a folder, or its folder is missing or cannot be written to.
     """
     name = f"{option} {quoted(str(path))}"
     try:

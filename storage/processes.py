@@ -1,4 +1,4 @@
-"""The environment of all our processes: no reports of use, no proxy to this machine, no stray modules.
+"""The environment of all our processes: no usage reports, no proxy to this machine, no stray modules.
 
 Importing `storage` sets the environment, which children inherit: commands, library use, scripts and workers
 all pass it before any library that reads these variables.
@@ -22,19 +22,19 @@ NO_REPORTS = {
     "ORT_DISABLE_TELEMETRY": "1",
     "WANDB_ERROR_REPORTING": "false",
 }
-"""Libraries that report their use unless told not to. A person who wants them to sets the variable."""
+"""Variables for libraries that report their use unless told not to. A person who wants reports sets them."""
 
 SAFE_PATH = {"PYTHONSAFEPATH": "spotlight"}
-"""For children whose own children are not started by `python_command`; any value counts, this one is ours."""
+"""The variable for children whose own children are not started by `python_command`; any value counts."""
 
 _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Turn off reports of use, and keep traffic within this machine away from a proxy.
+    """Turn off usage reports, and keep traffic within this machine away from a proxy.
 
     Args:
-        environ: the environment to change; what is set there already counts.
+        environ: environment to change; variables already set are kept.
     """
     for name, value in NO_REPORTS.items():
         environ.setdefault(name, value)
@@ -42,11 +42,11 @@ def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def keep_from_proxy(*hosts: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let this process and its children reach hosts directly, also where a proxy is set.
+    """Let this process and its children reach hosts directly, even if a proxy is set.
 
     Args:
         hosts: names or addresses of this machine.
-        environ: the environment to change; what it lists already stays.
+        environ: environment to change; hosts already listed stay.
     """
     # Without a proxy the variable stays away: its mere presence hides a proxy that macOS is set to.
     if any(name.lower().endswith("_proxy") for name in environ):
@@ -57,7 +57,7 @@ def keep_from_proxy(*hosts: str, environ: MutableMapping[str, str] = os.environ)
 
 
 def environment_for_others() -> dict[str, str]:
-    """Return this process's environment for a program of the user: its modules may lie beside it."""
+    """Return this process's environment for a program of the user, whose modules may lie beside it."""
     return {name: value for name, value in os.environ.items() if (name, value) not in SAFE_PATH.items()}
 
 
@@ -65,14 +65,14 @@ def python_command(*arguments: str) -> list[str]:
     """Return the command of a child that runs this Python without the modules of its current folder.
 
     Args:
-        arguments: what `python` is given, such as `-m` and a module.
+        arguments: arguments of `python`, such as `-m` and a module.
     """
     return [sys.executable, "-P", *arguments]
 
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import large libraries within: without garbage collections a worker's take a fifth less time."""
+    """Import large libraries faster: without garbage collections a worker's take a fifth less time."""
     collects = gc.isenabled()
     gc.disable()
     try:

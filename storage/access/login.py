@@ -1,4 +1,4 @@
-"""The login of the dashboard: which OpenID Connect provider asks for it, and which users may enter."""
+"""The login of the dashboard: its OpenID Connect provider, and the users who may enter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home, is_open_to_others
 
 LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
-"""Environment variable that names the file with the settings of the login."""
+"""The environment variable that names the file with the settings of the login."""
 
 _TEXTS = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
 _KEYS = (*_TEXTS, "allow")
@@ -29,13 +29,13 @@ class Login:
     """A complete login.
 
     Attributes:
-        redirect_uri: the dashboard's address as browsers see it, with `/oauth2callback` at its end.
-        cookie_secret: signs the cookie that keeps a browser logged in.
-        client_id, client_secret: of the dashboard at the provider.
-        server_metadata_url: where the provider describes itself.
-        allow: addresses that may look, such as `ada@example.org` or `*@example.org`; `*` is every
-            user of the provider.
-        client_kwargs: further parameters for the provider, as Streamlit's documentation has them.
+        redirect_uri: address of the dashboard as browsers see it, ending in `/oauth2callback`.
+        cookie_secret: secret that signs the cookie of a logged-in browser.
+        client_id, client_secret: credentials of the dashboard at the provider.
+        server_metadata_url: address of the provider's metadata.
+        allow: addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
+            provider.
+        client_kwargs: further parameters for the provider, as in Streamlit's documentation.
     """
 
     redirect_uri: str
@@ -52,22 +52,22 @@ class Login:
         return urlsplit(self.redirect_uri).hostname or ""
 
     def secrets(self) -> dict[str, Any]:
-        """The section `auth` of Streamlit's secrets."""
+        """Return the section `auth` of Streamlit's secrets."""
         auth: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
         return {"auth": auth | ({"client_kwargs": dict(self.client_kwargs)} if self.client_kwargs else {})}
 
 
 def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | None:
-    """The login of `login.toml` in the home, or of the file that SPOTLIGHT_LOGIN names; None without one.
+    """Return the login from `login.toml` in the home or the file of SPOTLIGHT_LOGIN; None without one.
 
-    A variable such as SPOTLIGHT_LOGIN_CLIENT_SECRET comes before the file's `client_secret`, so that secrets
-    need not be in a file; SPOTLIGHT_LOGIN_ALLOW has commas between addresses.
+    A variable such as SPOTLIGHT_LOGIN_CLIENT_SECRET overrides the file's `client_secret`, so that secrets
+    need not be in a file; SPOTLIGHT_LOGIN_ALLOW separates addresses by commas.
 
     Args:
-        environ: the environment to read; the process's own by default.
+        environ: environment to read; the process's own by default.
 
     Raises:
-        ConfigurationError: half a login: something is missing, cannot work, or can be read by others.
+        ConfigurationError: the login is incomplete, cannot work, or can be read by others.
     """
     environ = os.environ if environ is None else environ
     given = {key: environ[name] for key in _KEYS if environ.get(name := f"{LOGIN_VARIABLE}_{key.upper()}")}
@@ -83,12 +83,12 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
 
 
 def refusal(user: Mapping[str, Any], allow: tuple[str, ...], now_s: float) -> str | None:
-    """Why a user may not see the dashboard; None for one who may.
+    """Return why a user may not see the dashboard; None for a permitted user.
 
     Args:
-        user: what Streamlit keeps of the identity token, whose expiry it never looks at again.
+        user: claims that Streamlit keeps of the identity token, whose expiry it never checks again.
         allow: as in `Login`.
-        now_s: the time, in Unix seconds.
+        now_s: current time, in Unix seconds.
     """
     if user.get("is_logged_in") is not True:
         return "Log in to see the runs."

@@ -1,8 +1,8 @@
-"""A guard before Prefect's web application and the dashboard: it refuses what a foreign page can send.
+"""A guard before Prefect's web application and the dashboard: it refuses requests from foreign pages.
 
 A browser lets any page send requests to 127.0.0.1, and a page whose name resolves to 127.0.0.1 (DNS
-rebinding) even reads the answers. The browser says in `Origin` which page asks, and in `Host` by which
-name: only the names of this server, and only its own pages, are served.
+rebinding) even reads the answers. The browser gives the asking page in `Origin`, and the name it used in
+`Host`: only requests to this server's names, and only from its own pages, are served.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class ServerGuard:
     """An ASGI application around another, for HTTP and websockets.
 
     Args:
-        host: the IPv4 address that the server listens on. Where other machines reach it, the machine's name
+        host: IPv4 address that the server listens on. If other machines reach it, the machine's name
             and every numeric address are names of it too: rebinding needs a name.
-        names: further names that it is reached by, such as a proxy's; pages of these are its own.
+        names: further names of the server, such as a proxy's; pages of these count as its own.
     """
 
     def __init__(self, application: _Application, host: str, names: Iterable[str] = ()) -> None:
@@ -36,7 +36,7 @@ class ServerGuard:
         self._names = {host, "127.0.0.1", "localhost", "::1", *machine, *self._further}
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
-        """Pass on what is allowed; answer 403 to the rest."""
+        """Pass on allowed requests; answer 403 to the rest."""
         reason = None if scope["type"] == "lifespan" else self.refusal(scope["headers"])
         if reason is None:
             await self._application(scope, receive, send)
@@ -48,7 +48,7 @@ class ServerGuard:
             await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
 
     def refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-        """Return why a request with these headers is refused; None where it is not."""
+        """Return why a request with these headers is refused; None if it is not."""
         given = list(headers)
         hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
         if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):

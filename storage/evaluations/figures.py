@@ -4,9 +4,9 @@ Images of one prompt are not independent (a hard prompt is hard for every seed),
 file that repeat a prompt. Variances are those within each tag, as the number of prompts of a tag is part of
 the benchmark and no accident; a tag of few prompts borrows from the variance of all.
 
-A sample says little of values that it happens to lack: prompts that all agree would leave no interval. So
-the interval is that of the sample with two prompts more, one at the least and one at the largest value that
-could be (as Agresti and Coull, 1998, do for shares). It narrows steadily as prompts agree.
+A sample says little about values that it happens to lack: prompts that all agree would give no interval. So
+the interval is that of the sample with two more prompts, one at the smallest and one at the largest possible
+value (as Agresti and Coull, 1998, do for shares). It narrows steadily as prompts agree.
 
 Shape suffix: N prompts.
 """
@@ -30,7 +30,7 @@ LEVEL = 0.95
 METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with one prompt more at either bound"
 
 PromptValues = list[tuple[str, float, float]]
-"""Of each prompt: its tag, its mean score, its share of exact images."""
+"""For each prompt: its tag, its mean score, its share of exact images."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class TaggedEstimates:
     """Means of a set of prompts.
 
     Attributes:
-        overall: each prompt weighs the same.
-        over_tags: each tag weighs the same, as in GenEval's own overall score.
-        by_tag: of each tag, in the order of their names.
-        prompts: how many each tag has.
+        overall: mean in which each prompt weighs the same.
+        over_tags: mean in which each tag weighs the same, as in GenEval's overall score.
+        by_tag: mean of each tag, in the order of their names.
+        prompts: number of prompts of each tag.
     """
 
     overall: Estimate
@@ -60,12 +60,12 @@ class TaggedEstimates:
 
 
 def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
-    """The figures of an evaluation, as JSON values; over the images that were judged.
+    """Return the figures of an evaluation's judged images, as JSON values.
 
     Returns:
         `prompts`, `score`, `score_interval`, `exact`, `exact_interval`, `scorer_errors`, `interval` (the
-        method); where prompts have tags, `by_tag` with the same of each, and `over_tags`, in which each
-        tag weighs the same; `quality`, where it was measured: the means of all images.
+        method); if prompts have tags, `by_tag` with the same for each, and `over_tags`, in which each tag
+        weighs the same; `quality`, if it was measured: the means of all images.
     """
     by_prompt: defaultdict[tuple[str, str], list[JudgedImage]] = defaultdict(list)
     for image in images:
@@ -86,7 +86,7 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
 
 
 def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:
-    """Figures of values between `lowest` and 1, one a prompt: as `figures_of`, but for `scorer_errors`."""
+    """Return `figures_of`, without `scorer_errors`, for values between `lowest` and 1, one per prompt."""
     tags = [tag for tag, _, _ in values]
     score = tagged_estimates([value for _, value, _ in values], tags, lowest)
     exact = tagged_estimates([value for _, _, value in values], tags, lowest)
@@ -116,15 +116,15 @@ def _both(score: Estimate, exact: Estimate) -> dict[str, Any]:
 def tagged_estimates(
     values_N: Sequence[float], tags_N: Sequence[str], lowest: float = 0.0
 ) -> TaggedEstimates:
-    """Means and intervals of values between `lowest` and 1, one a prompt.
+    """Return means and intervals of values between `lowest` and 1, one per prompt.
 
     Args:
-        values_N: the mean over a prompt's images, each.
-        tags_N: the prompt's tag, each; may be empty text.
-        lowest: least value that could be: 0 of scores, -1 of differences of scores.
+        values_N: mean over each prompt's images.
+        tags_N: tag of each prompt; may be empty.
+        lowest: smallest possible value: 0 for scores, -1 for differences of scores.
 
     Raises:
-        ValueError: if there are no values, or not as many tags.
+        ValueError: there are no values, or not as many tags.
     """
     if not values_N or len(values_N) != len(tags_N):
         raise ValueError(f"{len(values_N)} values and {len(tags_N)} tags; give one of each a prompt")
@@ -142,7 +142,7 @@ def tagged_estimates(
 
 
 def _weighted(of_tag: Mapping[str, np.ndarray], weights: Mapping[str, float], lowest: float) -> Estimate:
-    """The weighted mean of the tags; each prompt's variance is that within its tag."""
+    """Return the weighted mean of the tags; each prompt's variance is that within its tag."""
     tags = [(values_N, len(values_N), weights[tag]) for tag, values_N in of_tag.items()]
     # Prompts of equal weight that would be as many (Kish).
     size = 1 / sum(weight**2 / count for _, count, weight in tags)
@@ -158,7 +158,7 @@ def _weighted(of_tag: Mapping[str, np.ndarray], weights: Mapping[str, float], lo
 
 
 def _interval(mean: float, variance: float, size: float, lowest: float) -> Estimate:
-    """The interval of a mean of `size` values, with one value more at either bound."""
+    """Return the interval of a mean of `size` values, with one more value at either bound."""
     total = size + 2
     centre = (size * mean + lowest + 1) / total
     squares = size * (variance + (mean - centre) ** 2) + (lowest - centre) ** 2 + (1 - centre) ** 2

@@ -1,4 +1,4 @@
-"""Two separate evaluations against each other, image by image."""
+"""The comparison of two separate evaluations, image by image."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _OF_NO_CONCERN = (
     "exploration.",
     "evaluation.every",
 )
-"""Settings that no image of an evaluation depends on."""
+"""Settings that do not affect any image of an evaluation."""
 
 
 def comparable(home: Home, config: RunConfig, name: str) -> str:
-    """Return the identifier of the earlier evaluation that `name` means, once it is known to compare.
+    """Return the identifier of the earlier evaluation that `name` means; refuse one that is not comparable.
 
     Args:
-        name: an evaluation's identifier, or that of a run.
+        name: identifier of an evaluation, or of a run.
 
     Raises:
-        RunNotFoundError: there is none.
+        RunNotFoundError: there is no such evaluation.
         ConfigurationError: another scorer judged it, or it has none of the prompts.
     """
     store = EvaluationStore(home)
@@ -53,12 +53,12 @@ def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
     """Return by how much the second evaluation is better than the first.
 
     Args:
-        before: an evaluation's identifier, or that of a run: its newest evaluation is meant.
-        after: as `before`.
+        before: identifier of an evaluation, or of a run, which stands for its newest evaluation.
+        after: likewise for the second one.
 
     Raises:
         RunNotFoundError: there is no such evaluation.
-        ConfigurationError: the two do not compare.
+        ConfigurationError: the two cannot be compared.
     """
     store = EvaluationStore(home)
     sides = [store.find(name) for name in (before, after)]
@@ -70,15 +70,15 @@ def difference_of(
     before: tuple[SeparateEvaluation, Sequence[JudgedImage]],
     after: tuple[SeparateEvaluation, Sequence[JudgedImage]],
 ) -> dict[str, Any]:
-    """By how much the second evaluation is better, prompt by prompt, as JSON values.
+    """Return by how much the second evaluation is better, prompt by prompt, as JSON values.
 
-    Images are paired by prompt (same text, same place in the file: the noise depends on it) and seed; what
-    only one of them has, or was judged in only one, is left out.
+    Images are paired by prompt (same text, same place in the file: the noise depends on it) and seed; an
+    image that only one of them has, or judged, is left out.
 
     Returns:
-        As `figures_of`, but of the differences (in [-1, 1]); and `before`, `after` (identifiers), `pairs`,
-        `same_noise` (whether a pair began from the same noise), `settings_that_differ` (names of those
-        that may move a score), `quality` (of each figure of the images' looks that both have: `before`,
+        The same as `figures_of`, but for the differences (in [-1, 1]); and `before`, `after` (identifiers),
+        `pairs`, `same_noise` (whether a pair began from the same noise), `settings_that_differ` (names of
+        those that may move a score), `quality` (for each figure of the images' look that both have: `before`,
         `after`, `interval` of the difference).
 
     Raises:
@@ -132,7 +132,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
     """Refuse to compare scores of different scales.
 
     Raises:
-        ConfigurationError: saying which settings of the reward differ.
+        ConfigurationError: settings of the reward differ; the message names them.
     """
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
@@ -147,7 +147,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
 def refuse_other_prompts(
     earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
 ) -> None:
-    """Refuse `prompts` of which an `earlier` evaluation has no `images` to compare with.
+    """Refuse `prompts` for which an `earlier` evaluation has no `images` to compare with.
 
     Raises:
         ConfigurationError: the earlier evaluation has none of the prompts.
@@ -165,12 +165,12 @@ def _identity(image: JudgedImage) -> tuple[int, str, int]:
 
 
 def _judge(config: RunConfig) -> tuple[str, object]:
-    """Whose figures `judge` has: another one's do not compare."""
+    """Return the judge of the figure `judge`: figures of different judges are not comparable."""
     return config.evaluation.judge, config.evaluation.options
 
 
 def _differing(one: RunConfig, other: RunConfig) -> list[str]:
-    """Dotted names of the settings that differ, but for those of no concern."""
+    """Return the dotted names of the settings that differ and affect images."""
     ours, theirs = one.model_dump(mode="json"), other.model_dump(mode="json")
     names: list[str] = []
     for section, values in ours.items():

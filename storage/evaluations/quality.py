@@ -1,7 +1,7 @@
-"""Changes of the looks of held-out images by training, the rule that calls them hacking, and a run's alarms.
+"""Changes in the look of held-out images by training, the rule that calls them hacking, and a run's alarms.
 
-Each image is compared with the untouched model's of the same prompt and seed. The unit is the prompt, as in
-`figures.py`: prompts are drawn anew, with a fixed seed.
+Each image is compared with the untouched model's for the same prompt and seed. The unit is the prompt, as in
+`figures.py`: prompts are resampled, with a fixed seed.
 
 Shape suffixes: N prompts, R resamples.
 """
@@ -25,38 +25,38 @@ if TYPE_CHECKING:
 
 SCORE = "score"
 JUDGE = "judge"
-"""Name of a second judge's score among an image's figures."""
+"""The name of a second judge's score among an image's figures."""
 
 PART = "part_"
-"""What the names of a score's parts begin with."""
+"""The prefix of the names of a score's parts."""
 
 LEAST_KL_WEIGHT = 0.04
-"""What the first alarm sets a lower weight to: Flow-GRPO's own for its OCR and GenEval rewards."""
+"""The weight that the first alarm sets in place of a lower one: Flow-GRPO's for OCR and GenEval rewards."""
 
 LEAST_PROMPTS = 8
-"""With fewer prompts no change is clear."""
+"""The number of prompts below which no change is clear."""
 
 _RESAMPLES = 2_000
 _LEAST_RESAMPLES = 200
 _SEED = 22_006
 _CELLS = 8_000_000
-"""Most weights of resamples in memory: 32 MB; of very many prompts there are fewer resamples."""
+"""The most weights of resamples in memory: 32 MB; with very many prompts there are fewer resamples."""
 
 Group = Literal["truth", "look", "variety", "judge"]
 
 
 @dataclass(frozen=True)
 class QualityFigure:
-    """How a figure of an image is to be read.
+    """The meaning of a figure of an image.
 
     Attributes:
-        title: for people, with its unit.
+        title: title for people, with its unit.
         group: `truth` is the distance to the renderer's picture, `look` and `variety` hint only.
-        worse: 1 where more is worse, -1 where less is, 0 where neither is.
-        tolerance: part of the untouched model's mean by which it may become worse.
-        least: what that part is taken of, where the mean is smaller.
-        of_whole: whether it is of the whole picture. One of a region says where a picture has changed, and
-            never decides: what a model draws larger makes the background worse and the drawing better.
+        worse: 1 if more is worse, -1 if less is, 0 if neither is.
+        tolerance: fraction of the untouched model's mean by which it may become worse.
+        least: value that the fraction is taken of if the mean is smaller.
+        of_whole: True if it covers the whole picture. A figure of a region tells where a picture has changed,
+            and never decides: a larger drawing makes the background worse and the drawing better.
     """
 
     title: str
@@ -87,7 +87,7 @@ QUALITY: Mapping[str, QualityFigure] = {
     "diversity_within": QualityFigure("Variety within a prompt (RMS of the latents)", "variety", -1),
     "diversity_across": QualityFigure("Variety across prompts (RMS of the latents)", "variety", -1),
 }
-"""The figures by name, in the order they are shown."""
+"""The figures by name, in display order."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class FigureChange:
 
     Attributes:
         before, after: means over the prompts.
-        low, high: of `after - before`; the bounds of its 95 % interval, infinite with too few prompts.
-        prompts: compared.
+        low, high: bounds of the 95 % interval of `after - before`, infinite with too few prompts.
+        prompts: number of prompts compared.
     """
 
     name: str
@@ -109,12 +109,12 @@ class FigureChange:
 
     @property
     def is_clear(self) -> bool:
-        """True where the interval leaves out no change at all."""
+        """True if the interval excludes zero change."""
         return self.low > 0 or self.high < 0
 
     @property
     def worsening(self) -> float:
-        """By what part of its start it is worse; below 0 where it is better, 0 where neither is worse."""
+        """The fraction of its start by which it is worse; below 0 if it is better, 0 if neither is worse."""
         figure = QUALITY.get(self.name)
         if figure is None:
             return 0.0
@@ -122,7 +122,7 @@ class FigureChange:
 
     @property
     def is_worse(self) -> bool:
-        """True where it is clearly worse, and by more than is tolerated."""
+        """True if it is clearly worse, and by more than is tolerated."""
         figure = QUALITY.get(self.name)
         return figure is not None and self.is_clear and self.worsening > figure.tolerance
 
@@ -132,8 +132,8 @@ class QualityVerdict:
     """A judgement of a run by its images beside its score.
 
     Attributes:
-        score: of the reward, graded.
-        others: of the figures that no reward sees, in the order of `QUALITY`.
+        score: change of the reward's graded score.
+        others: changes of the figures that no reward sees, in the order of `QUALITY`.
     """
 
     score: FigureChange
@@ -141,7 +141,7 @@ class QualityVerdict:
 
     @property
     def worse(self) -> tuple[FigureChange, ...]:
-        """Clearly worse figures. Where the truth is known it decides, with the judge; the rest are hints."""
+        """The clearly worse figures. If the truth is known it decides, with the judge; the rest are hints."""
         whole = [change for change in self.others if QUALITY[change.name].of_whole]
         groups = {QUALITY[change.name].group for change in whole}
         deciding = {"truth", "judge"} if "truth" in groups else groups
@@ -149,26 +149,26 @@ class QualityVerdict:
 
     @property
     def is_hacking(self) -> bool:
-        """The score has risen by more than its interval, and the images are worse by more than theirs."""
+        """True if the score rose by more than its interval, and the images got worse by more than theirs."""
         return self.score.low > 0 and bool(self.worse)
 
     @property
     def in_words(self) -> str:
-        """The score's change, and what is worse."""
+        """The score's change, and the worse figures, in words."""
         parts = [f"{QUALITY[c.name].title} {_figure(c.before)} -> {_figure(c.after)}" for c in self.worse]
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 
 
 @dataclass(frozen=True)
 class AlarmCourse:
-    """The alarms of a run's evaluations so far.
+    """The alarms raised by a run's evaluations so far.
 
     Attributes:
-        alarms: how many evaluations have raised the alarm.
-        sounding: whether the newest one has.
-        sound: the iteration of the newest one that has not; 0 is the untouched model.
+        alarms: number of evaluations that raised the alarm.
+        sounding: True if the newest evaluation did.
+        sound: iteration of the newest evaluation that did not; 0 is the untouched model.
         returned_to: that iteration, once an alarm has led back to it; None before.
-        alarm_at: the iteration of the newest one that has; 0 before.
+        alarm_at: iteration of the newest evaluation that raised the alarm; 0 before.
     """
 
     alarms: int = 0
@@ -178,7 +178,7 @@ class AlarmCourse:
     alarm_at: int = 0
 
     def after(self, iteration: int, is_hacking: bool) -> AlarmCourse:
-        """The course after another evaluation, answered."""
+        """Return the course after another evaluation and the response to it."""
         if not is_hacking:
             return replace(self, sounding=False, sound=iteration, returned_to=None)
         return replace(
@@ -186,7 +186,7 @@ class AlarmCourse:
         )
 
     def kl_weight(self, config: RunConfig) -> float:
-        """The weight of the KL with `evaluation.on_alarm=kl`: each alarm doubles it."""
+        """Return the weight of the KL with `evaluation.on_alarm=kl`: each alarm doubles it."""
         configured = config.algorithm.kl_weight
         if not self.alarms:
             return configured
@@ -194,7 +194,7 @@ class AlarmCourse:
 
 
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each figure of `QUALITY` over the images that have it; `figures` has those of an image."""
+    """Return the mean of each figure of `QUALITY` over the images with it; `figures` has an item per image."""
     values: dict[str, list[float]] = {}
     for of_image in figures:
         for name, value in of_image.items():
@@ -203,7 +203,7 @@ def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def image_changes(pairs: Iterable[tuple[JudgedImage, JudgedImage]]) -> list[FigureChange]:
-    """The changes of the figures of `QUALITY` between images of the same prompt and seed."""
+    """Return the changes of the figures of `QUALITY` between images of the same prompt and seed."""
     rows = [
         (late.prompt, late.seed_index, name, value, late.figures[name])
         for early, late in pairs
@@ -223,7 +223,7 @@ def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
         pairs: columns prompt (its text), seed_index, name, before, after; the score among the names.
 
     Returns:
-        None where no score or no figure of the same image is in both.
+        The verdict; None if no score or no figure of the same image is in both.
     """
     changes = {change.name: change for change in figure_changes(pairs, [SCORE, *QUALITY])}
     score = changes.pop(SCORE, None)
@@ -231,9 +231,9 @@ def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
 
 
 def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChange]:
-    """The changes of these figures, in this order; a figure without pairs is left out.
+    """Return the changes of these figures, in this order; a figure without pairs is left out.
 
-    Rows of the same text are one prompt.
+    Rows with the same text are one prompt.
 
     Args:
         pairs: columns prompt (its text), seed_index, name, before, after.
@@ -254,14 +254,14 @@ def _change(name: str, before_N: np.ndarray, after_N: np.ndarray) -> FigureChang
 
 
 def _interval(difference_N: np.ndarray) -> tuple[float, float]:
-    """The 95 % interval of the mean, by drawing prompts with replacement."""
+    """Return the 95 % interval of the mean, by drawing prompts with replacement."""
     low, high = np.quantile(_weights(len(difference_N)) @ difference_N, (0.025, 0.975))
     return float(low), float(high)
 
 
 @lru_cache(maxsize=2)
 def _weights(count: int) -> np.ndarray:
-    """Return each prompt's part of each resample: float32, shape (R, N); the same for all figures."""
+    """Return the weight of each prompt in each resample: float32, shape (R, N); the same for all figures."""
     resamples = max(_LEAST_RESAMPLES, min(_RESAMPLES, _CELLS // count))
     draw = np.random.default_rng([_SEED, count])
     drawn = (np.bincount(draw.integers(count, size=count), minlength=count) for _ in range(resamples))

@@ -1,6 +1,6 @@
-"""Runs that are done again: what a finished run came to, to the bit, and the outcome of each reproduction.
+"""Reproductions of runs: the exact outcome of a finished run, and the outcome of each reproduction.
 
-A run to compare with comes from the record, or from a file of another machine.
+The reference comes from the record, or from a file of another machine.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _FORMAT = 1
 
 Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
-"""`recorded`: the first of its series, compared with nothing. `within`: other bits on another kind of
-device, or where measured times chose degrees, but scores within the interval."""
+"""`recorded`: the first of its series, compared with nothing. `within`: other bits, on another kind of device
+or with measured times that chose degrees, but scores within the interval."""
 
 _SHOWN = (
     "verdict", "message", "series", "reference", "run_id", "score_was", "score_is", "difference", "low",
@@ -41,7 +41,7 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class HeldOut:
-    """One held-out image's score; a pair with the one of the same prompt and seed in another run."""
+    """The score of one held-out image; it pairs with that of the same prompt and seed in another run."""
 
     prompt_id: int
     seed_index: int
@@ -75,7 +75,7 @@ class Reference:
         """Its configuration.
 
         Raises:
-            ConfigurationError: this version has other settings.
+            ConfigurationError: the settings are of another version.
         """
         return stored_config(
             self.config, f"the reference {self.run_id}", "make a new one, or use the commit that made it"
@@ -93,7 +93,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: it is not finished.
+        ConfigurationError: the run is not finished.
         CheckpointError: its last checkpoint is damaged.
     """
     row = store.run(run_id)
@@ -130,7 +130,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
 
 
 def write_reference(reference: Reference, file: Path) -> None:
-    """Write it as JSON, for another machine.
+    """Write a reference as JSON, for another machine.
 
     Raises:
         ConfigurationError: the file cannot be written.
@@ -142,10 +142,10 @@ def write_reference(reference: Reference, file: Path) -> None:
 
 
 def read_reference(file: Path) -> Reference:
-    """The inverse of `write_reference`.
+    """Read a file of `write_reference`.
 
     Raises:
-        ConfigurationError: it is missing or no reference.
+        ConfigurationError: the file is missing or not a reference.
     """
     text = read_text_file(file, f"reference {file}", ConfigurationError)
     problem = ""
@@ -171,18 +171,19 @@ _READER = TypeAdapter(Reference)
 
 @dataclass(frozen=True)
 class Reproduction:
-    """One run done again.
+    """One reproduction of a run.
 
     Attributes:
-        series: what is done again and again: a preset, a run, a file.
+        series: subject of repeated reproductions: a preset, a run, a file.
         how: `train` or `evaluate`.
-        reference: the run that was done again.
-        run_id: the run that did it; None where none was made.
+        reference: run that was reproduced.
+        run_id: new run; None if none was made.
         started_at, ended_at: Unix seconds.
-        message: the verdict in words.
+        message: verdict in words.
         score_was, score_is: mean held-out score of the reference and of this run.
-        difference, low, high: of paired held-out scores, this run minus the reference; its 95 % interval.
-        differences: what differs, each with `kind` (versions, device, configuration, data, code or result),
+        difference, low, high: mean difference of paired held-out scores, this run minus the reference, and
+            its 95 % interval.
+        differences: differences, each with `kind` (versions, device, configuration, data, code or result),
             `what`, `was` and `is`.
     """
 
@@ -203,12 +204,12 @@ class Reproduction:
     differences: list[dict[str, str]] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Its named results, as a command prints them."""
+        """Return its named results, as a command prints them."""
         return {name: getattr(self, name) for name in _SHOWN}
 
 
 def write_reproduction(home: Home, done: Reproduction) -> None:
-    """Write one; writing the same again changes nothing.
+    """Write a reproduction; writing the same again changes nothing.
 
     Raises:
         StorageError: the disk refuses, or a file is damaged.
@@ -219,7 +220,7 @@ def write_reproduction(home: Home, done: Reproduction) -> None:
 
 
 def reference_run_of(home: Home, series: str) -> str | None:
-    """The run that a series is compared with: the latest that was recorded for it; None where none was.
+    """Return the run that a series is compared with: the latest recorded for it; None if there is none.
 
     Raises:
         StorageError: the disk refuses, or a file is damaged.
@@ -234,17 +235,17 @@ def reference_run_of(home: Home, series: str) -> str | None:
 
 
 def reproductions(connection: RecordConnection, limit: int = 500) -> pd.DataFrame:
-    """The latest reproductions, newest first; all columns of the table, `differences` as JSON text."""
+    """Return the latest reproductions, newest first; all columns of the table, `differences` as JSON text."""
     return connection.execute(
         "SELECT * FROM reproductions ORDER BY started_at DESC, reproduction_id LIMIT ?", [limit]
     ).df()
 
 
 def reproduction_of(home: Home, reproduction_id: str) -> Reproduction:
-    """One reproduction.
+    """Return one reproduction.
 
     Raises:
-        RunNotFoundError: there is none of that identifier.
+        RunNotFoundError: no reproduction has that identifier.
         StorageError: the disk refuses, or a file is damaged.
     """
     with Records(home).reading() as connection:

@@ -1,4 +1,4 @@
-"""Evaluations that `spotlight evaluate` made, beside any run: written, found again, their images' scores."""
+"""Evaluations by `spotlight evaluate`, separate from runs: their files, and their images' scores."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class JudgedImage:
     """One image of an evaluation.
 
     Attributes:
-        prompt_id: place of its prompt in the file.
-        tag: the prompt's tag (GenEval's kind of task); empty where it has none.
-        figures: what it looks like, and the parts of its score (`storage/evaluations/quality.py`).
+        prompt_id: position of its prompt in the file.
+        tag: the prompt's tag (GenEval's kind of task); empty if it has none.
+        figures: figures of its look, and the parts of its score (`storage/evaluations/quality.py`).
     """
 
     prompt_id: int
@@ -41,7 +41,7 @@ class JudgedImage:
 
     @property
     def unit(self) -> tuple[str, str]:
-        """Tag and text of its prompt: images with the same ones are not independent, whatever their rows."""
+        """Tag and text of its prompt: images that share both are not independent, whatever their rows."""
         return self.tag, self.prompt
 
 
@@ -51,13 +51,13 @@ class SeparateEvaluation:
 
     Attributes:
         evaluation_id: its identifier.
-        run_id: the run whose checkpoint it was; None for an untouched model.
-        iteration: of the checkpoint; 0 for an untouched model.
+        run_id: run of the checkpoint; None for an untouched model.
+        iteration: iteration of the checkpoint; 0 for an untouched model.
         started_at, ended_at: Unix seconds.
         score, exact: means over the judged images.
-        images: how many.
-        folder: where the images lie; None where they were not kept.
-        config_json: the configuration that it was made with.
+        images: number of images.
+        folder: folder of the images; None if they were not kept.
+        config_json: configuration of the evaluation, as JSON.
         environment: versions, commit, machine, digests of the files.
     """
 
@@ -79,7 +79,7 @@ class SeparateEvaluation:
         """The configuration.
 
         Raises:
-            ConfigurationError: it was stored by a version whose settings this one does not know.
+            ConfigurationError: the settings are of another version.
         """
         return stored_config(self.config_json, f"evaluation {self.evaluation_id}", "evaluate again")
 
@@ -97,7 +97,7 @@ class EvaluationStore:
         """Write an evaluation by one rename.
 
         Raises:
-            StorageError: there is one of that identifier already.
+            StorageError: an evaluation already has that identifier.
         """
         key = evaluation.evaluation_id
         if (self.home.evaluations / key).exists():
@@ -115,16 +115,16 @@ class EvaluationStore:
             put_folder(self.home.evaluations, key, rows, {EVALUATION_FILE: facts})
 
     def all(self) -> list[SeparateEvaluation]:
-        """All of them, newest first."""
+        """Return all evaluations, newest first."""
         self.home.refuse_earlier_layout()
         found = [_separate_evaluation(facts) for facts in separate_evaluations(self.home)]
         return sorted(found, key=lambda row: (row.started_at, row.evaluation_id), reverse=True)
 
     def find(self, name: str) -> SeparateEvaluation:
-        """The evaluation of this identifier, or the newest one of the run of this identifier.
+        """Return the evaluation with this identifier, or the newest one of the run with this identifier.
 
         Raises:
-            RunNotFoundError: there is neither; the message says what there is.
+            RunNotFoundError: there is neither; the message lists what exists.
         """
         rows = self.all()
         found = [row for row in rows if name in (row.evaluation_id, row.run_id)]
@@ -145,7 +145,7 @@ class EvaluationStore:
         )
 
     def images(self, evaluation_id: str) -> list[JudgedImage]:
-        """The images of an evaluation, by prompt and seed."""
+        """Return the images of an evaluation, by prompt and seed."""
         with Records(self.home).reading() as connection:
             rows = connection.execute(
                 "SELECT prompt_id, seed_index, prompt, tag, score, exact, detail, error "

@@ -1,8 +1,8 @@
-"""The ledger of a run: where the paid device time went, and whether all of it is accounted for.
+"""The ledger of a run: its paid device time by use, and whether all of it is accounted for.
 
-A worker's paid time and its states are measured apart: what it was paid for by a meter that runs from its
-joining to its loss (`paid_time`), what it did by the time line (`worker_states`). So a state that was not
-recorded, or one that is too long, shows as a difference.
+A worker's paid time and its states are measured separately: the paid time by a meter that runs from its
+joining to its loss (`paid_time`), the work by the time line (`worker_states`). So a state that was not
+recorded, or is too long, shows as a difference.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from storage.record.reading import RecordConnection
 from storage.record.records import JUDGE_USD
 
 MOST_UNACCOUNTED = 0.001
-"""Share of the paid time by which the states may differ from it."""
+"""The share of the paid time by which the states may differ from it."""
 
 SAME_MOMENT_S = 1e-6
-"""Two times this close are one: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
+"""Times this close are equal: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
 
 _CUT_WITHIN_S = 1.0  # a loss cuts the state that ended no longer than this before it
 
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A worker was already in another state when this one began at `at` (Unix seconds)."""
+    """A state that began at `at` (Unix seconds) while its worker was already in another state."""
 
     worker: str
     phase: str
@@ -67,10 +67,10 @@ class Loss:
     """A device that died.
 
     Attributes:
-        at: when it was noticed (Unix seconds).
-        cut_state: what it was doing; None where it had not loaded yet.
-        cut_s: how long it had been doing that: the most that was lost with it.
-        detail: the reason that the runtime has recorded.
+        at: time when it was noticed (Unix seconds).
+        cut_state: its state; None if it had not loaded yet.
+        cut_s: seconds spent in that state: the most that was lost with it.
+        detail: reason that the runtime recorded.
     """
 
     worker: str
@@ -87,9 +87,9 @@ class WorkerAccount:
     """A worker's paid time against its states; all in seconds.
 
     Attributes:
-        paid_s: from its joining to its loss, as its meter says; over all its lives.
-        booked_s: the sum of its states.
-        double_s: in two states at once.
+        paid_s: time from its joining to its loss by its meter, over all its lives.
+        booked_s: sum of its states.
+        double_s: time in two states at once.
     """
 
     worker: str
@@ -100,7 +100,7 @@ class WorkerAccount:
 
     @property
     def unaccounted_s(self) -> float:
-        """Paid for, and in no state; below 0 where the states are longer than what was paid for."""
+        """Paid time in no state; below 0 if the states are longer than the paid time."""
         return self.paid_s - (self.booked_s - self.double_s)
 
 
@@ -109,9 +109,9 @@ class UnjoinedDevice:
     """A device of the run's settings that never joined.
 
     Attributes:
-        device: its slot, such as `spot-1`.
-        failures: workers for it that ended while they loaded.
-        reason: why the last of them did; where there was none, that no instance had room.
+        device: slot of the device, such as `spot-1`.
+        failures: number of workers for it that ended while they loaded.
+        reason: reason of the last failure; without a failure, that no instance had room.
     """
 
     device: str
@@ -121,14 +121,14 @@ class UnjoinedDevice:
 
 @dataclass(frozen=True)
 class StandbyAccount:
-    """Use of the standbys of one name; each life of a run has one of that name.
+    """Use of the standbys of one name; each session of a run has one of that name.
 
     Attributes:
-        waited_s: seconds that it was kept, its loading included.
+        waited_s: seconds of standby, loading included.
         cpu_s: processor time.
         memory_bytes: resident memory, the largest reading.
-        taken: how often it took a lost worker's place.
-        lost: how often it died before.
+        taken: number of times that it replaced a lost worker.
+        lost: number of times that it died before that.
     """
 
     standby: str
@@ -141,19 +141,20 @@ class StandbyAccount:
 
 @dataclass(frozen=True)
 class Ledger:
-    """A run's account.
+    """The account of a run.
 
     Attributes:
-        workers: their accounts; none in a simulated run, whose paid time was not measured apart.
-        has_device_events: whether devices have joined.
-        samples: rolled out in iterations that were kept.
-        useful_samples: those of them that training learned from: their group's scores differ.
-        failed_starts: workers that ended while they loaded.
+        workers: accounts of the workers; none in a simulated run, whose paid time was not measured
+            separately.
+        has_device_events: True if devices have joined.
+        samples: number rolled out in iterations that were kept.
+        useful_samples: number of those that training learned from: their group's scores differ.
+        failed_starts: number of workers that ended while they loaded.
         unjoined: devices of the settings that never joined, although others did.
-        clock_jumps: what the run's events say of jumps of the wall clock, the newest first.
-        standbys: what processes that wait for a place have used of their hosts. They hold no device: none of
-            the other figures has them.
-        judge_usd: what the answers of judges with a price have cost, beside all of the above.
+        clock_jumps: messages of the run's events about jumps of the wall clock, newest first.
+        standbys: use of hosts by processes that wait for a place. They hold no device, so no other figure
+            includes them.
+        judge_usd: cost of the answers of judges with a price, in addition to all of the above.
     """
 
     entries: tuple[Entry, ...]
@@ -172,7 +173,7 @@ class Ledger:
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
     ) -> Spent:
-        """The total, or that of one phase, market or state, or of several of them at once."""
+        """Return the total, or that of one phase, market or state, or of a combination of them."""
         return _total(
             entry.spent
             for entry in self.entries
@@ -183,19 +184,19 @@ class Ledger:
 
     @property
     def by_state(self) -> dict[str, Spent]:
-        """What was spent, dearest first."""
+        """The paid time and dollars by state, dearest first."""
         return self._by("state")
 
     @property
     def by_market(self) -> dict[str, Spent]:
-        """What was spent, dearest first."""
+        """The paid time and dollars by market, dearest first."""
         return self._by("market")
 
     @property
     def unaccounted_share(self) -> float:
-        """By how much the states differ from the paid time, as a share of it; 0 where that was not measured.
+        """The difference between the states and the paid time, as a share of it; 0 if that was not measured.
 
-        Too much of one worker does not make up for too little of another.
+        A surplus of one worker does not make up for a deficit of another.
         """
         paid_s = sum(worker.paid_s for worker in self.workers)
         off_s = sum(abs(worker.unaccounted_s) for worker in self.workers)
@@ -203,12 +204,12 @@ class Ledger:
 
     @property
     def is_measured(self) -> bool:
-        """True where the paid time was measured apart from the states, so that they can be compared."""
+        """True if the paid time was measured separately from the states, so that they can be compared."""
         return bool(self.workers)
 
     @property
     def is_balanced(self) -> bool:
-        """True where the states sum to the measured paid time and no worker is in two of them at once."""
+        """True if the states sum to the measured paid time and no worker is in two of them at once."""
         return not self.overlaps and self.unaccounted_share <= MOST_UNACCOUNTED
 
     @property
@@ -218,16 +219,16 @@ class Ledger:
 
     @property
     def spot_idle_share_unexplored(self) -> float | None:
-        """The same if the time of exploring had been idle.
+        """The same, with the time of exploring counted as idle.
 
-        An upper bound of what the run without exploration would have: time that other devices waited
-        for the exploring would not have been paid at all.
+        It is an upper bound for the run without exploration: time that other devices waited for the exploring
+        would not have been paid at all.
         """
         return self._spot_share("idle", "explore")
 
     @property
     def lost(self) -> Spent:
-        """Paid work that was thrown away: a resumed run did it again."""
+        """The paid work that was discarded: a resumed run did it again."""
         return self.spent(state="lost")
 
     @property
@@ -247,7 +248,7 @@ class Ledger:
 
 
 def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
-    """Return the account of a run; empty where nothing was recorded."""
+    """Return the account of a run; empty if nothing was recorded."""
     run = {"run": run_id, "judge": JUDGE_USD}
     entries = connection.execute(
         """
@@ -298,7 +299,7 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
 
 
 def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerAccount, ...]:
-    """Return the accounts of a run's workers, by name; none where no paid time was measured."""
+    """Return the accounts of a run's workers, by name; empty if no paid time was measured."""
     rows = connection.execute(
         """
         WITH paid AS (
@@ -322,9 +323,9 @@ def _worker_accounts(connection: RecordConnection, run_id: str) -> tuple[WorkerA
 
 
 def _double_s(connection: RecordConnection, run_id: str) -> dict[str, float]:
-    """Return how long each worker was in two states at once; those that were.
+    """Return how long each worker was in two states at once, for those that were.
 
-    In numpy: DuckDB's windows took a second on 64 devices and 1,000 iterations, and a page waits for this.
+    It uses numpy: DuckDB's windows took a second on 64 devices and 1,000 iterations, while a page waits.
     """
     found = connection.execute(
         "SELECT dense_rank() OVER (ORDER BY worker) - 1 AS number, worker, started_at, ended_at "

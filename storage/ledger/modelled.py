@@ -1,4 +1,4 @@
-"""A run's dollars: paid, or those of a model."""
+"""The distinction between a run's paid and modelled dollars."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from storage.environment import CPU, DEVICES, SIMULATED
 
 MODELLED = "(modelled)"
-"""Beside a sum that was not paid: no device was rented."""
+"""The mark beside a sum that was not paid: no device was rented."""
 
 _THIS_MACHINE = ("ray", "local", "", "auto")
 
 
 def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
-    """Return True where no device was rented: processes without an accelerator stood for them, or nothing.
+    """Return True if no device was rented: processes without an accelerator stood for them, or nothing.
 
-    Workers say what they compute on. Of a run of a version that did not record it, or before its workers have
-    loaded, the accelerators of its own machine decide; a cluster that it joined on another machine counts as
+    Workers report their devices. If an old version did not record them, or before the workers have loaded,
+    the accelerators of the run's own machine decide; a cluster that it joined on another machine counts as
     rented, unless its settings switch accelerators off.
 
     Args:
-        settings: of the run, as it stored them; an object of JSON, whatever its version.
-        environment: of the run; where it does not say which accelerators there were, none counts as seen.
+        settings: stored settings of the run, a JSON object of any version.
+        environment: environment of the run; if it does not list accelerators, it counts as having none.
     """
     if SIMULATED in environment:
         return True

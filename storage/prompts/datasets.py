@@ -1,8 +1,8 @@
-"""Prompts from Hugging Face datasets on disk: what `save_to_disk` wrote, or single .parquet and .arrow files.
+"""Prompts from Hugging Face datasets on disk: folders of `save_to_disk`, or single .parquet and .arrow files.
 
-Read by pyarrow: the package `datasets` is not needed. A column `prompt`, `text` or `caption` holds the
-prompts; with a column `include`, its rows are GenEval rows. No other column is read. Arrow knows no list of a
-text and a number, as a `position` is: `include` and `exclude` may be JSON text instead.
+They are read by pyarrow: the package `datasets` is not needed. A column `prompt`, `text` or `caption` holds
+the prompts; with a column `include`, its rows are GenEval rows. No other column is read. Arrow has no list of
+a text and a number, such as a `position`: `include` and `exclude` may be JSON text instead.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from storage.errors import PromptFileError, quoted
 from storage.text import read_text_file
 
 DATA_SUFFIXES = (".parquet", ".arrow")
-"""Of single files."""
+"""The suffixes of single files."""
 
 PROMPT_COLUMNS = ("prompt", "text", "caption")
-"""Where the prompt may stand; the first that is there is taken."""
+"""The columns that may hold the prompt; the first one present is used."""
 
 ROW_COLUMNS = ("tag", "include", "exclude")
-"""What a GenEval row has beside its prompt. Other columns are not read: they may be gigabytes of images."""
+"""The columns of a GenEval row beside its prompt. Others are not read: they may be gigabytes of images."""
 
 _STATE_FILE = "state.json"
 _SPLITS_FILE = "dataset_dict.json"
 
 
 def data_files(path: Path) -> list[Path]:
-    """The files that hold the rows, in their order.
+    """Return the files that hold the rows, in their order.
 
     Args:
         path: a .parquet or .arrow file, or the folder of a dataset or of one split.
 
     Raises:
-        PromptFileError: the folder is no dataset, has several splits, or lacks files.
+        PromptFileError: the folder is not a dataset, has several splits, or lacks files.
     """
     if path.is_file():
         return [path]
@@ -62,10 +62,10 @@ def data_files(path: Path) -> list[Path]:
 
 
 def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a dataset, each with where it stands (file and row, counted from 1).
+    """Yield the rows of a dataset, each with its location (file and row, counted from 1).
 
-    A row has its prompt under `prompt`, and nothing where the dataset has nothing: GenEval's `color` and
-    `position` are absent rather than None.
+    A row has its prompt under `prompt`, and omits missing values: GenEval's `color` and `position` are absent
+    rather than None.
 
     Raises:
         PromptFileError: a file is damaged, or has no column of prompts.
@@ -96,7 +96,7 @@ def _without_nothing(value: Any) -> Any:
 
 
 def _read_table(file: Path) -> tuple[Any, str]:
-    """The columns of a file that prompts need, and which of them holds the prompt."""
+    """Return the columns of a file that prompts need, and the name of the one that holds the prompt."""
     import pyarrow
     import pyarrow.parquet
 
@@ -118,7 +118,7 @@ def _read_table(file: Path) -> tuple[Any, str]:
 
 
 def _needed(file: Path, names: list[str]) -> list[str]:
-    """The column of prompts, and those of GenEval rows where there are such."""
+    """Return the column of prompts, and those of GenEval rows if present."""
     column = next((name for name in PROMPT_COLUMNS if name in names), None)
     if column is None:
         raise PromptFileError(
@@ -129,7 +129,7 @@ def _needed(file: Path, names: list[str]) -> list[str]:
 
 
 def _list_of(file: Path, key: str, kind: type) -> list[Any]:
-    """The list under a key of a JSON file that `datasets` writes."""
+    """Return the list under a key of a JSON file that `datasets` writes."""
     text = read_text_file(file, str(file), PromptFileError)
     try:
         values = json.loads(text)

@@ -1,4 +1,4 @@
-"""Prompt files: one prompt a line (.txt), one GenEval row or edit a line (.jsonl), or a dataset on disk."""
+"""Prompt files: a prompt per line (.txt), a GenEval row or edit per line (.jsonl), or a dataset on disk."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ BUILTIN_FOLDER = Path(__file__).resolve().parents[2] / "presets" / "prompts"
 _SUFFIXES = (".txt", ".jsonl")
 
 LONGEST_PROMPT = 10_000
-"""Characters; no text encoder takes a tenth of it."""
+"""The most characters of a prompt; no text encoder accepts a tenth of it."""
 
 _DEEPEST = 16
-"""Lists and objects inside one another; a row is sent to other processes, whose readers have limits."""
+"""The deepest nesting of lists and objects; a row is sent to other processes, whose readers have limits."""
 
 _MOST_OBJECTS = 1_000
-"""Of a class, in a row."""
+"""The most objects of a class in a row."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class PromptRecord:
 
     Attributes:
         prompt_id: 0-based position among the file's non-empty lines; part of a sample's identity.
-        text: what the model is asked to draw.
-        metadata: the whole row of a .jsonl file, or GenEval row of a dataset; empty for a .txt file.
+        text: prompt for the model.
+        metadata: whole row of a .jsonl file, or GenEval row of a dataset; empty for a .txt file.
         line: 1-based line of the file, or row of a dataset; for messages.
-        source: the image that `text` asks to change: an absolute path or a data URI; empty for none.
+        source: image that `text` asks to edit: an absolute path or a data URI; empty for none.
     """
 
     prompt_id: int
@@ -48,20 +48,20 @@ class PromptRecord:
 
     @property
     def tag(self) -> str:
-        """The kind of task that it belongs to (GenEval's `tag`); empty where it has none."""
+        """The kind of task that it belongs to (GenEval's `tag`); empty if it has none."""
         return str(self.metadata.get("tag", ""))
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Text and source image; rows with the same ones are one prompt."""
+        """Text and source image; rows that share both are one prompt."""
         return self.text, self.source
 
 
 def resolve_prompt_path(path: str | Path) -> Path:
-    """Turn a path or `builtin:NAME` into the file or the dataset's folder that it means.
+    """Return the file or the dataset's folder that a path or `builtin:NAME` means.
 
     Raises:
-        PromptFileError: no such file, no such built-in set, or a suffix that is none of a prompt file.
+        PromptFileError: no such file, no such built-in set, or a suffix that no prompt file has.
     """
     text = str(path)
     if text.startswith(BUILTIN_PREFIX):
@@ -97,19 +97,19 @@ def _builtin_names() -> str:
 
 
 def prompt_files(path: str | Path) -> list[Path]:
-    """The files that `load_prompts` reads, in a fixed order.
+    """Return the files that `load_prompts` reads, in a fixed order.
 
     Raises:
-        PromptFileError: one is missing.
+        PromptFileError: a file is missing.
     """
     return data_files(resolve_prompt_path(path))
 
 
 def source_files(path: str | Path) -> list[Path]:
-    """The image files that the rows of a prompt file name, in their order; none for data URIs.
+    """Return the image files that the rows of a prompt file name, in their order, without data URIs.
 
     Raises:
-        PromptFileError: as `load_prompts`.
+        PromptFileError: as for `load_prompts`.
     """
     if resolve_prompt_path(path).suffix != ".jsonl":
         return []
@@ -121,7 +121,7 @@ def load_prompts(path: str | Path) -> list[PromptRecord]:
 
     Args:
         path: a .txt or .jsonl file, a dataset (see `storage.prompts.datasets`), or `builtin:NAME` for a set
-            that the project carries.
+            that ships with the project.
 
     Returns:
         One record for each non-empty line, in the file's order.
@@ -179,7 +179,7 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
 
 
 def _check_row(row: dict[str, Any], where: str) -> None:
-    """Check a row's prompt and, where it has them, GenEval's tag and objects."""
+    """Check a row's prompt and, if present, GenEval's tag and objects."""
     _check_prompt(row.get("prompt"), where)
     _check_value(row, where, _DEEPEST)
     if "include" in row and not isinstance(row.get("tag", ""), str):
@@ -202,7 +202,7 @@ def _check_prompt(prompt: Any, where: str) -> None:
 
 
 def _check_value(value: Any, where: str, levels: int) -> None:
-    """Refuse what cannot be written as JSON again, or nests deeper than readers go."""
+    """Refuse values that cannot be written as JSON again, or nest deeper than readers go."""
     if isinstance(value, str) and not is_text(value):
         raise PromptFileError(f"{where}: a text {NOT_TEXT}, got {quoted(value)}")
     if isinstance(value, float) and not math.isfinite(value):

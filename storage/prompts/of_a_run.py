@@ -1,7 +1,7 @@
-"""The prompts of a run: enough of them, or a clear error; and which of them each evaluation has.
+"""The prompts of a run: enough of them, or a clear error; and the selection for each evaluation.
 
-A part of a file stands for all of it and is drawn without chance. The file's head would not do: benchmarks
-sort their prompts by task.
+A selection represents the whole file and is drawn without randomness. The file's head would not do, as
+benchmarks sort their prompts by task.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts.files import PromptRecord, load_prompts, resolve_prompt_path
 
 _KEY = b"spotlight: held-out prompts"
-"""Another key would draw other subsets, which no earlier score compares with."""
+"""The key of the hashes. Another key would draw other subsets, to which no earlier score is comparable."""
 
 
 def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
-    """The run's training prompts and its held-out ones: all that the two files have.
+    """Return the run's training prompts and its held-out ones: all prompts of the two files.
 
     Raises:
-        PromptFileError: if a file is missing or malformed.
-        ConfigurationError: if a file has fewer prompts than the run needs.
+        PromptFileError: a file is missing or malformed.
+        ConfigurationError: a file has fewer prompts than the run needs.
     """
     train = load_prompts(config.prompts.train)
     evaluate = load_prompts(config.prompts.evaluate)
@@ -35,7 +35,7 @@ def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[Prompt
 
 
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:
-    """The held-out prompts that every evaluation of a run has; over them its scores compare.
+    """Return the held-out prompts that every evaluation of a run has; over them its scores are comparable.
 
     The first and the last evaluation have the whole file, those between them only these.
 
@@ -46,13 +46,13 @@ def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> lis
 
 
 def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecord]:
-    """Draw some of a file's prompts, each tag in its share, in the order of the file.
+    """Draw some of a file's prompts, with each tag in proportion, in the order of the file.
 
-    Within a tag the smallest hashes of what prompts say are taken: neither their order in the file nor a
-    generator decides. A prompt that stands in several rows is taken twice only where all others are in.
+    Within a tag the prompts with the smallest hashes are taken: neither their order in the file nor a
+    generator decides. A prompt in several rows is taken twice only once all others are in.
 
     Args:
-        count: how many; all of them where there are no more.
+        count: number to draw; all of them if there are no more.
     """
     if count >= len(prompts):
         return list(prompts)
@@ -71,10 +71,10 @@ def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecor
 
 
 def held_out_in_words(config: RunConfig) -> str:
-    """Which part of the file a run's evaluations have, and how many images that takes.
+    """Describe the part of the file in a run's evaluations, and their number of images.
 
     Raises:
-        PromptFileError, ConfigurationError: as `load_run_prompts`.
+        PromptFileError, ConfigurationError: as for `load_run_prompts`.
     """
     _, held_out = load_run_prompts(config)
     compared = compared_prompts(config, held_out)
@@ -89,10 +89,10 @@ def held_out_in_words(config: RunConfig) -> str:
 
 
 def part_in_words(part: Sequence[PromptRecord], held_out: Sequence[PromptRecord]) -> str:
-    """How much of a file some of its prompts are.
+    """Describe what part of a file some of its prompts are.
 
     Args:
-        part: as `draw_subset` draws them.
+        part: prompts from `draw_subset`.
         held_out: all prompts of the file.
     """
     if len(part) == len(held_out):
@@ -102,10 +102,9 @@ def part_in_words(part: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
 
 
 def held_out_prompts(config: RunConfig, iteration: int) -> int:
-    """How many prompts the evaluation after this iteration has (0: of the untouched model).
+    """Return the number of prompts in the evaluation after this iteration (0: of the untouched model).
 
-    The file may be another machine's, as that of a recorded run: `evaluation.prompts` is then all that is
-    known of it.
+    The file may be on another machine, as for a recorded run: then only `evaluation.prompts` is known.
     """
     part = config.evaluation.prompts
     if 0 < iteration < config.iterations:
@@ -119,7 +118,7 @@ def held_out_prompts(config: RunConfig, iteration: int) -> int:
 
 @lru_cache(maxsize=32)
 def _count(path: str, modified_ns: int) -> int:
-    """Prompts of a file as it is at this time."""
+    """Return the number of prompts in a file as of this time of change."""
     return len(load_prompts(path))
 
 
@@ -132,7 +131,7 @@ def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, cou
 
 
 def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """How many of `count` each tag has: by largest remainder, and one each where there are enough."""
+    """Split `count` among the tags: by largest remainder, and one each if there are enough."""
     whole = sum(sizes.values())
     shares = dict.fromkeys(sorted(sizes), int(count >= len(sizes)))
     for _ in range(count - sum(shares.values())):

@@ -1,6 +1,6 @@
-"""Source images: what a prompt asks to change, named by a path or carried by the prompt file as a data URI.
+"""Source images that prompts ask to edit, named by a path or carried by the prompt file as a data URI.
 
-Pillow is imported where an image is read: most runs read none.
+Pillow is imported only when an image is read: most runs read none.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _PNG_PREFIX = "data:image/png;base64,"
 _BASE64 = ";base64,"
 
 LONGEST_DATA_URI = 65_536
-"""Characters; it travels with every request for a sample."""
+"""The most characters of a data URI; it travels with every request for a sample."""
 
 _KEPT = 1024
-"""Images that a process keeps after they were read."""
+"""The number of images that a process keeps after reading them."""
 
 
 def is_file(source: str) -> bool:
@@ -36,16 +36,16 @@ def is_file(source: str) -> bool:
 
 
 def resolve_source(value: Any, folder: Path, where: str) -> str:
-    """The source image that a row names: a data URI as it is, a path absolute.
+    """Return the source image that a row names: a data URI unchanged, a path as absolute.
 
     Args:
-        value: of the row's key `image`.
-        folder: that a relative path starts from: the prompt file's.
+        value: value of the row's key `image`.
+        folder: folder of the prompt file, which a relative path starts from.
         where: file and line, for messages.
 
     Raises:
-        PromptFileError: the value is no text, the data URI is too long or not base64, or there is
-            no such file.
+        PromptFileError: the value is not text, the data URI is too long or not base64, or there is no such
+            file.
     """
     if not isinstance(value, str) or not value.strip() or not is_text(value):
         raise PromptFileError(
@@ -72,15 +72,15 @@ def resolve_source(value: Any, folder: Path, where: str) -> str:
 
 
 def check_source(source: str, size: tuple[int, int] | None) -> None:
-    """Refuse a prompt whose source image the model cannot work with; reads all of the image.
+    """Refuse a prompt whose source image the model cannot use; this reads the whole image.
 
     Args:
-        source: of the prompt; empty where it names none.
-        size: height and width of the images that the model edits; None where it edits none.
+        source: source of the prompt; empty if it has none.
+        size: height and width of the images that the model edits; None if it edits none.
 
     Raises:
-        PromptFileError: the model needs an image and there is none or the reverse, it cannot be read, or it
-            has another size.
+        PromptFileError: the model needs an image and there is none or the reverse, the image cannot be read,
+            or it has another size.
     """
     if size is None:
         if source:
@@ -107,10 +107,10 @@ def read_source(source: str) -> np.ndarray:
     """Read a source image: uint8 RGB, shape (H, W, 3), not writable.
 
     Args:
-        source: as `resolve_source` gives it.
+        source: result of `resolve_source`.
 
     Raises:
-        PromptFileError: it is missing, truncated, or no image.
+        PromptFileError: the file is missing, truncated, or not an image.
     """
     import numpy as np
     from PIL import Image, ImageOps
@@ -128,7 +128,7 @@ def read_source(source: str) -> np.ndarray:
 
 
 def as_data_uri(image_HWC: np.ndarray) -> str:
-    """A uint8 RGB image of shape (H, W, 3) as the data URI of a PNG file."""
+    """Return a uint8 RGB image of shape (H, W, 3) as the data URI of a PNG file."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -137,14 +137,14 @@ def as_data_uri(image_HWC: np.ndarray) -> str:
 
 
 def thumbnail(source: str, side: int) -> str:
-    """A source image as a data URI, scaled down where a side has more than `side` pixels.
+    """Return a source image as a data URI, scaled down if a side has more than `side` pixels.
 
     Args:
-        source: as `resolve_source` gives it.
-        side: most pixels a side.
+        source: result of `resolve_source`.
+        side: most pixels per side.
 
     Raises:
-        PromptFileError: it is missing, truncated, or no image.
+        PromptFileError: the file is missing, truncated, or not an image.
     """
     import numpy as np
     from PIL import Image
@@ -155,7 +155,7 @@ def thumbnail(source: str, side: int) -> str:
 
 
 def named(source: str) -> str:
-    """A source image in a message."""
+    """Return the name of a source image for a message."""
     return f"image {quoted(source)}" if is_file(source) else "the image of the data URI"
 
 
@@ -167,7 +167,7 @@ def _decoded(source: str) -> bytes:
 
 
 def _why(error: Exception) -> str:
-    """Pillow's own message names an object in memory where no format fits."""
+    """Return why an image cannot be read: Pillow's message names an object in memory if no format fits."""
     from PIL import UnidentifiedImageError
 
     return "no known format" if isinstance(error, UnidentifiedImageError) else str(error)

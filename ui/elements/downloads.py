@@ -50,7 +50,7 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
 
 
 def file_stem(run_id: str, name: str) -> str:
-    """Return a file's name without suffix: letters, digits, `_`, `.` and `-` only, whatever the run's is."""
+    """Return a file's name without suffix: only letters, digits, `_`, `.` and `-`, for any run's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{run_id}-{name}").strip("-.") or "spotlight"
 
 

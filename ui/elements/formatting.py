@@ -1,4 +1,4 @@
-"""Numbers with units, and foreign texts made safe for Markdown and charts."""
+"""Numbers with units, and untrusted texts made safe for Markdown and charts."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ def markdown_text(text: str) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """Return foreign text (an error, a name) for Streamlit's markdown: shown as is, except code spans.
+    """Return untrusted text (an error, a name) for Streamlit's markdown: shown as is, except code spans.
 
-    Otherwise a message could put a foreign link or picture into the page.
+    Otherwise a message could put a link or picture from elsewhere into the page.
     """
     parts = re.split(r"(`[^`\n]+`)", text)
     if "``" in text:  # spans may then end elsewhere than here
@@ -121,7 +121,7 @@ def plain_markdown(text: str) -> str:
 
 
 def chart_text(text: str) -> str:
-    """Return foreign text for a plot, which would take tags for markup and entities for characters."""
+    """Return untrusted text for a plot, which would take tags for markup and entities for characters."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,4 +1,4 @@
-"""Images side by side with the text read in them: before and after, best and worst, over iterations."""
+"""Images side by side with the scorer's reading: before and after, best and worst, over iterations."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
 
 
 def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """Return one prompt's pictures in large.
+    """Return one prompt's pictures, enlarged.
 
     Args:
         images: as for `course_html`, of one prompt and seed.
@@ -107,7 +107,7 @@ def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -
 
 
 def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """Return a card per prompt with its picture at one evaluation and the text read in it.
+    """Return a card per prompt with its picture at one evaluation and what the scorer read in it.
 
     Args:
         images: as for `course_html`, of one evaluation.
@@ -183,7 +183,7 @@ def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
 
 
 def _side(row: dict, suffix: str, when: str) -> str:
-    """Return one picture with the text read in it, from the row's columns of that suffix."""
+    """Return one picture with what the scorer read in it, from the row's columns of that suffix."""
     picture, read = _picture_and_reading(row, suffix, when)
     return f'<div><div class="sl-when">{when}</div>{picture}{read}</div>'
 

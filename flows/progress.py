@@ -33,7 +33,7 @@ class Reporter:
         self._gives_verdict = True
 
     def note(self, message: str) -> None:
-        """Print one line for the person who watches."""
+        """Print one line for the user."""
         self._console.print(message, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Text that people give: in values, and in files that they name."""
+"""Text given by people: in values, and in files that they name."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from storage.errors import ConfigurationError, SpotlightError
 M = TypeVar("M", bound=BaseModel)
 
 LARGEST_FILE_BYTES = 256 * 2**20
-"""Of a file that is read whole: nothing that a person writes for a run comes near it."""
+"""The most bytes of a file that is read whole: nothing that a person writes for a run comes near it."""
 
 NOT_TEXT = "must hold neither NUL nor half a surrogate pair"
-"""What a refusal says."""
+"""The reason in a refusal."""
 
 _MOST_PROBLEMS = 5  # of a file, in a message
 _UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def is_text(text: str) -> bool:
-    """Return True for text without NUL (C programs cut it off there) and lone surrogates (no Unicode)."""
+    """Return True for text without NUL (C programs cut it off there) or lone surrogates (invalid Unicode)."""
     return _UNWRITABLE.search(text) is None
 
 
 def one_line(text: str) -> str:
-    """The text with line breaks and other control characters written as escapes, for a message."""
+    """Return the text with line breaks and other control characters written as escapes, for a message."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -38,12 +38,12 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
     """Read a UTF-8 file, with or without a byte order mark.
 
     Args:
-        path: `~` is the user's home folder.
-        name: what a refusal begins with, such as `preset mine.toml`.
+        path: path, in which `~` is the user's home folder.
+        name: beginning of a refusal, such as `preset mine.toml`.
 
     Raises:
-        SpotlightError: as `failure` says: the path cannot be read, or names a folder, a device or a pipe, or
-            the file is too large or not UTF-8.
+        SpotlightError: raised as a `failure`: the path cannot be read, or names a folder, a device or a pipe,
+            or the file is too large or not UTF-8.
     """
     name = one_line(name)
     try:
@@ -62,14 +62,14 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
 
 
 def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M:
-    """Read a JSON file that a person may write as a pydantic model.
+    """Read a JSON file, which a person may have written, as a pydantic model.
 
     Args:
-        kind: what it holds, in a word: a refusal begins with it and the path.
-        documented: the document that says its form.
+        kind: kind of content, in a word: a refusal begins with it and the path.
+        documented: document that describes its form.
 
     Raises:
-        ConfigurationError: no such file, no JSON, or a value is missing or out of range.
+        ConfigurationError: the file is missing or not JSON, or a value is missing or out of range.
     """
     text = read_text_file(path, f"{kind} {path}", ConfigurationError)
     try:
@@ -85,7 +85,7 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
 
 
 def _refusal(mode: int, size_bytes: int) -> str:
-    """Return why a file is not read; empty where it is."""
+    """Return why a file is not read; empty if it is."""
     if not stat.S_ISREG(mode):  # a pipe would keep the reader waiting, a device never end
         return f"is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}, not a file; check the path"
     if size_bytes > LARGEST_FILE_BYTES:

@@ -54,7 +54,7 @@ def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
 
     Args:
         before: identifier of an evaluation, or of a run, which stands for its newest evaluation.
-        after: likewise for the second one.
+        after: the same for the second one.
 
     Raises:
         RunNotFoundError: there is no such evaluation.

@@ -194,7 +194,7 @@ class AlarmCourse:
 
 
 def mean_figures(figures: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each figure of `QUALITY` over the images with it; `figures` has an item per image."""
+    """Return the mean of each figure of `QUALITY` over the images with it; `figures` has one item each."""
     values: dict[str, list[float]] = {}
     for of_image in figures:
         for name, value in of_image.items():

@@ -121,7 +121,7 @@ class UnjoinedDevice:
 
 @dataclass(frozen=True)
 class StandbyAccount:
-    """Use of the standbys of one name; each session of a run has one of that name.
+    """Use of the standbys of one name; each life of a run has one of that name.
 
     Attributes:
         waited_s: seconds of standby, loading included.

@@ -1,6 +1,6 @@
-"""The figures and images that readers get of iterations and held-out evaluations, from the record.
+"""The figures and images of iterations and held-out evaluations for readers, from the record.
 
-In a figure's name, what stands before the slash is a section of charts.
+The part of a figure's name before the slash is a section of charts.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from storage.record.reading import RecordConnection
 
 TOTAL_USD = "cost_total_usd"
-"""Dollars of a run since its beginning, evaluations included."""
+"""The dollars of a run since its start, evaluations included."""
 
 EVALUATION_USD = "cost_evaluation_usd"
-"""Dollars of one held-out evaluation."""
+"""The dollars of one held-out evaluation."""
 
 EVALUATION = "evaluation_"
-"""Beginning of the names of a held-out evaluation's figures."""
+"""The prefix of the names of a held-out evaluation's figures."""
 
 QUALITY_FIGURE = f"{EVALUATION}quality_"
-"""Beginning of the names of held-out images' figures."""
+"""The prefix of the names of held-out images' figures."""
 
 IMAGE_MS = "ms_per_image/"
-"""Beginning of the names of a phase's time for one image, in milliseconds."""
+"""The prefix of the names of a phase's time per image, in milliseconds."""
 
 _TRAINING = frozenset(
     {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
@@ -37,7 +37,7 @@ _SCORES = ("reward_", "exact_", EVALUATION)
 _SECONDS = "_s"
 _DOLLARS = "cost_"
 _GIVEN = re.compile(r"_part_|\.")
-"""In figures that end with a name of the user's: a part of a score, a tag of prompts."""
+"""A pattern in figures that end with a name given by the user: a part of a score, a tag of prompts."""
 
 _REFUSED = re.compile(
     r"[^\w./ -]"
@@ -68,12 +68,12 @@ _NEWER = f"""
 
 @dataclass(frozen=True)
 class Moment:
-    """An iteration, or the evaluation after it, with the figures that readers get.
+    """An iteration, or the evaluation after it, with the figures for readers.
 
     Attributes:
-        number: its place in the run: twice the iteration, and one more for an evaluation.
-        at: when it ended, in Unix seconds.
-        figures: by the names that readers give them.
+        number: its place in the run: twice the iteration, plus one for an evaluation.
+        at: end of it, in Unix seconds.
+        figures: values, by their names for readers.
     """
 
     number: int
@@ -82,7 +82,7 @@ class Moment:
 
     @property
     def iteration(self) -> int:
-        """The iteration, or the one after which the evaluation was made."""
+        """The iteration, or the one before the evaluation."""
         return self.number // 2
 
     @property
@@ -95,7 +95,7 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
     """Return the iterations and evaluations of a run after a moment, in order.
 
     Args:
-        after: number of the moment; -1 for all.
+        after: number of the last moment to skip; -1 for none.
     """
     values = {"run": run_id, "after": after}
     metrics: dict[int, dict[str, float]] = defaultdict(dict)
@@ -127,7 +127,7 @@ def moments_after(connection: RecordConnection, run_id: str, after: int) -> list
 
 
 def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, float]:
-    """Return an iteration's figures as other systems name and compute them, those that it has."""
+    """Return an iteration's figures as other systems name and compute them, if it has them."""
     found = {}
     if "clip_share" in metrics:
         found["clip_fraction"] = metrics["clip_share"]
@@ -140,12 +140,12 @@ def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, floa
 
 
 def last_moment(connection: RecordConnection, run_id: str, number: int, at: float) -> int:
-    """Return the newest moment up to one that was there at a time; an earlier one where that was discarded.
+    """Return the newest moment up to `number` that existed at a time; an earlier one if that was discarded.
 
-    What is done again ends later than all that was recorded before.
+    Repeated work ends later than all that was recorded before.
 
     Args:
-        at: the time, in Unix seconds.
+        at: time, in Unix seconds.
     """
     [(last,)] = connection.execute(
         f"SELECT max(moment) FROM ({_MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
@@ -155,10 +155,10 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
 
 
 def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, bytes]:
-    """Return the pictures (PNG) of an evaluation, by a name that tells prompt and seed.
+    """Return the pictures (PNG) of an evaluation, by a name that gives prompt and seed.
 
     Args:
-        iteration: after which the evaluation was made.
+        iteration: iteration before the evaluation.
     """
     rows = connection.execute(
         "SELECT i.prompt_id, prompt, seed_index, png FROM evaluation_images i JOIN prompts p "
@@ -173,7 +173,7 @@ def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[s
 
 
 def figure_name(figure: str) -> str:
-    """Return a figure's name for readers, as in `score/reward_mean` or, of `train_s`, `phase_s/train`."""
+    """Return a figure's name for readers, as in `score/reward_mean`, or `phase_s/train` for `train_s`."""
     if figure.endswith(_SECONDS) and not _GIVEN.search(figure):
         name = f"phase_s/{figure.removesuffix(_SECONDS)}"
     elif figure.startswith(_DOLLARS):
@@ -194,7 +194,7 @@ def figure_name(figure: str) -> str:
 
 
 def plain(name: str) -> str:
-    """Return a name in the characters that every reader takes; different names stay different.
+    """Return a name in characters that every reader accepts; different names stay different.
 
     Others are escaped: `a:b` -> `a-u003a-b`. A name that is too long is cut and ends with its digest.
     """

@@ -1,6 +1,6 @@
-"""One reader brought up to date with the record of one run.
+"""The update of one reader from the record of one run.
 
-Where it stopped is a small file in the run's folder, with a lock beside it.
+Its position is a small file in the run's folder, with a lock beside it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from storage.record.run_folder import RunFolder
 from storage.text import one_line
 
 REPORT = "report.html"
-"""Report of a finished run, in its folder."""
+"""The report of a finished run, in its folder."""
 
 
 @dataclass
 class Position:
-    """The place up to which a reader has taken a run.
+    """The position up to which a reader has taken a run.
 
     Attributes:
-        to: the place that it took it to.
-        moment: the last iteration times two, plus one where its evaluation was taken too; -1 for nothing.
-        at: when that ended, in Unix seconds.
-        events: how many events.
-        ended: the status that the run ended with; empty where its end was not taken.
+        to: destination that it took the run to.
+        moment: last iteration times two, plus one if its evaluation was taken too; -1 for nothing.
+        at: end of that moment, in Unix seconds.
+        events: number of events taken.
+        ended: final status of the run; empty if its end was not taken.
     """
 
     to: str
@@ -50,7 +50,7 @@ class Position:
 
     @classmethod
     def read(cls, file: Path, to: str) -> Position:
-        """Return what a file holds; the beginning where it is missing, damaged or of another place."""
+        """Return the content of a file; the start if it is missing, damaged or for another destination."""
         try:
             found = cls(**read_json(file))
         except (StorageError, TypeError):
@@ -70,10 +70,10 @@ def position_file(run: Path, name: str) -> Path:
 
 @contextmanager
 def locked(file: Path, wait: bool) -> Iterator[bool]:
-    """Hold a reader's lock on a run, so that no other process sends it too.
+    """Hold a reader's lock on a run, so that no other process sends the run too.
 
     Args:
-        wait: for a process that has the lock; else yield False where one has it.
+        wait: True to wait for a process that has the lock; otherwise yield False if one has it.
     """
     file.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
@@ -92,17 +92,17 @@ def locked(file: Path, wait: bool) -> Iterator[bool]:
 
 
 class Follower:
-    """Brings one reader up to date with the record of one run.
+    """A follower that brings one reader up to date with the record of one run.
 
     Args:
-        name: of the reader, in `tracking.to`.
-        say: called with what the reader has refused.
+        name: name of the reader in `tracking.to`.
+        say: callback with what the reader refused.
 
     Attributes:
-        file: where its position is kept.
-        is_open: whether the reader has the run's copy open; cleared after a failure.
-        is_complete: whether it has taken the run's end.
-        refused: what it has refused twice, in words.
+        file: file of its position.
+        is_open: True while the reader has the run's copy open; cleared after a failure.
+        is_complete: True once it has taken the run's end.
+        refused: items that it refused twice, in words.
     """
 
     def __init__(
@@ -118,15 +118,15 @@ class Follower:
         self.read_position()
 
     def read_position(self) -> None:
-        """Take up the position that is noted; under the lock, as another process may have gone on from it."""
+        """Read the recorded position, under the lock, as another process may have moved it."""
         self.position = Position.read(self.file, self.reader.label)
 
     def catch_up(self, status: RunStatus | None, at: float) -> None:
-        """Have the reader take what it lacks; raises whatever keeps it from that.
+        """Have the reader take what it lacks; raise whatever prevents it.
 
         Args:
-            status: how the run has ended; None while it goes on.
-            at: when it ended, in Unix seconds.
+            status: final status of the run; None while it is running.
+            at: end of the run, in Unix seconds.
         """
         while not self._send(status, at):
             self.is_open = False
@@ -143,7 +143,7 @@ class Follower:
         return f"the figures of {which}, the run's end"
 
     def _send(self, status: RunStatus | None, at: float) -> bool:
-        """Send all that is there; False where something was refused, to be called again."""
+        """Send everything available; return False if something was refused, and must be tried again."""
         reader, position = self.reader, self.position
         with Records(self._home).reading(self._run_id) as connection:
             last = last_moment(connection, self._run_id, position.moment, position.at)
@@ -189,7 +189,7 @@ class Follower:
         return True
 
     def _taken(self, what: str, take: Callable[..., None], *values: Any) -> bool:
-        """Have the reader take something; False where it has refused that for the first time."""
+        """Have the reader take something; return False if it refused that for the first time."""
         try:
             take(*values)
         except Exception as error:  # of whatever package the reader needs
@@ -220,7 +220,7 @@ class Follower:
         self.is_open = True
 
     def _artifacts(self) -> list[Path]:
-        """Return the files of a finished run that readers take: weights, their average, the report."""
+        """Return the files of a finished run for readers: weights, their average, the report."""
         store = CheckpointStore(self._home.run(self._run_id))
         newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}" / CHECKPOINT
         files = [newest / "weights.safetensors", newest / "average.safetensors", self._folder.path / REPORT]
@@ -228,5 +228,5 @@ class Follower:
 
 
 def in_words(error: Exception) -> str:
-    """Return type and first line of an error, short enough for an event."""
+    """Return the type and first line of an error, short enough for an event."""
     return f"{type(error).__name__}: {shortened(one_line(str(error).partition(chr(10))[0]))}"

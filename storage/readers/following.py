@@ -1,9 +1,8 @@
-"""Readers beside a run: each on a thread that a commit wakes, and that holds up and fails nothing.
+"""Readers beside a run: each on a thread that a commit wakes, and that neither delays nor fails the run.
 
-A thread reads what the record has after its reader's position, so it never matters whether a reader was away:
-after an outage, a crash or a resume it goes on from there. Between commits it sends what readers lack of
-earlier runs of the home. A reader that fails is told of once, as an event, and tried again every `RETRY_S`
-seconds.
+A thread reads the record after its reader's position, so a reader may be away: after an outage, a crash or a
+resume it continues from there. Between commits it sends what readers lack of the home's earlier runs. A
+failed reader is reported once, as an event, and tried again every `RETRY_S` seconds.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
 
 FLUSH_WAIT_S = 60.0
-"""How long the end of a run waits for its readers."""
+"""Seconds that the end of a run waits for its readers."""
 
 SILENT_WAIT_S = 3.0
-"""How long it waits for one that did not answer last."""
+"""Seconds that it waits for a reader that did not answer last time."""
 
 RETRY_S = 15.0
-"""Between two tries of a reader that failed."""
+"""Seconds between two tries of a reader that failed."""
 
 EARLIER_WAIT_S = 5.0
-"""How long earlier runs are sent after the end: a short run has no other time for them."""
+"""Seconds for sending earlier runs after the end: a short run has no other time for them."""
 
 MOST_EARLIER = 20
-"""Earlier runs that a reader looks at beside one run, the newest first."""
+"""The most earlier runs that a reader checks beside one run, the newest first."""
 
 SETTLED_S = 3600.0
-"""Time after which an ended run of another machine, whose locks may be invisible here, sends nothing more."""
+"""Seconds after which an ended run of another machine, whose locks may be invisible here, sends no more."""
 
 _log = logging.getLogger(__name__)
 
 
 class Readers:
-    """The readers of a run. No method raises for a reader's sake, or waits for one but `finish`.
+    """The readers of a run. No method raises because of a reader, and only `finish` waits for one.
 
     Args:
-        tracking: its readers; where a resumed run goes to another server, not those of the stored settings.
+        tracking: its readers; they differ from the stored settings if a resumed run uses another server.
     """
 
     def __init__(self, home: Home, run_id: str, tracking: TrackingConfig) -> None:
@@ -62,14 +61,14 @@ class Readers:
             thread.start()
 
     def wake(self) -> None:
-        """Have the readers look at the record; the first time they begin, which imports their packages."""
+        """Have the readers check the record; the first call starts them, which imports their packages."""
         for thread in self._threads:
             thread.wake.set()
 
     def finish(self, status: RunStatus, wait_s: float = FLUSH_WAIT_S) -> None:
-        """Have the readers take what is left and the run's end, and wait for them.
+        """Have the readers take the rest and the run's end, and wait for them.
 
-        A run that was cancelled before readers began is left to a later run of the home.
+        A run that was cancelled before readers started is left to a later run of the home.
         """
         began = time.monotonic()
         for thread in self._threads:
@@ -82,7 +81,7 @@ class Readers:
 
 
 class _ReaderThread(threading.Thread):
-    """One reader beside a run. A daemon: a process that crashes does not stay for its sake."""
+    """One reader beside a run. It is a daemon thread: a crashing process does not wait for it."""
 
     def __init__(self, home: Home, run_id: str, name: str, tracking: TrackingConfig) -> None:
         super().__init__(name=f"reader {name}", daemon=True)
@@ -95,19 +94,19 @@ class _ReaderThread(threading.Thread):
         self.has_begun = self.is_away = False
 
     def finish(self, status: RunStatus) -> None:
-        """Ask it to take the rest and the end."""
+        """Ask it to take the rest and the run's end."""
         self._status = status
         self.ending.set()
         self.wake.set()
 
     def wait(self, left_s: float, limit_s: float) -> None:
-        """Wait for its end; what is lacking after that is told."""
+        """Wait for its end, and report what it lacks after that."""
         self.join(left_s)
         if self.is_alive() and not self._follower.is_complete:
             self._say_lacking(f"did not take everything within {limit_s:g} s")
 
     def run(self) -> None:
-        """Take what is committed, until the run ends."""
+        """Take commits until the run ends."""
         self.wake.wait()
         self.has_begun = True
         try:
@@ -160,7 +159,7 @@ class _ReaderThread(threading.Thread):
             self._note(NoteStore(self._home).link, follower.reader.page)
 
     def _send_earlier(self, is_over: Callable[[], bool]) -> None:
-        """Send what the reader lacks of earlier runs, one after the other."""
+        """Send what the reader lacks of earlier runs, one after another."""
         try:
             if self._earlier is None:
                 self._earlier = _behind(self._home, self._name, self._tracking, self._label)
@@ -210,12 +209,12 @@ def send_evaluation(
     figures: Mapping[str, float],
     at: float,
 ) -> None:
-    """Have each reader take an evaluation by `spotlight evaluate`, as another run; a failure is a warning.
+    """Have each reader take an evaluation by `spotlight evaluate` as a separate run; a failure is a warning.
 
     Args:
-        number: the iteration of the checkpoint.
-        figures: by the names of a run's own evaluations.
-        at: when it ended, in Unix seconds.
+        number: iteration of the checkpoint.
+        figures: figures, by the names of a run's own evaluations.
+        at: end of the evaluation, in Unix seconds.
     """
     named = {figure_name(name): value for name, value in figures.items()}
 
@@ -239,7 +238,7 @@ def send_evaluation(
 
 
 def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list[RunRow]:
-    """Return ended runs of the same server of which a reader lacks something, the newest first."""
+    """Return ended runs of the same server that a reader has not taken completely, the newest first."""
     found = []
     for row in RunStore(home).runs():
         if row.status in ("running", "simulated"):
@@ -252,7 +251,7 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
 
 
 def _goes_to(settings: Any, name: str, tracking: TrackingConfig) -> bool:
-    """Return True where a run's settings, perhaps of another version, name a reader and its server."""
+    """Return True if a run's settings, perhaps of another version, name a reader and its server."""
     given = settings.get("tracking") if isinstance(settings, dict) else None
     given = given if isinstance(given, dict) else {}
     return name in given.get("to", [name]) and given.get("uri", "") == tracking.uri

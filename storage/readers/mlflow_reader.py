@@ -1,4 +1,4 @@
-"""MLflow's copy of a run, in the home or on a server: found or made, written to, ended."""
+"""MLflow's copy of a run, in the home or on a server: found or made, written to, closed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STATUSES: Mapping[RunStatus, str] = {
 
 _PARAMS_A_CALL = 100
 _METRICS_A_CALL = 1000
-"""MLflow's own limits of a call."""
+"""The number of metrics per call, MLflow's own limit."""
 
 _PARAM_CHARACTERS = 6000
 
@@ -45,18 +45,18 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
-"""Read by MLflow; what a person has set is left."""
+"""Variables that MLflow reads; those that a person has set are kept."""
 
 _OF_A_HOME = ("experiments",)
-"""MLflow's own experiment has a folder by where it was made; MLflow makes it where it is missing."""
+"""MLflow's own experiment has a folder by its place of creation; MLflow makes it if it is missing."""
 
 
 class MlflowReader(Reader):
-    """A run in MLflow. What is sent again changes nothing there, as it has the times of the record.
+    """A run in MLflow. Sending data again changes nothing there, as it has the times of the record.
 
     Args:
-        uri: MLflow's store: the address of a server, or a file of SQLite.
-        artifacts: folder of the artifacts of a new experiment; None leaves it to the server.
+        uri: MLflow's store: address of a server, or an SQLite file.
+        artifacts: folder for the artifacts of a new experiment; None leaves it to the server.
     """
 
     def __init__(self, uri: str, artifacts: Path | None) -> None:
@@ -95,7 +95,7 @@ class MlflowReader(Reader):
         return None if found and found[0].data.metrics else 0
 
     def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
-        """Write figures in batches; MLflow's step is the iteration."""
+        """Write figures in batches, with the iteration as MLflow's step."""
         from mlflow.entities import Metric
 
         metrics = [Metric(name, float(value), int(at * 1000), number) for name, value in figures.items()]
@@ -120,11 +120,11 @@ class MlflowReader(Reader):
         self._opened.log_artifact(self._mlflow_id, str(path))
 
     def end(self, status: RunStatus, at: float) -> None:
-        """Mark the run's end, by MLflow's word for the status."""
+        """Mark the run's end with MLflow's word for the status."""
         self._opened.set_terminated(self._mlflow_id, status=_STATUSES[status], end_time=int(at * 1000))
 
     def is_silence(self, error: Exception) -> bool:
-        """Return True where the store did not answer; what it refused, it would refuse again."""
+        """Return True if the store did not answer; what it refused, it would refuse again."""
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -138,7 +138,7 @@ class MlflowReader(Reader):
         return self._client
 
     def _experiment(self, client: MlflowClient) -> str:
-        """Return the experiment of all runs; one without the mark of training gets it."""
+        """Return the experiment of all runs; it is marked as training if it was not."""
         from mlflow.exceptions import MlflowException
 
         for last in (False, True):
@@ -166,8 +166,8 @@ def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the tags by which MLflow's pages find a run.
 
     Args:
-        run: the run, or an evaluation.
-        settings: its settings, as `flat_settings` gives them.
+        run: run or evaluation.
+        settings: its settings, from `flat_settings`.
     """
     tags = {
         RUN_TAG: run.run_id,
@@ -194,10 +194,10 @@ def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
 
 
 def provide_tables(database: Path) -> None:
-    """Provide MLflow's store where a home has none.
+    """Provide MLflow's store if a home has none.
 
     Args:
-        database: SQLite's file, in a folder that is there.
+        database: SQLite file in an existing folder.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
     # It prints the traceback of errors that it raises, too; the thread of the reader puts each in a line.

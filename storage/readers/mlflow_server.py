@@ -1,4 +1,4 @@
-"""MLflow without its package, whose import takes seconds: pages of runs, a look at a server."""
+"""MLflow without its package, whose import takes seconds: pages of runs, and the check of a server."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from storage.home import Home
 from storage.text import one_line
 
 RUN_TAG = "spotlight.run_id"
-"""Tag that ties an MLflow run to ours, so that a resumed run goes on in the same one."""
+"""The tag that ties an MLflow run to ours, so that a resumed run continues in the same one."""
 
 LOCAL_SERVER = "http://127.0.0.1:5000"
-"""Where `serve_command` serves."""
+"""The address at which `serve_command` serves."""
 
 _FOR_TRAINING = "?workflowType=machine_learning"
-"""Without it MLflow's menu is the one for prompts and traces, whatever the experiment is."""
+"""A query that selects MLflow's menu for training; otherwise it is the one for prompts and traces."""
 
 _ANSWER_LIMIT_S = 5.0
 _SEARCH = "/api/2.0/mlflow/experiments/search"
 _OTHER_LOGINS = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Ways to log in that MLflow's plug-ins know, and this look does not."""
+"""Ways to log in that MLflow's plug-ins know, and this check does not."""
 
 
 def run_page(server: str, experiment_id: str, mlflow_id: str) -> str:
-    """Address of a run's page in MLflow.
+    """Return the address of a run's page in MLflow.
 
     Args:
         server: address of the MLflow server.
@@ -39,19 +39,19 @@ def run_page(server: str, experiment_id: str, mlflow_id: str) -> str:
 
 
 def experiments_page(server: str) -> str:
-    """Address of MLflow's list of experiments, where no run is known yet."""
+    """Return the address of MLflow's list of experiments, for when no run is known yet."""
     return f"{server.rstrip('/')}/#/experiments{_FOR_TRAINING}"
 
 
 def serve_command(store_uri: str) -> str:
-    """The shell command that serves a store at `LOCAL_SERVER`."""
+    """Return the shell command that serves a store at `LOCAL_SERVER`."""
     return "mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri " + shlex.quote(store_uri)
 
 
 def mlflow_identity(home: Home, run_id: str) -> tuple[str, str] | None:
-    """Return MLflow's identifiers of a run in the home's own store: of its experiment, and its own.
+    """Return MLflow's identifiers of a run's experiment and of the run, in the home's own store.
 
-    None where the store has no such run or is damaged.
+    None if the store has no such run or is damaged.
     """
     path = home.path / "mlflow.db"
     if not path.is_file():
@@ -72,14 +72,14 @@ def mlflow_identity(home: Home, run_id: str) -> tuple[str, str] | None:
 
 
 def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse an address where no MLflow server answers, or one that does not let this user in.
+    """Refuse an address where no MLflow server answers, or one that rejects this user.
 
     Args:
-        uri: the setting `tracking.uri`; empty needs no server.
-        environ: the environment, for MLflow's variables.
+        uri: setting `tracking.uri`; empty if no server is needed.
+        environ: environment with MLflow's variables.
 
     Raises:
-        ConfigurationError: saying what answered, and what to do.
+        ConfigurationError: the server is unusable; the message gives the answer and a remedy.
     """
     if not uri:
         return
@@ -133,7 +133,7 @@ def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def _certificates(environ: Mapping[str, str]) -> Any:
-    """Return what checks the server's certificate, as MLflow and its library for HTTP choose it."""
+    """Return the verification of the server's certificate, as MLflow and its HTTP library choose it."""
     import ssl
 
     if environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):

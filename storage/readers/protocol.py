@@ -1,8 +1,8 @@
-"""A reader: takes what runs have recorded to a place where a person compares them, such as MLflow.
+"""A reader takes the records of runs to a place where a person compares them, such as MLflow.
 
-`following.py` calls one on a thread beside the run, with what its record has after the reader's position. Any
-method may raise, and may be called again with the same values: after an outage, or where a process was killed
-before it noted the position.
+`following.py` calls one on a thread beside the run, with the record after the reader's position. Any method
+may raise, and may be called again with the same values: after an outage, or if a process was killed before it
+wrote the position.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from storage.record.records import RunStatus
 
 @dataclass(frozen=True)
 class ReadRun:
-    """A run, or an evaluation by `spotlight evaluate`, as a reader is told of it.
+    """A run, or an evaluation by `spotlight evaluate`, as a reader sees it.
 
     Attributes:
         run_id: its identifier.
-        settings: all of them, as JSON values by section.
+        settings: all settings, as JSON values by section.
         environment: versions, commit, preset and the like.
         began_at: Unix seconds.
-        page: its address in the dashboard; empty where none is known.
-        evaluates: what an evaluation scores: a run, or `untouched model`; empty for a run.
+        page: its address in the dashboard; empty if unknown.
+        evaluates: subject of an evaluation: a run, or `untouched model`; empty for a run.
     """
 
     run_id: str
@@ -43,8 +43,8 @@ class Reader(ABC):
     """A copy of one run elsewhere; used on one thread at a time.
 
     Attributes:
-        label: the place, as messages name it; a reader whose label has changed begins from the start.
-        page: the run's address there, once it is open; empty for none.
+        label: name of the place for messages; a reader whose label has changed starts from the beginning.
+        page: address of the run there, once it is open; empty for none.
     """
 
     label: str
@@ -55,10 +55,10 @@ class Reader(ABC):
         """Find or make the run's copy; called again after each failure.
 
         Args:
-            last: the last iteration that the reader took, maybe without its evaluation; -1 for none.
+            last: last iteration that the reader took, perhaps without its evaluation; -1 for none.
 
         Returns:
-            The iteration to begin from, 0 where the copy is empty; None to go on after the position.
+            The iteration to start from, 0 if the copy is empty; None to continue after the position.
         """
 
     @abstractmethod
@@ -66,8 +66,8 @@ class Reader(ABC):
         """Take the figures of an iteration.
 
         Args:
-            number: of the iteration, from 1.
-            at: when it ended, in Unix seconds.
+            number: number of the iteration, from 1.
+            at: end of the iteration, in Unix seconds.
         """
 
     def evaluation(
@@ -76,9 +76,9 @@ class Reader(ABC):
         """Take a held-out evaluation.
 
         Args:
-            number: the iteration after which it was made; 0 for the untouched model.
+            number: iteration before the evaluation; 0 for the untouched model.
             images: PNG files by name; an image has the same name in every evaluation.
-            at: when it ended, in Unix seconds.
+            at: end of the evaluation, in Unix seconds.
         """
         self.iteration(number, figures, at)
 
@@ -86,8 +86,8 @@ class Reader(ABC):
         """Take an event.
 
         Args:
-            kind: such as `hacking` or `worker_lost`.
-            at: when it happened, in Unix seconds.
+            kind: kind of the event, such as `hacking` or `worker_lost`.
+            at: time of the event, in Unix seconds.
         """
 
     def artifact(self, path: Path) -> None:  # noqa: B027
@@ -95,20 +95,20 @@ class Reader(ABC):
 
     @abstractmethod
     def end(self, status: RunStatus, at: float) -> None:
-        """Mark the run's end at `at` (Unix seconds), and let go of the copy."""
+        """Mark the run's end at `at` (Unix seconds), and close the copy."""
 
     def is_silence(self, error: Exception) -> bool:
-        """Return True to try the same again later; what the place refuses twice is left out."""
+        """Return True to try the same again later; an item that the place refuses twice is left out."""
         return isinstance(error, OSError)  # of connections and timeouts, also those of `requests`
 
 
 @dataclass(frozen=True)
 class ReaderPlugin:
-    """How settings become a reader; one of these is what `tracking.to` names.
+    """A plug-in that makes a reader from settings; `tracking.to` names one of these.
 
     Attributes:
-        build: makes a reader; it imports nothing slow before `open`.
-        check: refuses what cannot work before a run starts; raises `ConfigurationError`.
+        build: function that makes a reader, which imports nothing slow before `open`.
+        check: function that refuses unusable settings before a run starts, by a `ConfigurationError`.
     """
 
     build: Callable[[Home, TrackingConfig], Reader]

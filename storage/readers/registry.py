@@ -49,10 +49,10 @@ READERS = Registry(
 
 
 def check_readers(tracking: TrackingConfig) -> None:
-    """Refuse readers that are unknown, not installed, or not answered to.
+    """Refuse readers that are unknown, not installed, or without an answering server.
 
     Raises:
-        ConfigurationError: naming the reader, and what to do.
+        ConfigurationError: a reader is unusable; the message names it and a remedy.
     """
     for name in tracking.to:
         READERS.find(name).check(tracking)
@@ -62,6 +62,6 @@ def build_reader(name: str, home: Home, tracking: TrackingConfig) -> Reader:
     """Return a reader by its name in `tracking.to`.
 
     Raises:
-        ConfigurationError: it is unknown, or cannot be imported.
+        ConfigurationError: the reader is unknown, or cannot be imported.
     """
     return READERS.find(name).build(home, tracking)

@@ -21,14 +21,14 @@ _PREFIX = "events.out.tfevents."
 _NUMBER = re.compile(rf"{re.escape(_PREFIX)}(\d+)\b")
 
 _START, _RGB = 1, 3
-"""TensorBoard's numbers for the beginning of a session, and for a picture's colours."""
+"""TensorBoard's numbers for the start of a session, and for a picture's colours."""
 
 
 class TensorboardReader(Reader):
-    """A run as TensorBoard reads it; each life of the run is a file, which voids later steps of those before.
+    """A run for TensorBoard; each life of the run is a file, which voids later steps of earlier files.
 
     Args:
-        folder: of all runs, `--logdir` of TensorBoard.
+        folder: folder of all runs, `--logdir` of TensorBoard.
     """
 
     label = "TensorBoard"
@@ -38,7 +38,7 @@ class TensorboardReader(Reader):
         self._writer: RecordWriter | None = None
 
     def open(self, run: ReadRun, last: int) -> int | None:
-        """Begin a file; what was written of the last iteration, perhaps in part, is written again."""
+        """Begin a file; the last iteration, perhaps partly written, is written again."""
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._close()
@@ -59,7 +59,7 @@ class TensorboardReader(Reader):
     def evaluation(
         self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
     ) -> None:
-        """Write figures, and pictures with a slider over the iterations."""
+        """Write figures, and pictures that have a slider over the iterations."""
         from PIL import Image
 
         self.iteration(number, figures, at)
@@ -91,8 +91,8 @@ class TensorboardReader(Reader):
 def _next_file(folder: Path) -> Path:
     """Return a file that TensorBoard reads after all others of a run.
 
-    It reads them in the order of their names. Names of its own writer do not keep the order: two files of
-    one second differ by a number without leading zeros, and a clock may be set back.
+    It reads them in the order of their names. The names of its own writer do not keep that order: two files
+    of one second differ by a number without leading zeros, and a clock may be set back.
     """
     numbers = [int(found[1]) for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
     number = max([int(now()), *(number + 1 for number in numbers)])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from wandb import Run
 
 _AXIS = "iteration"
-"""W&B's own step only goes up, and a run may return to a checkpoint."""
+"""The axis of the charts. W&B's own step only increases, and a run may return to a checkpoint."""
 
 _ANSWER_LIMIT_S = 20.0
 
@@ -29,7 +29,7 @@ class WandbReader(Reader):
     """A run in W&B, in the project `spotlight` unless WANDB_PROJECT names another.
 
     Args:
-        folder: where W&B keeps its files, in a folder `wandb`.
+        folder: folder in which W&B keeps its files, in a folder `wandb`.
     """
 
     label = "W&B"
@@ -39,7 +39,7 @@ class WandbReader(Reader):
         self._run: Run | None = None
 
     def open(self, run: ReadRun, last: int) -> int | None:
-        """Make the run, or go on with it, by our identifier."""
+        """Make the run with our identifier, or resume it."""
         import wandb
 
         earlier, self._run = self._run, None
@@ -63,7 +63,7 @@ class WandbReader(Reader):
         return None if there is None else int(there) + 1
 
     def iteration(self, number: int, figures: Mapping[str, float], at: float) -> None:
-        """Log figures with the iteration, the axis of all charts."""
+        """Log figures with the iteration, which is the axis of all charts."""
         self._opened.log({_AXIS: number, **figures})
 
     def evaluation(
@@ -77,7 +77,7 @@ class WandbReader(Reader):
         self._opened.log({_AXIS: number, **figures, **pictures})
 
     def end(self, status: RunStatus, at: float) -> None:
-        """Upload what is left, and end the run; one that did not finish is marked as failed."""
+        """Upload the rest, and end the run; one that did not finish is marked as failed."""
         self._opened.finish(exit_code=int(status != "finished"))
         self._run = None
 
@@ -88,12 +88,12 @@ class WandbReader(Reader):
 
 
 def refuse_without_login() -> None:
-    """Refuse to send to W&B without a key: it would ask for one in the midst of the run.
+    """Refuse to send to W&B without a key: it would ask for one in the middle of the run.
 
-    Asked without W&B's own service, which starts a process and may not answer.
+    The check avoids W&B's own service, which starts a process and may not answer.
 
     Raises:
-        ConfigurationError: saying where to get it from.
+        ConfigurationError: the key is missing; the message tells where to get it.
     """
     found = configparser.ConfigParser(interpolation=None)
     try:

@@ -1,8 +1,8 @@
 """`spotlight.duckdb`: views over the files of all runs, for DuckDB's own command line, pandas or polars.
 
-The file holds no rows, and nothing that Spotlight itself reads. It is replaced by a rename, never written
-in place, so that a reader who has it open delays no writer. Its views hold absolute paths: a home that
-was moved or copied gets a new one with its next run.
+The file holds no rows, and nothing that Spotlight itself reads. It is replaced by a rename, never written in
+place, so that a program that has it open delays no writer. Its views hold absolute paths: a home that was
+moved or copied gets a new file with its next run.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFold
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS, schema
 
 _EXAMPLES = "_examples"
-"""Folder with a file of each kind and no rows: DuckDB refuses a view over no file at all."""
+"""The folder with an empty file of each kind: DuckDB refuses a view without any file."""
 
 _ENTRIES = "[!.]*"
-"""Entries of a folder but those being written, fetched or moved aside, whose names begin with a dot."""
+"""The entries of a folder except those being written, fetched or moved aside, which begin with a dot."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +36,9 @@ _LIVE = ("iteration", "evaluation", "part")
 
 
 def refresh_catalogue(home: Home) -> None:
-    """Make the catalogue, unless it is there and its views are those of this home and version.
+    """Make the catalogue, unless it exists with the views of this home and version.
 
-    One that cannot be made is a warning: it serves people, and no run needs it.
+    A failure is only a warning: the catalogue serves people, and no run needs it.
     """
     views = list(_views(home))
     examples = RunFolder(home.runs / _EXAMPLES)
@@ -56,7 +56,7 @@ def refresh_catalogue(home: Home) -> None:
 
 
 def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
-    """Write the file elsewhere, and put it in its place once it is known to hold the views.
+    """Write the file elsewhere, and move it into place once it is known to hold the views.
 
     Raises:
         StorageError: DuckDB cannot make the views, as the disk is full or a file of rows is damaged.
@@ -89,7 +89,7 @@ def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
 
 
 def _views(home: Home) -> Iterator[str]:
-    """Return the views, each as what follows `CREATE VIEW`."""
+    """Yield the views, each as the text after `CREATE VIEW`."""
     runs, evaluations = f"{globbed(home.runs)}/{_ENTRIES}", f"{globbed(home.evaluations)}/{_ENTRIES}"
     yield (
         "covered_folders AS SELECT parse_dirpath(parse_dirpath(filename)) || '/' || unnest(covers) AS path "
@@ -146,7 +146,7 @@ def _make_examples(home: Home) -> None:
 
 
 def _make_tables(folder: Path, tables: Iterable[str]) -> None:
-    """Write files of no rows, but those that are there and whole: a program may have them open."""
+    """Write empty files except those that exist and are whole: a program may have them open."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
         file = folder / f"{table}.parquet"

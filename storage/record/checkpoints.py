@@ -1,8 +1,8 @@
 """Checkpoints of a run: weights and state after an iteration, in the iteration's folder.
 
-`iteration-000012/checkpoint/` has one file a blob, `state.json` and `manifest.json` (size and digest of each
-file). It appears with the iteration's rows by one rename (`run_folder.py`), so that a kill at
-any moment leaves both or neither. Readers never change it.
+`iteration-000012/checkpoint/` has one file per blob, `state.json` and `manifest.json` (size and digest of
+each file). It appears with the iteration's rows by one rename (`run_folder.py`), so that a kill at any moment
+leaves both or neither. Readers never change it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from storage.record.tables import Rows
 
 DIGEST = "sha256"
-"""Digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
+"""The digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
 
 _FORMAT = 1
 MANIFEST = "manifest.json"
-"""The file of a checkpoint that has the size and the digest of each other one."""
+"""The file of a checkpoint with the size and the digest of each other file."""
 
 _STATE = "state.json"
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 PINNED = "pinned"
-"""File of a run's folder that names the iteration whose checkpoint is kept."""
+"""The file of a run's folder that names the iteration whose checkpoint is kept."""
 
 KEPT = 2
-"""Checkpoints of a run that stay by default."""
+"""The number of checkpoints of a run kept by default."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Checkpoint:
     """A complete checkpoint, its digests verified.
 
     Attributes:
-        iteration: iterations done when it was saved.
-        blobs: name -> content.
-        state: what else a run needs to go on (JSON values): `IterationRecord.state`.
+        iteration: number of iterations done when it was saved.
+        blobs: content by name.
+        state: other values that a run needs to continue (JSON values): `IterationRecord.state`.
         path: its folder.
-        rejected: why newer checkpoints were passed over, one line each; empty if none was.
+        rejected: reasons why newer checkpoints were passed over, one line each; empty if none was.
     """
 
     iteration: int
@@ -63,8 +63,8 @@ class CheckpointStore:
     """The checkpoints of one run. One process saves; any number may load meanwhile.
 
     Args:
-        keep: how many of the newest stay, at least 1. One more than a resumed run needs, as the newest may
-            turn out to be damaged.
+        keep: number of the newest to keep, at least 1; the default is one more than a resumed run needs, as
+            the newest may be damaged.
 
     Raises:
         ValueError: `keep` is below 1.
@@ -77,7 +77,7 @@ class CheckpointStore:
         self.keep = keep
 
     def iterations(self) -> list[int]:
-        """Iterations that have a checkpoint folder (whole or damaged), oldest first."""
+        """Return the iterations that have a checkpoint folder (whole or damaged), oldest first."""
         return sorted(self._found())
 
     def save(
@@ -89,11 +89,11 @@ class CheckpointStore:
     ) -> Path:
         """Write a checkpoint with its iteration's rows; when this returns both are on disk.
 
-        It is then the newest: the checkpoints of later iterations go, and those that `keep` does not allow.
+        It is then the newest: the checkpoints of later iterations are deleted, and those beyond `keep`.
 
         Args:
-            iteration: iterations done, at least 0.
-            blobs: name (letters, digits, `_`, `.`, `-`) -> content.
+            iteration: number of iterations done, at least 0.
+            blobs: content by name (letters, digits, `_`, `.`, `-`).
             state: JSON values, stored beside the blobs.
 
         Returns:
@@ -122,10 +122,10 @@ class CheckpointStore:
         """Keep a checkpoint until another one is pinned, however many are saved after it.
 
         Args:
-            iteration: of a checkpoint that is there.
+            iteration: iteration of an existing checkpoint.
 
         Raises:
-            CheckpointError: there is none, or the disk refused.
+            CheckpointError: the checkpoint does not exist, or the disk refused.
         """
         self._path_of(iteration)
         writing = self.folder / f"{PINNED}.writing"
@@ -144,7 +144,7 @@ class CheckpointStore:
         """Delete the checkpoints of later iterations, so that this one is the newest.
 
         Raises:
-            CheckpointError: there is none of it, or the disk refused.
+            CheckpointError: this iteration has no checkpoint, or the disk refused.
         """
         self._path_of(iteration)
         try:
@@ -158,12 +158,12 @@ class CheckpointStore:
 
     @property
     def oldest(self) -> int:
-        """The oldest iteration to which a run may go back; 0 without a checkpoint: it may begin again."""
+        """The oldest iteration to which a run may return; 0 without a checkpoint, as it may start again."""
         return min(self._found(), default=0)
 
     @property
     def pinned(self) -> int | None:
-        """The iteration of the checkpoint that is kept; None where there is none."""
+        """The iteration of the checkpoint that is kept; None if none is."""
         try:
             text = (self.folder / PINNED).read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
@@ -171,10 +171,10 @@ class CheckpointStore:
         return int(text) if text.isdigit() and int(text) in self._found() else None
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest complete checkpoint; None where there is no checkpoint at all.
+        """Return the newest complete checkpoint; None if there is no checkpoint at all.
 
         Raises:
-            CheckpointError: there are some, and every one is damaged.
+            CheckpointError: checkpoints exist, and every one is damaged.
         """
         rejected: list[str] = []
         tried: set[tuple[Path, tuple[int, int]]] = set()
@@ -202,10 +202,10 @@ class CheckpointStore:
         return None
 
     def load(self, iteration: int) -> Checkpoint:
-        """The checkpoint of one iteration.
+        """Return the checkpoint of one iteration.
 
         Raises:
-            CheckpointError: it is missing or damaged.
+            CheckpointError: the checkpoint is missing or damaged.
         """
         return _read(self._path_of(iteration), iteration, [])
 
@@ -217,7 +217,7 @@ class CheckpointStore:
         return path
 
     def _found(self) -> dict[int, Path]:
-        """Iteration -> folder of its checkpoint, whole or damaged."""
+        """Return the folder of each checkpoint, whole or damaged, by iteration."""
         found: dict[int, Path] | None = None
         # Until two lists agree: a folder that is renamed meanwhile may be in neither place.
         while found != (again := self._listed()):
@@ -229,10 +229,10 @@ class CheckpointStore:
         return {f.number: path for f in iterations if os.path.lexists(path := f.path / CHECKPOINT)}
 
     def _prune(self, newest: int) -> None:
-        """Delete what is older than `keep` allows and not pinned, and what is newer than the one just saved.
+        """Delete checkpoints beyond `keep` that are not pinned, and those newer than the one just saved.
 
-        Newer ones come from before the run went back (they were damaged, or a person chose an
-        earlier one): counted as newest they would push out the valid one.
+        Newer ones date from before the run went back (they were damaged, or a person chose an earlier one):
+        counted as newest they would displace the valid one.
         """
         found = self._found()
         valid = sorted(i for i in found if i <= newest)
@@ -250,7 +250,7 @@ class CheckpointStore:
 def _files_to_write(
     iteration: int, blobs: Mapping[str, bytes | bytearray | memoryview], state: Mapping[str, Any]
 ) -> dict[str, bytes | bytearray | memoryview]:
-    """Name -> content of every file of the folder, the manifest last."""
+    """Return the content of every file of the folder by name, the manifest last."""
     if iteration < 0:
         raise ValueError(f"iteration is {iteration}; it counts from 0")
     for name in blobs:
@@ -281,7 +281,7 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
 
 
 def _verified(path: Path) -> dict[str, bytes]:
-    """Name -> content of a checkpoint's files; each agrees with the manifest.
+    """Return the content of a checkpoint's files by name; each agrees with the manifest.
 
     Raises:
         CheckpointError: a file is missing, or differs from the manifest.
@@ -318,7 +318,7 @@ def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> 
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
-    """Tells a folder from a later one of the same name; None where there is none."""
+    """Return an identity that tells a folder from a later one of the same name; None if it is missing."""
     try:
         status = path.lstat()  # of a link itself: one that leads nowhere, or to itself, is there all the same
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Files and folders of the record: whole and on disk when a call returns, or not there at all.
+"""Files and folders of the record: complete and on disk when a call returns, or absent.
 
-A folder appears by one rename. One that it replaces is moved aside first: no rename goes onto a full folder.
+A folder appears by one rename. A folder in its place is moved aside first: no rename can replace a full one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHECKPOINT = "checkpoint"
-"""Folder in that of an iteration, with the weights and the state after it."""
+"""The folder inside an iteration's folder with the weights and the state after it."""
 
 ASIDE = ".replaced-"
-"""Beginning of the name of a folder that was moved aside."""
+"""The prefix of the name of a folder that was moved aside."""
 
 
 @contextmanager
 def refusals(what: str, then: str = "then try again") -> Iterator[None]:
-    """Turn what the disk refuses into an error that says what to do."""
+    """Turn refusals by the disk into an error with a remedy."""
     try:
         yield
     except OSError as error:
@@ -45,12 +45,12 @@ def put_folder(
     facts: Mapping[str, Mapping[str, Any]] | None = None,
     checkpoint: Mapping[str, bytes | bytearray | memoryview] | None = None,
 ) -> None:
-    """Write a folder under another name, force it to disk and rename it, in place of an earlier one.
+    """Write a folder under another name, force it to disk and rename it, replacing an earlier one.
 
     Args:
-        rows: table -> its rows, or what writes them into an open file.
-        facts: JSON file -> what it holds.
-        checkpoint: file -> content, of the folder `CHECKPOINT` in it; None for no such folder.
+        rows: rows by table, or a function that writes them into an open file.
+        facts: content by JSON file.
+        checkpoint: content by file of the folder `CHECKPOINT` in it; None for no such folder.
     """
     import pyarrow.parquet as pq
 
@@ -85,7 +85,7 @@ def put_folder(
 
 
 def is_whole(path: Path) -> bool:
-    """Return True where a Parquet file can be read to its end; one that is gone cannot."""
+    """Return True if a Parquet file can be read to its end; a missing one cannot."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,11 +98,11 @@ def is_whole(path: Path) -> bool:
 
 
 def delete_folder(path: Path, run: Path | None = None) -> None:
-    """Delete a folder so that no half of it is ever seen under its name.
+    """Delete a folder so that it is never seen half deleted under its name.
 
     Args:
-        path: the folder; it may be gone.
-        run: the folder of the run, where this one is deeper than that.
+        path: folder to delete; it may be missing.
+        run: folder of the run, if `path` is deeper than that.
     """
     deleting = (run or path.parent) / f".deleting-{path.name}-{time.time_ns()}"
     try:
@@ -113,10 +113,10 @@ def delete_folder(path: Path, run: Path | None = None) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
+    """Return the object in a JSON file.
 
     Raises:
-        StorageError: it is missing or damaged.
+        StorageError: the file is missing or damaged.
     """
     try:
         values = json.loads(path.read_bytes())
@@ -156,7 +156,7 @@ def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
     """Write a new file; when this returns it is on disk.
 
     Raises:
-        OSError: the disk refuses, or there is a file of that name.
+        OSError: the disk refuses, or a file has that name already.
     """
     # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
     # caller from closing what it looks at.

@@ -1,7 +1,7 @@
-"""A second home for a run, off the machine: a folder, or an address that fsspec reads.
+"""A second home for a run, off the machine: a folder, or an address for fsspec.
 
-A thread copies the newest checkpoint there, and before it the rows of all iterations up to it, so that a
-checkpoint that is there has its rows. A checkpoint is there once its manifest is, which is copied last. A
+A thread copies the newest checkpoint there, after the rows of all iterations up to it, so that a copied
+checkpoint always has its rows. A checkpoint counts as copied once its manifest is, which is copied last. A
 folder that serves as a mirror is a home: `resume` and the dashboard can open it.
 """
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from fsspec.implementations.dirfs import DirFileSystem
 
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
-"""Files of a run that change; all others are written once."""
+"""The files of a run that change; all others are written once."""
 
 _TELLING = (PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
-"""The first of these tells two folders of one name apart, by times or contents; it is copied last."""
+"""The first of these present tells two folders of one name apart, by times or contents; it is copied last."""
 
 
 class CheckpointMirror:
-    """Copies what a run has saved; what cannot be copied is reported, and tried again with the next one.
+    """A mirror that copies what a run has saved; a failed copy is reported and tried again with the next one.
 
     Args:
-        address: from `checkpoint.mirror`.
-        on_trouble: called with what went wrong, once for each reason; from the thread that copies.
+        address: address from `checkpoint.mirror`.
+        on_trouble: callback with a failure, once for each reason, from the thread that copies.
     """
 
     def __init__(self, address: str, home: Home, run_id: str, on_trouble: Callable[[str], None]) -> None:
@@ -54,10 +54,10 @@ class CheckpointMirror:
         self._wake.set()
 
     def close(self, wait_s: float) -> None:
-        """Copy what is left, and end.
+        """Copy the rest, and end.
 
         Args:
-            wait_s: how long that may take; then the rest is not copied.
+            wait_s: seconds that this may take; after that the rest is not copied.
         """
         self._ends = True
         self._wake.set()
@@ -86,16 +86,16 @@ class CheckpointMirror:
 
 
 def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | None = None) -> None:
-    """Copy what is recorded of a run, its newest checkpoint and the pinned one, unless they are there.
+    """Copy a run's record, its newest checkpoint and the pinned one, unless they are there.
 
-    Older checkpoints are deleted there, torn copies, and later ones: their weights were given up. So are rows
-    that the run has no more.
+    Older checkpoints there are deleted, as are torn copies, later checkpoints, whose weights were abandoned,
+    and rows that the run no longer has.
 
     Args:
-        copied: names of the folders of rows that this life of the run has copied; grows.
+        copied: names of the folders of rows that this life of the run has copied; it is extended.
 
     Raises:
-        CheckpointError: there is no package for the address, or the run went on in another home.
+        CheckpointError: the package for the address is missing, or the run continued in another home.
     """
     refuse_if_continued(address, home, run_id)
     there, run = _opened(address, home, run_id), home.run(run_id)
@@ -115,7 +115,7 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
 
 
 def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
-    """Copy a run's folders of rows, each once in a life of the run, and then the files that change."""
+    """Copy a run's folders of rows, each once per life of the run, and then the files that change."""
     listing = RunFolder(run).listing()
     folders = {folder.name: folder for folder in (*listing.parts, *listing.folders)}
     for name, folder in folders.items():
@@ -140,7 +140,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
 
 
 def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
-    """Copy the rows of a folder, unless an earlier life has; its checkpoint comes later."""
+    """Copy the rows of a folder, unless an earlier life did; its checkpoint comes later."""
     sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
     telling = next((name for name in _TELLING if name in sizes), "")
     copied = _sizes(there, target)
@@ -182,14 +182,14 @@ def _copy_checkpoint(there: DirFileSystem, source: Path, target: str) -> None:
 
 
 def _copying(there: DirFileSystem, target: str) -> str:
-    """Return where to write what is to be `target`: elsewhere in a folder, as a home's reader may come."""
+    """Return the path at which to write the future `target`: elsewhere in a folder, as readers may come."""
     from fsspec.implementations.local import LocalFileSystem
 
     return f".copying-{target}" if isinstance(there.fs, LocalFileSystem) else target
 
 
 def _finish(there: DirFileSystem, target: str) -> None:
-    """Give what was written elsewhere its name, by one rename."""
+    """Rename what was written elsewhere to its final name, in one step."""
     if (copying := _copying(there, target)) != target:
         there.mv(copying, target)
 
@@ -197,10 +197,10 @@ def _finish(there: DirFileSystem, target: str) -> None:
 def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
     """Refuse a mirror to which another home has copied the run's later iterations.
 
-    Then it knows of a life of the run that this home does not.
+    The mirror then has a life of the run that this home does not know.
 
     Raises:
-        CheckpointError: it has; or there is no package for the address.
+        CheckpointError: the mirror has later iterations; or the package for the address is missing.
     """
     place, run = _opened(address, home, run_id), home.run(run_id)
     there, here = _checkpoints(place), CheckpointStore(run).iterations()
@@ -218,13 +218,13 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     """Fetch a run that this home does not know: its rows, its newest checkpoint and the pinned one.
 
-    Nothing of it counts before all is here, so that a fetch that was cut off begins again.
+    Nothing counts before everything is here, so that an interrupted fetch starts again.
 
     Returns:
-        The iteration of the checkpoint; None where the home has the run already, or the mirror does not.
+        The iteration of the checkpoint; None if the home already has the run, or the mirror does not.
 
     Raises:
-        CheckpointError: the place does not answer, or every checkpoint there is damaged.
+        CheckpointError: the mirror does not answer, or every checkpoint there is damaged.
     """
     run = home.run(run_id)
     if CheckpointStore(run).iterations():
@@ -263,7 +263,7 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
 
 
 def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: int) -> bool:
-    """Fetch a checkpoint into a store, and return True; one that is not whole is not kept."""
+    """Fetch a checkpoint into a store, and return True; an incomplete one is not kept."""
     folder = store.folder / _checkpoint(iteration)
     _fetch_files(there, _checkpoint(iteration), folder)
     try:
@@ -275,7 +275,7 @@ def _fetch_checkpoint(there: DirFileSystem, store: CheckpointStore, iteration: i
 
 
 def _fetch_rows(there: DirFileSystem, source: str, folder: Path) -> None:
-    """Fetch a folder of rows; a part that was not copied to its end is left out: its folders are there."""
+    """Fetch a folder of rows; a part that was not copied completely is left out, as its folders are there."""
     _fetch_files(there, source, folder)
     if folder.name.startswith("part-"):
         try:
@@ -307,12 +307,12 @@ def _opened(address: str, home: Home, run_id: str) -> DirFileSystem:
 
 
 def _checkpoint(iteration: int) -> str:
-    """Return the path of an iteration's checkpoint, here and there."""
+    """Return the path of an iteration's checkpoint, the same here and there."""
     return f"iteration-{iteration:06d}/{CHECKPOINT}"
 
 
 def _listed(there: DirFileSystem, folder: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of a folder by name; none where there is no such folder."""
+    """Return the entries of a folder by name; empty if there is no such folder."""
     if not there.exists(folder):
         return {}
     found: Any = there.ls(folder, detail=True)
@@ -335,5 +335,5 @@ def _iterations(there: DirFileSystem) -> list[int]:
 
 
 def _checkpoints(there: DirFileSystem) -> list[int]:
-    """Return the iterations whose checkpoint is whole, as far as its manifest tells, oldest first."""
+    """Return the iterations whose checkpoint is complete according to its manifest, oldest first."""
     return [each for each in _iterations(there) if there.exists(f"{_checkpoint(each)}/{MANIFEST}")]

@@ -1,7 +1,7 @@
-"""SQL over what runs have recorded: DuckDB in memory, with a view a table over the runs' files.
+"""SQL over the records of runs: DuckDB in memory, with one view per table over the runs' files.
 
-There is no lock: files of rows never change, and what counts is listed once for a connection, so that all its
-queries see the same moment. A view is made when a query first names its table.
+There is no lock: files of rows never change, and the files that count are listed once per connection, so that
+all its queries see the same moment. A view is made when a query first names its table.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ DESCRIBED: Mapping[str, Mapping[str, str]] = {
 """Tables that are read from JSON files, with their columns; nested values are JSON text."""
 
 EVALUATION_FILE = "evaluation.json"
-"""Facts of an evaluation by `spotlight evaluate`, in its folder."""
+"""The file of facts about an evaluation by `spotlight evaluate`, in its folder."""
 
 COSTS = """
     SELECT run_id, phase, iteration, state, market, sum(ended_at - started_at) AS device_s,
         sum((ended_at - started_at) * usd_per_hour / 3600) AS usd
     FROM worker_states GROUP BY ALL
 """
-"""What the device states of a phase add up to."""
+"""The query that sums the device states of a phase."""
 
 PROMPTS = "SELECT run_id, purpose, prompt_id, any_value(prompt) AS prompt FROM {rows} GROUP BY ALL"
 
@@ -77,13 +77,13 @@ _NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED
 
 
 class RecordConnection:
-    """Answers SQL queries over the tables of some runs, as they were when it was opened.
+    """A connection for SQL queries over the tables of some runs, as they were when it was opened.
 
     Args:
-        run_ids: the runs; None for all.
+        run_ids: runs to read; None for all.
 
     Attributes:
-        damaged: files that could not be read, and whose rows are therefore missing.
+        damaged: unreadable files, whose rows are missing.
     """
 
     def __init__(self, home: Home, run_ids: Sequence[str] | None) -> None:
@@ -102,7 +102,7 @@ class RecordConnection:
     def execute(
         self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> duckdb.DuckDBPyConnection:
-        """Answer a query; its result is read as from DuckDB's own connection.
+        """Run a query; its result is read as from DuckDB's own connection.
 
         Args:
             query: SQL; tables and columns as docs/reference/record.md lists them.
@@ -121,7 +121,7 @@ class RecordConnection:
             raise StorageError(f"DuckDB refused a query over {self._home.path}: {error}") from error
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._connection.close()
 
     def _answer(self, query: str, values: Any) -> duckdb.DuckDBPyConnection:
@@ -134,7 +134,7 @@ class RecordConnection:
         return cursor.execute("FROM answer")
 
     def _make(self, table: str) -> None:
-        """Make the view of a table, unless it is there."""
+        """Make the view of a table, unless it exists."""
         if table in self._made:
             return
         self._made.add(table)
@@ -174,7 +174,7 @@ class RecordConnection:
         return self._listings
 
     def _list_again(self, query: str) -> None:
-        """List what counts now, and leave out files that cannot be read."""
+        """List the files that count now, without those that cannot be read."""
         tables = dict.fromkeys([*self._made, *_NAMES.findall(query), "worker_states"])  # `costs` reads these
         self._made, self._listings = set(), None
         self._folders = _run_folders(self._home, self._run_ids)
@@ -192,10 +192,10 @@ class Records:
 
     @contextmanager
     def reading(self, *run_ids: str) -> Iterator[RecordConnection]:
-        """Open a connection to the tables of some runs, or of all; empty where nothing was recorded.
+        """Open a connection to the tables of some runs, or of all; they are empty if nothing was recorded.
 
         Args:
-            run_ids: the runs that queries ask for; naming them saves the reading of all others.
+            run_ids: runs that queries ask for; naming them saves reading all others.
 
         Raises:
             StorageError: the home is of an earlier layout, or a query is refused.
@@ -209,14 +209,14 @@ class Records:
 
 
 def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
-    """Draw no progress bar: after two seconds it would land in the output, which ends with a line of JSON."""
+    """Turn off the progress bar: after two seconds it would land in the output, which ends in a JSON line."""
     # A notebook without ipywidgets has none, and DuckDB then refuses any change of the setting.
     if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
         connection.execute("SET enable_progress_bar = false")
 
 
 def evaluation_folders(home: Home) -> list[Path]:
-    """Folders of the evaluations by `spotlight evaluate`, in alphabetical order."""
+    """Return the folders of the evaluations by `spotlight evaluate`, in alphabetical order."""
     folder = home.evaluations
     return (
         sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
@@ -226,7 +226,7 @@ def evaluation_folders(home: Home) -> list[Path]:
 
 
 def separate_evaluations(home: Home) -> list[dict[str, Any]]:
-    """Return the facts of each evaluation by `spotlight evaluate`, its images left out."""
+    """Return the facts of each evaluation by `spotlight evaluate`, without its images."""
     return [read_json(folder / EVALUATION_FILE) for folder in evaluation_folders(home)]
 
 
@@ -237,7 +237,7 @@ def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
 
 
 def globbed(path: Path) -> str:
-    """Return a path as DuckDB's `read_...` functions take it, where `*`, `?` and `[` would be patterns."""
+    """Return a path for DuckDB's `read_...` functions, in which `*`, `?` and `[` would be patterns."""
     return re.sub(r"([*?[])", r"[\1]", str(path)).replace("'", "''")
 
 
@@ -247,13 +247,13 @@ def select_rows(
     discarded: bool = False,
     uncovered: bool = False,
 ) -> str:
-    """Return a select of the rows of files, those of discarded iterations as what they count for.
+    """Return a select of the rows of files; those of discarded iterations get the values they count as.
 
     Args:
-        files: paths or patterns, as `globbed` writes them.
-        columns: of the table.
-        discarded: whether the rows are of discarded iterations.
-        uncovered: leave out what a part holds too, by the view `covered_folders`.
+        files: paths or patterns from `globbed`.
+        columns: columns of the table.
+        discarded: True if the rows are of discarded iterations.
+        uncovered: True to leave out rows that a part also holds, by the view `covered_folders`.
     """
     names = ", ".join(f"'{file}'" for file in files)
     changed = {"phase": "'discarded' AS phase", "state": "'lost' AS state"} if discarded else {}
@@ -265,7 +265,7 @@ def select_rows(
 
 
 def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:
-    """Return a select of the rows of a table of JSON files, and its parameters: a list a column."""
+    """Return a select of the rows of a table of JSON files, and its parameters: one list per column."""
     rows = _DESCRIBERS[table](home, folders)
     columns = DESCRIBED[table]
     # Whole columns: a row at a time is a hundred times slower. Not Arrow's arrays, which import pandas.

@@ -1,4 +1,4 @@
-"""Plain values that a run leaves behind, which `tables.py` writes as rows."""
+"""Plain values for what a run leaves behind, which `tables.py` writes as rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DeviceEventKind = Literal["joined", "failed", "notice", "withdrawn", "left", "lo
 
 JUDGE_USD = "cost_judge_usd"
 """Figure of an iteration (its rollout and the drafts judged meanwhile) and of a held-out image: dollars for
-judges with a price, servers that are paid by the image. Discarded work is in neither."""
+judges with a price, that is, servers paid per image. Neither includes discarded work."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class SampleRecord:
     """One scored image of an iteration's rollout.
 
     Attributes:
-        seed_rank: place among the prompt's samples by score, 0 the best.
-        explored_score: score of the draft that chose this seed; None where none was made.
-        advantage: normalised advantage; None where the group had no variance, or a sample without a score.
+        seed_rank: rank among the prompt's samples by score, 0 the best.
+        explored_score: score of the draft that chose this seed; None if none was made.
+        advantage: normalised advantage; None if the group had no variance, or a sample without a score.
         worker: name of the worker that finished it.
     """
 
@@ -43,7 +43,7 @@ class SampleRecord:
 
 @dataclass(frozen=True)
 class StateInterval:
-    """A device was in one state from `started_at` to `ended_at` (Unix seconds)."""
+    """The state of a device from `started_at` to `ended_at` (Unix seconds)."""
 
     worker: str
     market: Market
@@ -60,7 +60,7 @@ class StateInterval:
 
 @dataclass(frozen=True)
 class PaidTime:
-    """A device was paid for `paid_s` seconds since the record before, measured apart from its states."""
+    """The `paid_s` seconds paid for a device since the previous record, measured apart from its states."""
 
     worker: str
     market: Market
@@ -69,14 +69,14 @@ class PaidTime:
 
 @dataclass(frozen=True)
 class StandbyTime:
-    """Use of a standby since the record before: a worker process that waits for a place to be free.
+    """Use of a standby since the previous record: a worker process that waits for a free place.
 
-    It holds no device, so it is no part of the bill; it takes processor time and memory of its host.
+    It holds no device, so it is not on the bill; it takes processor time and memory of its host.
 
     Attributes:
-        waited_s: seconds that it was kept, its loading included.
-        cpu_s: processor time, as last read.
-        memory_bytes: resident memory, as last read.
+        waited_s: seconds of standby, loading included.
+        cpu_s: processor time, latest reading.
+        memory_bytes: resident memory, latest reading.
         end: `taken`: it took a place; `lost`: it died; empty while it waits.
     """
 
@@ -89,13 +89,13 @@ class StandbyTime:
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """Something happened to a device at `at` (Unix seconds).
+    """An event of a device at `at` (Unix seconds).
 
     Attributes:
         kind: `joined`: it is paid for from then on; `failed`: it ended while it loaded, before it joined;
-            `notice`: its provider said that it will be taken; `withdrawn`: that notice was taken back;
-            `left`: it was given back; `lost`: it is gone.
-        detail: why, or what more there is to say; may be empty.
+            `notice`: its provider announced its removal; `withdrawn`: that notice was withdrawn; `left`: it
+            was given back; `lost`: it is gone.
+        detail: reason, or further information; may be empty.
     """
 
     worker: str
@@ -107,13 +107,13 @@ class DeviceEvent:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Devices shared each sequence from `started_at` to `ended_at` (Unix seconds); one device worked alone.
+    """Devices that shared each sequence from `started_at` to `ended_at` (Unix seconds); one worked alone.
 
     Attributes:
-        epoch: which change of groups formed it; counts from 1 in each life of a run.
-        place: which of that change's groups it is.
-        instance: where its devices are; may be empty.
-        members: names of the workers, the leader first; how many is the degree.
+        epoch: number of the change of groups that formed it, from 1 in each life of a run.
+        place: number of the group within that change.
+        instance: instance of its devices; may be empty.
+        members: names of the workers, the leader first; their number is the degree.
     """
 
     epoch: int
@@ -126,13 +126,13 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class StepTimeRecord:
-    """Time of a denoising step that so many devices shared, by which `auto` chooses the degree.
+    """Time of a denoising step at a degree, by which `auto` chooses the degree.
 
     Attributes:
         request_class: resolution and shape of the batches, in words.
-        degree: devices that shared it.
-        step_s: seconds, the median of the newest measurements of the run.
-        chunks: chunks of denoising steps that were timed since the record before.
+        degree: number of devices that shared it.
+        step_s: seconds, median of the newest measurements of the run.
+        chunks: number of chunks of denoising steps timed since the previous record.
     """
 
     request_class: str
@@ -146,14 +146,14 @@ class Collected:
     """Device states, costs and events of a run between two records.
 
     Attributes:
-        intervals: what each device did, contiguous from the record before.
-        paid_time: what each device was paid for, over the same time as `intervals`.
-        device_events: what happened to the devices.
-        standby_time: what standbys have used.
-        groups: which devices shared sequences; empty where each worked alone.
-        step_times: what denoising steps took by degree; empty where the degree is fixed.
-        judge_usd: dollars that judging rollouts and drafts has cost.
-        notes: decisions about capacity with their reasons, and troubles with it, in words.
+        intervals: states of each device, contiguous from the previous record.
+        paid_time: paid time of each device, over the same time as `intervals`.
+        device_events: events of the devices.
+        standby_time: use of standbys.
+        groups: devices that shared sequences; empty if each worked alone.
+        step_times: times of denoising steps by degree; empty if the degree is fixed.
+        judge_usd: dollars for judging rollouts and drafts.
+        notes: decisions about capacity with their reasons, and problems with it, in words.
     """
 
     intervals: list[StateInterval] = field(default_factory=list)
@@ -168,21 +168,21 @@ class Collected:
 
 @dataclass(frozen=True)
 class CandidateRecord:
-    """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
+    """A scored draft of a candidate seed, made to choose the seeds of an iteration, or to check the choice.
 
-    No two of an iteration share prompt, seed, fidelity and policy version: the same weights would
-    draw the same image again. Where drafts were refused and made again, both are there, the new ones with
-    the rollout's own policy version.
+    No two of an iteration share prompt, seed, fidelity and policy version: the same weights would draw the
+    same image again. If drafts were refused and made again, both are recorded, the new ones with the
+    rollout's own policy version.
 
     Attributes:
         fidelity: "full", or the name of a cheaper draft such as "preview-5".
-        policy_version: the weights that drew it: the previous iteration's for a stale draft, the
-            rollout's own for a re-score of the staleness monitor and for what was drafted again.
-        score: in [0, 1]; 0 where `error` says why there is none.
-        exact: whether all that was asked is in it.
-        round: the planner's round that asked for it, from 0; -1 for a re-score of the monitor.
-        rank: place among the prompt's drafts of the same fidelity and policy version by score, 0 the best.
-        kept: whether the seed went into the rollout; False for a refused draft, which chose nothing.
+        policy_version: version of the weights that drew it: the previous iteration's for a stale draft, the
+            rollout's own for a re-score of the staleness monitor and for a repeated draft.
+        score: score in [0, 1]; 0 if `error` tells why there is none.
+        exact: True if the image has everything that was asked for.
+        round: round of the planner that asked for it, from 0; -1 for a re-score of the monitor.
+        rank: rank among the prompt's drafts of the same fidelity and policy version by score, 0 the best.
+        kept: True if the seed went into the rollout; False for a refused draft, which chose nothing.
     """
 
     prompt_id: int
@@ -209,23 +209,23 @@ class SampleImage:
 
 @dataclass(frozen=True)
 class IterationRecord:
-    """Everything that an iteration leaves; its rows appear by one rename.
+    """The whole record of an iteration; its rows appear by one rename.
 
     Attributes:
         metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
             ratio_deviation, gradient_norm, groups, groups_dropped, groups_failed, ... and *_s for phase
             times).
-        intervals: what each device did, contiguous from the previous iteration's end.
+        intervals: states of each device, contiguous from the previous iteration's end.
         candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
         sample_images: thumbnails of some of `samples`.
-        next_plan: the seeds already chosen for the next iteration, as JSON values (so keys are text);
-            None where there are none. In the checkpoint only, so that a resumed run need not explore again.
-        explorer_state: what the explorer has learned, as JSON values; in the checkpoint only.
-        device_events: what happened to the devices since the record before.
-        groups: which devices shared sequences; none where each worked alone.
-        step_times: what denoising steps took by degree; none where the degree is fixed.
-        paid_time: what each device was paid for, over the same time as `intervals`.
-        standby_time: what standbys have used since the record before.
+        next_plan: seeds already chosen for the next iteration, as JSON values (so keys are text); None
+            without such seeds. In the checkpoint only, so that a resumed run need not explore again.
+        explorer_state: state that the explorer has learned, as JSON values; in the checkpoint only.
+        device_events: events of the devices since the previous record.
+        groups: devices that shared sequences; empty if each worked alone.
+        step_times: times of denoising steps by degree; empty if the degree is fixed.
+        paid_time: paid time of each device, over the same time as `intervals`.
+        standby_time: use of standbys since the previous record.
     """
 
     run_id: str
@@ -248,7 +248,7 @@ class IterationRecord:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the trainer's state, as JSON values."""
+        """The values that a resumed run needs in addition to the trainer's state, as JSON values."""
         return {
             "policy_version": self.policy_version,
             "next_plan": self.next_plan,
@@ -262,7 +262,7 @@ class EvaluationImage:
 
     Attributes:
         png_base64: its PNG as base64 text, for the gallery; else None.
-        figures: what it looks like, by name (`storage/evaluations/quality.py`), and the parts of its score
+        figures: figures of its look, by name (`storage/evaluations/quality.py`), and the parts of its score
             as `part_NAME`.
     """
 
@@ -281,11 +281,11 @@ class EvaluationImage:
 class EvaluationRecord:
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
-    Its means are over the prompts that every evaluation of the run has; `images` may be of more.
+    Its means are over the prompts that every evaluation of the run has; `images` may cover more.
 
     Attributes:
         parts: mean of each part of a weighted sum.
-        looks: mean of each figure of the images' looks.
+        looks: mean of each figure of the images' look.
     """
 
     run_id: str

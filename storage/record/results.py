@@ -1,4 +1,4 @@
-"""A run's result, read from what was recorded."""
+"""A run's result, read from the record."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OVERVIEW = f"""
     ) e USING (run_id)
     ORDER BY created_at DESC, run_id DESC
 """
-"""All runs, newest first, whatever became of them; `queries.runs.run_overview` explains the columns."""
+"""The query of all runs, newest first, of any status; `queries.runs.run_overview` explains the columns."""
 
 EVERY_TIME = """
     SELECT prompt_id FROM evaluation_images WHERE run_id = $run GROUP BY prompt_id
     HAVING count(DISTINCT iteration) =
         (SELECT count(DISTINCT iteration) FROM evaluation_images WHERE run_id = $run)
 """
-"""Held-out prompts that every evaluation of the run `$run` has; only over them do its evaluations compare.
+"""Held-out prompts that every evaluation of the run `$run` has; only over them are these comparable.
 
 The first and the last evaluation may have the whole file, those between them a part of it.
 """
@@ -56,10 +56,10 @@ _LEAST_ITERATIONS = 5
 
 
 def too_short(iterations: int) -> str:
-    """Return why it is too early to call a run better or worse; empty where it is not.
+    """Return why it is too early to call a run better or worse; empty if it is not.
 
     Args:
-        iterations: before the latest held-out evaluation.
+        iterations: number before the latest held-out evaluation.
     """
     if iterations >= _LEAST_ITERATIONS:
         return ""
@@ -68,12 +68,12 @@ def too_short(iterations: int) -> str:
 
 
 class VarianceGain(NamedTuple):
-    """How much more the scores of chosen groups vary than those of random groups of the same drafts.
+    """The gain in variance of the scores of chosen groups over random groups of the same drafts.
 
     Attributes:
-        ratio: of the variances.
-        rolled_out: whether it is that of the groups as rolled out; else that of their draft scores, for which
-            they were selected, so that they look better than they are.
+        ratio: ratio of the variances.
+        rolled_out: True if it is that of the groups as rolled out; else it is that of their draft scores, by
+            which they were selected, so that they look better than they are.
     """
 
     ratio: float
@@ -81,11 +81,11 @@ class VarianceGain(NamedTuple):
 
 
 def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | None:
-    """The gain over a run's iterations; None where it was not measured.
+    """Return the gain over a run's iterations; None if it was not measured.
 
     Args:
-        spreads: of each iteration `spread_random`, `spread_rollout` and `spread_kept`; None or NaN where an
-            iteration has none.
+        spreads: `spread_random`, `spread_rollout` and `spread_kept` of each iteration; None or NaN for
+            missing ones.
     """
     known = [tuple(math.nan if value is None else value for value in each) for each in spreads]
     for place in (1, 2):
@@ -97,16 +97,16 @@ def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | N
 
 
 def evaluated_iterations(records: Records, run_id: str) -> set[int]:
-    """Iterations after which the run has a held-out evaluation."""
+    """Return the iterations after which the run has a held-out evaluation."""
     with records.reading(run_id) as connection:
         rows = connection.execute("SELECT iteration FROM evaluations WHERE run_id = ?", [run_id]).fetchall()
     return {iteration for (iteration,) in rows}
 
 
 def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]]:
-    """Mean score of a held-out prompt's judged images, by iteration and prompt_id.
+    """Return the mean score of a held-out prompt's judged images, by iteration and prompt_id.
 
-    Only of prompts that every evaluation has; rows of the same text are one prompt, the first of them.
+    Only prompts that every evaluation has are included; rows with the same text count as the first of them.
     """
     with records.reading(run_id) as connection:
         rows = connection.execute(
@@ -136,7 +136,7 @@ def last_recorded_at(records: Records, run_id: str) -> float | None:
 
 
 def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
-    """Results of all runs, also of those that did not finish (yet), by run and column of `OVERVIEW`."""
+    """Return the results of all runs, unfinished ones included, by run and column of `OVERVIEW`."""
     with records.reading() as connection:
         found = connection.execute(OVERVIEW)
         names = [column[0] for column in found.description or ()]
@@ -144,22 +144,20 @@ def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
 
 
 def run_result(records: Records, run_id: str) -> dict[str, Any]:
-    """Held-out scores of the first and the last evaluation, time and money.
+    """Return the held-out scores of the first and the last evaluation, time and money.
 
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (means over the
-        `held_out_prompts` that both evaluations have; None where not yet evaluated), `iterations`
-        committed, `wall_s` that the run was at work (a break between a kill and a resume is left out),
+        `held_out_prompts` that both evaluations have; None if not yet evaluated), `iterations`
+        committed, `wall_s` that the run was at work (without breaks between a kill and a resume),
         `max_ratio_deviation`, `cost_usd` of all paid device time,
-        `prices` (`modelled` where no device was rented, else `as set`), `judge_usd` of
-        answers of judges with a price, `drafts` judged,
-        `variance_gain` (the ratio of `VarianceGain`; None where it was not measured) and
+        `prices` (`modelled` if no device was rented, else `as set`), `judge_usd` for answers of judges with a
+        price, `drafts` judged, `variance_gain` (the ratio of `VarianceGain`; None if it was not measured) and
         `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`; None without spot
-        devices),
-        `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
-        settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts
-        and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
-        that were not trained on for that).
+        devices), `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
+        settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts and
+            evaluations that the scorer failed on: no mean includes them) and `groups_failed` (prompt groups
+            not trained on for that reason).
     """
     with records.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
@@ -213,11 +211,11 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
 
 
 _Means = tuple[float | None, float | None]
-"""Of the scores and of the exact images; None where nothing was evaluated."""
+"""Means of the scores and of the exact images; None if nothing was evaluated."""
 
 
 def _ends(connection: RecordConnection, run_id: str) -> tuple[int, _Means, _Means]:
-    """The number of prompts that the first and the latest evaluation both have, and the means over them."""
+    """Return the number of prompts that the first and the latest evaluation share, and means over them."""
     rows = connection.execute(
         "SELECT iteration, score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
     ).fetchall()

@@ -1,4 +1,4 @@
-"""Folders of rows in a run's folder: what their names tell, which rows count, and parts that hold many."""
+"""Folders of rows in a run's folder: their names, the rows that count, and parts that hold many folders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PART_FILE = "part.json"
-"""File of a part that names the folders whose rows it holds."""
+"""The file of a part that names the folders whose rows it holds."""
 
 KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
-"""Tables of a discarded iteration that stay: its devices ran, and were paid for."""
+"""The tables of a discarded iteration that stay: its devices ran, and were paid for."""
 
 _BATCH_BYTES = 16 << 20
 _ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
@@ -31,10 +31,10 @@ class RowFolder:
     """A folder of rows.
 
     Attributes:
-        path: where it is; `name` is what it is called, also while a writer has moved it aside.
-        discarded: 0 for rows that count, else which discarding gave it its name.
+        path: path of the folder; `name` stays its name, even while a writer has moved it aside.
+        discarded: 0 for rows that count, else the number of the discarding that named it.
         phase: `iteration`, `evaluation` or `part`.
-        number: of the iteration, or of the part.
+        number: number of the iteration, or of the part.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class RowFolder:
 
     @cached_property
     def tables(self) -> dict[str, Path]:
-        """Its files by table, those that count; empty where the folder has gone meanwhile."""
+        """Its files that count, by table; empty if the folder has gone meanwhile."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -56,13 +56,13 @@ class RowFolder:
 
 @dataclass(frozen=True)
 class Listing:
-    """Folders whose rows count, as they were at one moment.
+    """The folders whose rows count, as of one moment.
 
     Attributes:
-        folders: iterations, evaluations and discarded ones that no part holds.
-        parts: of the rows of many folders.
-        covered: folders whose rows a part holds, and which can go.
-        last_iteration: the newest committed one; None before the first.
+        folders: iterations, evaluations and discarded folders that no part holds.
+        parts: parts with the rows of many folders.
+        covered: folders whose rows a part holds, and which can be deleted.
+        last_iteration: newest committed iteration; None before the first.
     """
 
     folders: list[RowFolder] = field(default_factory=list)
@@ -72,19 +72,19 @@ class Listing:
     discardings: int = 0
 
     def files(self, table: str, *, discarded: bool = False) -> list[Path]:
-        """Files with a table's rows: those that count (parts included), or those of discarded folders."""
+        """Return the files of a table's rows: those that count (parts included), or of discarded folders."""
         own = [*([] if discarded else self.parts), *self.folders]
         wanted = (folder for folder in own if bool(folder.discarded) == discarded)
         return [folder.tables[table] for folder in wanted if table in folder.tables]
 
 
 def is_row_folder(name: str) -> bool:
-    """Return True where a folder of this name in a run's folder holds rows."""
+    """Return True if a folder of this name in a run's folder holds rows."""
     return _ROWS.fullmatch(name) is not None
 
 
 def row_folders(run: Path) -> list[RowFolder]:
-    """Return all folders of rows; one that a killed writer moved aside counts under its own name."""
+    """Return all folders of rows; one that a killed writer moved aside counts under its original name."""
     try:
         names = set(os.listdir(run))
     except FileNotFoundError:
@@ -107,7 +107,7 @@ def repeatable_number(name: str) -> int:
 
 
 def part_facts(folder: RowFolder) -> dict[str, Any] | None:
-    """Return what a part says of itself; None where it has gone, or a copy of it was cut off.
+    """Return the facts of a part; None if it has gone, or a copy of it was interrupted.
 
     Raises:
         StorageError: its part.json is damaged.
@@ -125,7 +125,7 @@ def part_facts(folder: RowFolder) -> dict[str, Any] | None:
 
 
 def as_discarded(rows: pa.Table) -> pa.Table:
-    """Return rows of devices as those of an iteration that is done again: phase `discarded`, state `lost`."""
+    """Return rows of devices for an iteration that is done again: phase `discarded`, state `lost`."""
     import pyarrow as pa
 
     for column, value in (("phase", "discarded"), ("state", "lost")):
@@ -136,7 +136,7 @@ def as_discarded(rows: pa.Table) -> pa.Table:
 
 
 def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
-    """Write a table's rows of many folders into one file, some at a time."""
+    """Write a table's rows of many folders into one file, a few at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -1,16 +1,16 @@
-"""The folder of one run, which holds all that is recorded about it; nothing else has to be kept in step.
+"""The folder of one run, which holds its whole record; nothing else has to be kept in sync.
 
     run.json             identity, settings, environment, status, the process that drives it
     notes.json           a person's tags, note and archive mark, and links to other pages
-    events.jsonl         events that a person should see and the run's log, a line each, appended only
-    iteration-000012/    rows of an iteration, a Parquet file a table, and where one is due its `checkpoint/`
+    events.jsonl         events that a person should see and the run's log, one line each, append-only
+    iteration-000012/    rows of an iteration, a Parquet file per table, and if due its `checkpoint/`
     evaluation-000012/   rows of the held-out evaluation after it
-    discarded-0001-iteration-000012/    what was paid for an iteration that is done again
-    part-000001/         rows of many of these folders in one file a table
+    discarded-0001-iteration-000012/    paid time of an iteration that is done again
+    part-000001/         rows of many of these folders, one file per table
 
 Invariants:
 - A folder of rows appears by one rename, whole, its checkpoint included, and its files never change
-  afterwards. A checkpoint that is too old goes alone; the rows stay.
+  afterwards. A checkpoint that is too old is deleted alone; the rows stay.
 - A part names the folders whose rows it holds. Readers leave those out from the moment that it appears, so
   that no row counts twice; the folders themselves go some minutes later, as a reader may have them open.
 - Discarding renames one folder after the other, the latest iteration first: a kill between two leaves
@@ -61,21 +61,21 @@ if TYPE_CHECKING:
 RUN_FILE, NOTES_FILE, EVENTS_FILE = "run.json", "notes.json", "events.jsonl"
 
 COMPACTED_AT = 64
-"""Folders of rows that a run may have before they are written into one part."""
+"""The number of folders of rows at which they are written into one part."""
 
 REPLACED_STAY_S = 600.0
-"""How long folders stay whose rows a part holds: a query that listed them before may read them."""
+"""Seconds that folders stay after a part holds their rows: a query that listed them may still read them."""
 
 _LARGEST_PART_BYTES = 64 << 20
 
 
 class RunFolder:
-    """Reads and writes the folder of a run. Cheap to make; keeps nothing open.
+    """A reader and writer of a run's folder. Cheap to make; keeps nothing open.
 
     Args:
-        path: the folder; `create` makes it.
+        path: folder of the run; `create` makes it.
 
-    Methods that write raise StorageError where the disk refuses.
+    Methods that write raise StorageError if the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
@@ -88,11 +88,11 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """True where there is a run: its folder has a `run.json`."""
+        """True if there is a run: its folder has a `run.json`."""
         return os.path.isfile(self.path / RUN_FILE)  # False for a name that no folder can have
 
     def create(self, identity: Mapping[str, Any]) -> bool:
-        """Make the folder with its run.json; False where there is a run already."""
+        """Make the folder with its run.json; return False if there is a run already."""
         with self._refusals(), self.locked():
             if self.exists:
                 return False
@@ -101,22 +101,22 @@ class RunFolder:
             return True
 
     def identity(self) -> dict[str, Any]:
-        """Return what run.json holds.
+        """Return the content of run.json.
 
         Raises:
-            StorageError: it is damaged or missing.
+            StorageError: the file is damaged or missing.
         """
         return read_json(self.path / RUN_FILE)
 
     def change(self, file: str, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> bool:
-        """Replace run.json or notes.json by what `change` makes of it; None leaves it as it is.
+        """Replace run.json or notes.json by the result of `change`; None leaves it unchanged.
 
         Args:
             file: `RUN_FILE` or `NOTES_FILE`; a missing one counts as empty.
-            change: from the present values to the new ones, under the folder's lock.
+            change: function from the present values to the new ones, called under the folder's lock.
 
         Returns:
-            Whether it was replaced.
+            True if it was replaced.
         """
         path = self.path / file
         with self._refusals(), self.locked():
@@ -126,7 +126,7 @@ class RunFolder:
             return changed is not None
 
     def notes(self) -> dict[str, Any]:
-        """Return what notes.json holds; empty where nothing was noted."""
+        """Return the content of notes.json; empty if there are no notes."""
         path = self.path / NOTES_FILE
         return read_json(path) if path.exists() else {}
 
@@ -163,7 +163,7 @@ class RunFolder:
     def events(self) -> list[dict[str, Any]]:
         """Return the events in their order, each with its `event_id` (from 1).
 
-        Lines of the log and torn ones are left out.
+        Lines of the log and torn lines are left out.
         """
         try:
             lines = (self.path / EVENTS_FILE).read_bytes().splitlines()
@@ -174,7 +174,7 @@ class RunFolder:
         return [{"event_id": place, **event} for place, event in enumerate(whole, start=1)]
 
     def commit(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
-        """Make the rows of an iteration or an evaluation durable, in place of those it may have had.
+        """Make the rows of an iteration or an evaluation durable, replacing earlier ones.
 
         Args:
             phase: `iteration` or `evaluation`.
@@ -183,7 +183,7 @@ class RunFolder:
             put_folder(self.path, f"{phase}-{number:06d}", rows)
 
     def discard_after(self, number: int) -> None:
-        """Drop the iterations and evaluations above `number`; what their devices were paid for stays."""
+        """Drop the iterations and evaluations above `number`; the paid time of their devices stays."""
         with self._refusals():
             self._finish_replacing()
             listing = self.listing()
@@ -207,11 +207,11 @@ class RunFolder:
             sync_folder(self.path)
 
     def compact(self, before: int | None = None, at_least: int = COMPACTED_AT) -> None:
-        """Write the rows of many folders into one part, where there are enough of them.
+        """Write the rows of many folders into one part, if there are enough of them.
 
         Args:
-            before: the oldest iteration to which the run may go back: only what is below it may be
-                compacted. None: all, as the run has ended.
+            before: oldest iteration to which the run may go back: only rows below it may be compacted. None
+                for all, as the run has ended.
         """
         with self._refusals():
             listing = self.listing()
@@ -230,10 +230,10 @@ class RunFolder:
                 self.sweep()
 
     def sweep(self, stay_s: float = REPLACED_STAY_S) -> None:
-        """Delete folders whose rows a part holds, and what killed writers left.
+        """Delete folders whose rows a part holds, and remains of killed writers.
 
         Args:
-            stay_s: seconds after which no reader has them open, and no writer is at work in them.
+            stay_s: seconds after which no reader has them open, and no writer works in them.
         """
         with self._refusals():
             old = time.time() - stay_s
@@ -255,7 +255,7 @@ class RunFolder:
         return [path for path in paths if path.exists() and not is_whole(path)]
 
     def set_aside_damaged(self) -> list[Path]:
-        """Give damaged files another name, under which they are not read; the names that they had."""
+        """Rename damaged files so that they are not read; return their original names."""
         with self._refusals():
             damaged = self.damaged()
             for path in damaged:
@@ -299,7 +299,7 @@ class RunFolder:
             os.close(descriptor)
 
     def _finish_replacing(self) -> None:
-        """End what a writer that was killed began: a folder moved aside gets its name back, or goes."""
+        """Finish what a killed writer began: a folder moved aside gets its name back, or is deleted."""
         for aside in self.path.glob(f"{ASIDE}*"):
             final = self.path / aside.name.removeprefix(ASIDE)
             if final.exists():
@@ -322,7 +322,7 @@ class RunFolder:
         put_folder(self.path, f"part-{max(parts, default=0) + 1:06d}", rows, {PART_FILE: facts})
 
     def _discard_in_part(self, part: RowFolder, number: int) -> None:
-        """Write a part again without the rows above `number`, but with what their devices were paid for."""
+        """Rewrite a part without the rows above `number`, but with the paid time of their devices."""
         import pyarrow as pa
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -361,7 +361,7 @@ def _drop_rows(path: Path) -> None:
 
 
 def _changed_at(path: Path) -> float:
-    """Return when a folder was last changed (Unix seconds); never, where it is gone."""
+    """Return when a folder was last changed (Unix seconds); infinity if it is gone."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:

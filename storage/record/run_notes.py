@@ -1,6 +1,6 @@
-"""Notes about runs beside their figures: a person's tags, note and archive mark, and links to other pages.
+"""Notes about runs: a person's tags, note and archive mark, and links to other pages.
 
-They are in a file of their own in the run's folder, so that a person can write while the run does.
+They have a separate file in the run's folder, so that a person can write while the run does.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LONGEST_NOTE = 2000
 
 @dataclass(frozen=True)
 class RunNotes:
-    """Notes of a person about a run.
+    """A person's notes about a run.
 
     Attributes:
-        tags: in the order given, each once.
-        archived: left out of lists, unless asked for.
+        tags: tags in the order given, each once.
+        archived: True if lists leave the run out by default.
     """
 
     tags: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class NoteStore:
         return {run_id: _notes(values) for run_id, values in noted.items() if "notes" in values}
 
     def notes_of(self, run_id: str) -> RunNotes:
-        """Return what is noted about one run."""
+        """Return the notes about one run."""
         return _notes(RunFolder(self.home.run(run_id)).notes())
 
     def change(
@@ -59,12 +59,12 @@ class NoteStore:
         note: str | None = None,
         archived: bool | None = None,
     ) -> RunNotes:
-        """Change what is noted about a run; what is None stays.
+        """Change the notes about a run; None keeps a value.
 
         Args:
-            tags: in place of the present ones.
-            note: in place of the present one.
-            archived: whether lists leave it out.
+            tags: new tags.
+            note: new note.
+            archived: True to leave it out of lists.
 
         Raises:
             RunNotFoundError: there is no such run.
@@ -92,10 +92,10 @@ class NoteStore:
         return changed
 
     def link(self, run_id: str, place: str, address: str) -> None:
-        """Note where else a run can be looked at; in place of an earlier address.
+        """Record another page of a run, replacing an earlier address.
 
         Args:
-            place: what is there, such as `prefect`.
+            place: kind of the page, such as `prefect`.
 
         Raises:
             RunNotFoundError: there is no such run.
@@ -106,7 +106,7 @@ class NoteStore:
         )
 
     def links(self, run_id: str) -> dict[str, str]:
-        """Return where else a run can be looked at: place -> address."""
+        """Return the addresses of other pages of a run, by place."""
         links = RunFolder(self.home.run(run_id)).notes().get("links", {})
         return {place: link["address"] for place, link in links.items()}
 

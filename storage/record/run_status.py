@@ -1,7 +1,7 @@
-"""A run's log, in its events.jsonl, and how the run stands: by its record, its process and that log.
+"""A run's log, in its events.jsonl, and the run's status by its record, its process and that log.
 
-Events are what a person should see beside the figures; the lines of the log between them tell what the run is
-doing, also before it has a run.json. They have `log` in place of an event's `kind`.
+Events are what a person should see beside the figures; the log lines between them tell what the run is doing,
+even before it has a run.json. They have `log` in place of an event's `kind`.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ if TYPE_CHECKING:  # commands that refuse a setting do not wait for its import
     from storage.record.run_store import RunRow
 
 LIVE = ("starting", "running")
-"""Statuses of a run of which more will be recorded."""
+"""The statuses of a run of which more will be recorded."""
 
 START = "start"
 """The phase before the first one of an iteration: the server, the devices, the model."""
 
 _TAIL_BYTES = 65_536
 _TELL_BY_EVENTS = "storage.readers"
-"""Loggers whose warnings are events of the run already."""
+"""The loggers whose warnings are already events of the run."""
 
 
 class RunLog:
-    """Appends to a run's log. No method raises: a full disk does not end a run that can go on without it."""
+    """The writer of a run's log. No method raises: a full disk must not end a run that can do without it."""
 
     def __init__(self, home: Home, run_id: str) -> None:
         self._folder = RunFolder(home.run(run_id))
 
     def starting(self) -> None:
-        """Note that this process works on the run from now on, and starts it; what others began is over."""
+        """Record that this process starts and works on the run from now on; earlier phases are over."""
         pid = os.getpid()
         self._append("started", pid=pid, process_started_at=process_start_s(pid))
         self._append("begin", message=START)
 
     def ready(self) -> None:
-        """Note that all that a run needs has started."""
+        """Record that everything that a run needs has started."""
         self._append("end", message=START)
 
     def note(self, message: str) -> None:
-        """Note a message, on one line."""
+        """Record a message on one line."""
         self._append("note", message=" ".join(message.split()))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Note a phase, such as `rollout`; it ends with the context, however that ends."""
+        """Record a phase, such as `rollout`; it ends with the context, however that ends."""
         self._append("begin", message=name)
         try:
             yield
@@ -67,7 +67,7 @@ class RunLog:
 
     @contextmanager
     def with_warnings(self) -> Iterator[None]:
-        """Note warnings and errors of all libraries too, while the context lasts."""
+        """Record warnings and errors of all libraries too, while the context lasts."""
         handler = _Warnings(self)
         logging.getLogger().addHandler(handler)
         try:
@@ -92,7 +92,7 @@ class _Warnings(logging.Handler):
 
 @dataclass(frozen=True)
 class Message:
-    """A line of a log for a person: when (Unix seconds), and what."""
+    """A line of a log for a person: time (Unix seconds), and message."""
 
     at: float
     text: str
@@ -100,13 +100,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Activity:
-    """The end of a run's log: the process that wrote it last, and what that process does.
+    """The end of a run's log: the process that wrote it last, and its current phases.
 
     Attributes:
-        pid: that process; None where the log names none.
-        process_started_at: seconds since the machine's boot; None where it is not known.
-        phases: the phases that have begun and not ended, and when (Unix seconds).
-        messages: the latest messages and events, in order.
+        pid: that process; None if the log names none.
+        process_started_at: start of that process in seconds since the machine's boot; None if unknown.
+        phases: phases that have begun and not ended, with their start (Unix seconds).
+        messages: latest messages and events, in order.
     """
 
     pid: int | None = None
@@ -116,7 +116,7 @@ class Activity:
 
     @property
     def is_alive(self) -> bool:
-        """True where that process still runs on this machine."""
+        """True if that process still runs on this machine."""
         return self.pid is not None and process_is_alive(self.pid, self.process_started_at)
 
     @property
@@ -126,7 +126,7 @@ class Activity:
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
-    """Read the end of a run's log; nothing where there is none."""
+    """Read the end of a run's log; empty without a log."""
     pid: int | None = None
     process_started_at: float | None = None
     phases: dict[str, float] = {}
@@ -150,7 +150,7 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
 
 
 def _last_lines(file: Path) -> Iterator[Any]:
-    """Return the JSON values among the file's last bytes."""
+    """Yield the JSON values among the file's last bytes, line by line."""
     try:
         with file.open("rb") as opened:
             size = opened.seek(0, os.SEEK_END)
@@ -164,7 +164,7 @@ def _last_lines(file: Path) -> Iterator[Any]:
 
 
 class RecordedStatus(NamedTuple):
-    """How a run stands, as a row of a table of runs has it: a `RunRow` in short."""
+    """The status of a run as a row of a table of runs: a short `RunRow`."""
 
     run_id: str
     status: str
@@ -175,10 +175,10 @@ class RecordedStatus(NamedTuple):
 
 
 def run_is_alive(row: RunRow | RecordedStatus) -> bool:
-    """Return True where the run's very process still runs on this machine.
+    """Return True if the run's own process still runs on this machine.
 
-    A later process that was given the same pid does not count; a run of another machine cannot be
-    seen from here and passes for alive.
+    A later process with the same pid does not count; a run on another machine cannot be seen from here and
+    counts as alive.
     """
     if row.host != socket.gethostname():
         return True
@@ -186,7 +186,7 @@ def run_is_alive(row: RunRow | RecordedStatus) -> bool:
 
 
 def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
-    """Return the recorded status, but `interrupted` where the process is gone, or `starting`."""
+    """Return the recorded status, but `interrupted` if the process is gone, or `starting`."""
     started_at = activity.phases.get(START)
     if row.status == "running" and run_is_alive(row):
         return "running" if started_at is None else "starting"
@@ -196,7 +196,7 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
 
 
 def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
-    """Read the log of a run; nothing of one that has ended and that no process has begun to resume."""
+    """Read the log of a run; empty for one that has ended and that no process has begun to resume."""
     if row.status == "running":
         return read_activity(home, row.run_id, messages)
     try:
@@ -210,10 +210,10 @@ def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -
 
 
 def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
-    """Return how each run of a table stands.
+    """Return the status of each run of a table.
 
     Args:
-        table: columns run_id, status, ended_at, host, pid, process_started_at; NaN where there is none.
+        table: columns run_id, status, ended_at, host, pid, process_started_at; NaN for missing values.
     """
     found = []
     for cells in zip(*(table[name].tolist() for name in RecordedStatus._fields), strict=True):

@@ -1,4 +1,4 @@
-"""Runs of a home: made, marked, recorded iteration by iteration, and found again."""
+"""The runs of a home: creating, marking, recording iteration by iteration, and finding them."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ _IDENTITY = (
     "run_id", "name", "status", "created_at", "ended_at", "host", "pid", "process_started_at", "environment",
     "summary", "error",
 )  # fmt: skip
-"""What run.json tells of a run, beside its settings and the identifiers of its lives."""
+"""The facts of a run in run.json, except its settings and the identifiers of its lives."""
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run as its folder describes it.
+    """A run as described by its folder.
 
     Attributes:
-        created_at: Unix seconds; `ended_at` likewise, None while it goes on.
+        created_at: Unix seconds, as is `ended_at`, which is None while it is running.
         host, pid, process_started_at: the process that does (or last did) the work; the last is in seconds
             since the machine's boot, as setting the clock changes a process's Unix time of start.
-        config_json: the configuration as it was stored.
+        config_json: configuration as stored.
         environment: versions, commit, device and the like.
         summary: named results, set at the end.
-        error: why it failed, else None.
-        last_iteration: number of the last committed iteration, None before the first.
+        error: reason of a failure, else None.
+        last_iteration: number of the last committed iteration; None before the first.
     """
 
     run_id: str
@@ -68,7 +68,7 @@ class RunRow:
         """The run's configuration.
 
         Raises:
-            ConfigurationError: it was stored by a version whose settings this one does not know.
+            ConfigurationError: the settings are of another version.
         """
         return stored_config(self.config_json, f"run {self.run_id}", "use the commit in its environment")
 
@@ -80,7 +80,7 @@ class RunStore:
     """Every run of a home. Cheap to make; keeps nothing open.
 
     Attributes:
-        records: what they have recorded, for queries.
+        records: their records, for queries.
 
     Every method may raise StorageError: a run's folder is damaged, or the disk refuses.
     """
@@ -97,17 +97,17 @@ class RunStore:
         pid: int,
         at: float | None = None,
     ) -> None:
-        """Enter a new run, status `running`, done by process `pid` of this machine.
+        """Add a new run with status `running`, done by process `pid` of this machine.
 
         Args:
             run_id: its identifier.
             config: its configuration.
             environment: versions and digests, by name.
-            pid: of the process that does it.
-            at: when it began (Unix seconds); now by default.
+            pid: process that does it.
+            at: start of the run (Unix seconds); now by default.
 
         Raises:
-            StorageError: there is a run of that identifier already.
+            StorageError: a run already has that identifier.
         """
         self.home.refuse_earlier_layout()
         identity = {
@@ -130,13 +130,13 @@ class RunStore:
         refresh_catalogue(self.home)
 
     def folder(self, run_id: str) -> RunFolder:
-        """The folder of a run, whether or not there is one."""
+        """Return the folder of a run, whether or not it exists."""
         return RunFolder(self.home.run(run_id))
 
     def resume_run(self, run_id: str, pid: int) -> None:
         """Mark a run as `running` again, now done by process `pid` of this machine.
 
-        Looking and marking are one step: of two processes that resume a run at once, one wins.
+        Checking and marking are one step: of two processes that resume a run at once, one wins.
 
         Raises:
             ConfigurationError: the run is finished, or another process works on it.
@@ -155,13 +155,13 @@ class RunStore:
     def take_over(self, row: RunRow) -> None:
         """Mark as `interrupted` a run whose process was on a machine that is gone or was renamed.
 
-        Its process cannot be seen from here: that it is gone is the caller's word.
+        Its process cannot be seen from here: the caller vouches that it is gone.
 
         Args:
-            row: the run as it was looked at.
+            row: run as it was read.
 
         Raises:
-            ConfigurationError: the run is of this very machine, or another process has changed it since.
+            ConfigurationError: the run is of this machine, or another process has changed it since.
         """
         host = socket.gethostname()
         if row.host == host:
@@ -176,10 +176,10 @@ class RunStore:
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
-        """Note how a run stands; any status but `running` also notes the time as its end.
+        """Record the status of a run; any status but `running` also sets its end to now.
 
         Args:
-            error: why it failed.
+            error: reason of a failure.
         """
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
@@ -187,13 +187,13 @@ class RunStore:
         self._update(run_id, {"status": status, "ended_at": ended_at, "error": error})
 
     def set_iterations(self, run_id: str, iterations: int) -> None:
-        """Change how many iterations a run has in all; one that was finished can be resumed then.
+        """Change the total number of iterations of a run; a finished run can then be resumed.
 
         Args:
-            iterations: in all.
+            iterations: new total.
 
         Raises:
-            ConfigurationError: it has done so many already, or another process works on it.
+            ConfigurationError: the run has already done that many, or another process works on it.
         """
         folder, before = self._known(run_id), 0
 
@@ -213,8 +213,8 @@ class RunStore:
         """Store a fact with a run's environment, in place of an earlier value.
 
         Args:
-            name: of the fact.
-            value: as text.
+            name: name of the fact.
+            value: value as text.
         """
         self._known(run_id).change(
             RUN_FILE, lambda run: run | {"environment": run["environment"] | {name: value}}
@@ -225,21 +225,21 @@ class RunStore:
         self._update(run_id, {"summary": dict(summary)})
 
     def commit_iteration(self, record: IterationRecord) -> None:
-        """Write an iteration's rows by one rename; a run that goes back discards first what it does again."""
+        """Write an iteration's rows by one rename; a run that goes back first discards what it does again."""
         rows = iteration_rows(record)
         self._known(record.run_id).commit("iteration", record.iteration, rows)
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
-        """Write an evaluation's rows by one rename, in place of those that it may have."""
+        """Write an evaluation's rows by one rename, replacing earlier ones."""
         rows = evaluation_rows(record)
         self._known(record.run_id).commit("evaluation", record.iteration, rows)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
-        """Note something a person should see beside the figures (a resume, a preemption, a warning).
+        """Record something a person should see beside the figures (a resume, a preemption, a warning).
 
         Args:
-            kind: of event, such as `staleness`.
-            message: for people.
+            kind: kind of event, such as `staleness`.
+            message: message for people.
         """
         self._known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
 
@@ -251,10 +251,10 @@ class RunStore:
         self._known(run_id).discard_after(iteration)
 
     def compact(self, run_id: str, before: int | None = None) -> None:
-        """Write rows of many iterations into one file a table, where there are enough of them.
+        """Write rows of many iterations into one file per table, if there are enough of them.
 
         Args:
-            before: the oldest iteration to which it may go back; None: all, as it has ended.
+            before: oldest iteration to which it may go back; None for all, as it has ended.
         """
         try:
             self._known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
@@ -262,7 +262,7 @@ class RunStore:
             _logger.warning("the rows of run %s stay in many files: %s", run_id, error)
 
     def sweep_ended(self) -> None:
-        """Delete what runs that have ended no longer need: folders whose rows a part holds."""
+        """Delete what ended runs no longer need: folders whose rows a part holds."""
         for row in self.runs():
             if row.status != "running":
                 try:
@@ -274,7 +274,7 @@ class RunStore:
         """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
 
         Args:
-            reason: what ended the process, where that is known.
+            reason: what ended the process, if known.
 
         Returns:
             Identifiers of the runs so marked.
@@ -291,23 +291,23 @@ class RunStore:
         return marked
 
     def run(self, run_id: str) -> RunRow:
-        """Return a run as its folder describes it.
+        """Return a run as described by its folder.
 
         Raises:
-            RunNotFoundError: there is none of that identifier; the message names near ones.
+            RunNotFoundError: no run has that identifier; the message suggests similar ones.
         """
         folder = self._known(run_id)
         return _row(folder, folder.identity())
 
     def runs(self) -> list[RunRow]:
-        """All runs, newest first."""
+        """Return all runs, newest first."""
         self.home.refuse_earlier_layout()
         folders = [self.folder(run_id) for run_id in self.home.run_ids()]
         rows = [_row(folder, folder.identity()) for folder in folders if folder.exists]
         return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
     def _known(self, run_id: str) -> RunFolder:
-        """The folder of a run that must be there."""
+        """Return the folder of a run that must exist."""
         folder = self.folder(run_id)
         if not folder.exists:
             raise self._not_found(run_id)
@@ -325,7 +325,7 @@ class RunStore:
         return RunNotFoundError(f"no run {quoted(run_id)}; the latest are {', '.join(known[:5])}")
 
     def _interrupt(self, row: RunRow, error: str) -> bool:
-        """Mark a running run as interrupted, unless another process works on it than when it was read."""
+        """Mark a running run as interrupted, unless its process has changed since it was read."""
         read = {"status": "running", "host": row.host, "pid": row.pid}
         read["process_started_at"] = row.process_started_at
 
@@ -341,7 +341,7 @@ class RunStore:
 
 
 def bare_folders(home: Home) -> str:
-    """Return what is wrong with folders of runs that do not say what the run was; empty where none is so."""
+    """Return the problem with folders of runs that do not describe their run; empty if there is none."""
     # A host that only has workers of a run holds the history that they write; of a run that was refused as it
     # started there is a log.
     bare = [
@@ -359,13 +359,13 @@ def bare_folders(home: Home) -> str:
 
 
 def check_resumable(row: RunRow, pid: int | None = None) -> None:
-    """Refuse to go on with a run that is finished, or that another process works on.
+    """Refuse to resume a run that is finished, or that another process works on.
 
     Args:
-        pid: the process of this machine that may have the run already; None where none may.
+        pid: process of this machine that may already have the run; None for none.
 
     Raises:
-        ConfigurationError: saying which, and what to do.
+        ConfigurationError: the run cannot be resumed; the message gives the reason and a remedy.
     """
     refuse_simulated(row)
     if row.status == "finished":
@@ -389,14 +389,14 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
 
 
 def check_iterations(row: RunRow, iterations: int) -> None:
-    """Refuse to go on to a number of iterations that a run has done already, or that another process does.
+    """Refuse a total of iterations that a run has already done, or a run that another process works on.
 
     Args:
-        row: the run; it may be finished.
-        iterations: in all.
+        row: run, which may be finished.
+        iterations: new total.
 
     Raises:
-        ConfigurationError: saying which, and what to do.
+        ConfigurationError: the total cannot be set; the message gives the reason and a remedy.
     """
     if iterations <= (row.last_iteration or 0):
         raise ConfigurationError(
@@ -407,10 +407,10 @@ def check_iterations(row: RunRow, iterations: int) -> None:
 
 
 def refuse_simulated(row: RunRow) -> None:
-    """Refuse to take a run for one that was done.
+    """Refuse a run that was only simulated.
 
     Raises:
-        ConfigurationError: it was simulated.
+        ConfigurationError: the run was simulated.
     """
     if SIMULATED in row.environment:
         raise ConfigurationError(
@@ -437,7 +437,7 @@ def _new_life() -> str:
 
 
 def _process_start(pid: int) -> float | None:
-    """When the process began, in seconds since the boot; None where there is no such process."""
+    """Return when the process began, in seconds since the boot; None if there is no such process."""
     try:
         return process_start_s(pid)
     except psutil.Error:

@@ -1,8 +1,8 @@
-"""Tables of a run's record: their columns as Arrow schemas, and the rows that a record becomes.
+"""Tables of a run's record: their columns as Arrow schemas, and the rows made from a record.
 
 Times are Unix seconds, durations end in `_s`, money in `_usd` or is called `usd`. A table is written with its
-explicit schema, so that a column of nothing but NULL keeps its type; a column that older files lack reads as
-NULL. To add a column, add it here and to its record's type.
+explicit schema, so that a column of only NULL keeps its type; a column that older files lack reads as NULL.
+To add a column, add it here and to its record's type.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ KEYS: Mapping[str, Sequence[str]] = {
     "evaluation_images": ("prompt_id", "seed_index"),
     "separate_evaluation_images": ("prompt_id", "seed_index"),
 }
-"""Columns that tell the rows of one folder apart: nothing may be delivered twice."""
+"""The columns that identify the rows of one folder: nothing may be delivered twice."""
 
 Rows = dict[str, pa.Table]
-"""Table name -> rows; a table without rows is left out."""
+"""Rows by table; a table without rows is left out."""
 
 Columns = Mapping[str, Sequence[Any]]
-"""Column name -> one value a row."""
+"""One value per row, by column."""
 
 
 def schema(table: str) -> pa.Schema:
@@ -99,8 +99,8 @@ def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
     """Build tables from whole columns, and leave out those without rows.
 
     Args:
-        columns: of each table; those that all rows share are left out.
-        shared: column -> the value that all rows share.
+        columns: columns of each table, without those that all rows share.
+        shared: value that all rows share, by column.
 
     Raises:
         StorageError: two rows have the same key.
@@ -109,7 +109,7 @@ def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
 
 
 def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return columns of a table, `without` some, from rows whose attributes have their names."""
+    """Return columns of a table, without `without`, from rows whose attributes have their names."""
     names = [name for name in schema(table).names if name not in without]
     return {name: [getattr(row, name) for row in rows] for name in names}
 
@@ -174,7 +174,7 @@ def _table(name: str, columns: Columns, shared: Mapping[str, Any]) -> pa.Table:
 
 
 def _device_columns(record: IterationRecord | EvaluationRecord) -> dict[str, Columns]:
-    """Return columns of what the devices did, were paid for and shared during a phase."""
+    """Return columns of the devices' states, paid time and groups during a phase."""
     events, groups = record.device_events, record.groups
     return {
         "worker_states": {
@@ -198,7 +198,7 @@ def _device_columns(record: IterationRecord | EvaluationRecord) -> dict[str, Col
 
 
 def _paid_columns(paid: Sequence[PaidTime]) -> Columns:
-    """Return a row for each worker; one that came back under its name is added up."""
+    """Return a row for each worker; times of one that came back under its name are added up."""
     paid_s: defaultdict[tuple[str, str], float] = defaultdict(float)
     for part in paid:
         paid_s[part.worker, part.market] += part.paid_s

@@ -238,7 +238,7 @@ def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
 
 def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
-    """Let this session's record times begin after those of the run's earlier sessions.
+    """Let the record times of this life of a run begin after those of its earlier lives.
 
     The wall clock may have been set back meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Queries about several runs: all of them in a table, and their courses beside each other.
+"""Queries about several runs: a table of all, and their courses side by side.
 
 Like storage/record/queries/runs.py: each function takes an open connection.
 """
@@ -16,19 +16,19 @@ from storage.record.queries.runs import cost_by_iteration, score_curve
 from storage.record.reading import RecordConnection
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
-"""Settings in which two runs may differ that are still the same but for the seed."""
+"""Settings that may differ between two runs that count as the same but for the seed."""
 
 
 def run_table(connection: RecordConnection, limit: int, archived: bool = True) -> pd.DataFrame:
-    """The latest runs, newest first.
+    """Return the latest runs, newest first.
 
     Args:
-        archived: whether archived runs are among them, and count.
+        archived: True to include archived runs, and to count them.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
-    score_now, exact_now (as of `runs.run_overview`; NaN before an evaluation), score_best, wall_s (at work,
-    from the loading of the first weights on, gaps left out), usd, config and environment (JSON), ended_at,
-    host, pid and process_started_at of the process that does it or did it last, of (how many runs there are).
+    score_now, exact_now (as in `runs.run_overview`; NaN before an evaluation), score_best, wall_s (time at
+    work, from the loading of the first weights on, without gaps), usd, config and environment (JSON),
+    ended_at, host, pid and process_started_at of the current or last process, of (total number of runs).
     """
     return connection.execute(
         """
@@ -76,9 +76,9 @@ def run_table(connection: RecordConnection, limit: int, archived: bool = True) -
 
 
 def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Held-out scores of several runs, run by run in this order and then in order of iterations.
+    """Return held-out scores of several runs, run by run in this order and then in order of iterations.
 
-    Columns: run_id, then those of `runs.score_curve`, and usd: what was paid up to then.
+    Columns: run_id, then those of `runs.score_curve`, and usd: dollars paid up to then.
     """
     frames = []
     for run_id in run_ids:
@@ -95,10 +95,10 @@ def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.Da
 
 
 def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, str]:
-    """The run and those that differ from it in the seed alone, by seed; empty where there is no such run.
+    """Return the run and those that differ from it only in the seed, by seed; empty if there is no such run.
 
-    Their name and the cluster they ran on may differ too. Of several runs of one seed the newest counts, but
-    for the run's own seed, which is its own. Simulated runs are no seeds of others, nor others of them.
+    Their name and cluster may differ too. Of several runs with one seed the newest counts, except that the
+    given run counts for its own seed. Simulated runs are not matched with any others.
     """
     rows = connection.execute(
         """
@@ -125,7 +125,7 @@ def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, 
 
 
 def _without_seed(config: str) -> tuple[dict[str, Any], int | None]:
-    """The settings that must be equal, and the seed; None where a configuration has none."""
+    """Return the settings that must be equal, and the seed; None if a configuration has none."""
     settings = json.loads(config)
     if not isinstance(settings, dict):
         return {}, None

@@ -1,7 +1,7 @@
-"""Queries about devices: what each did and when, and how well a market was used.
+"""Queries about devices: the work of each over time, and the utilisation of a market.
 
-Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame. `first`
-and `last` are iterations, both included.
+Like storage/record/queries/runs.py: each function takes an open connection and returns a pandas frame.
+`first` and `last` are iterations, both included.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from storage.record.reading import RecordConnection
 def device_intervals(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """The states of devices in iterations `first` to `last`, evaluations and discarded work included.
+    """Return the states of devices in iterations `first` to `last`, evaluations and discarded work included.
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
-    iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
+    iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
     """
     return connection.execute(
         """
@@ -36,7 +36,7 @@ def device_intervals(
 def device_events(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """The events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
+    """Return the events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
     """
@@ -56,9 +56,9 @@ def device_events(
 def sequence_groups(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """The `limit` latest groups that shared sequences in iterations `first` to `last`, in order of time.
+    """Return the `limit` latest groups that shared sequences in iterations `first` to `last`, by time.
 
-    Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
+    Columns: worker (one row per member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
     """
     return connection.execute(
@@ -76,10 +76,10 @@ def sequence_groups(
 
 
 def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
-    """Times of a denoising step by how many devices shared it, where measured times choose that number.
+    """Return times of a denoising step by number of devices that shared it, if measured times choose that.
 
-    Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
-    share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
+    Columns: request_class, degree, step_s (latest measurement, up to iteration `last`), chunks (timed so
+    far), share (of the time that devices spent in groups in iterations `first` to `last`; 0 if none did).
     """
     return connection.execute(
         """
@@ -101,7 +101,7 @@ def degree_times(connection: RecordConnection, run_id: str, first: int, last: in
 
 
 def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
+    """Return the kept iterations with recorded device time, in order. Columns: iteration."""
     return connection.execute(
         "SELECT DISTINCT iteration FROM costs WHERE run_id = ? AND phase <> 'discarded' ORDER BY iteration",
         [run_id],
@@ -109,9 +109,9 @@ def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:
-    """Paid time of a market by state over the iterations, without evaluations and discarded work.
+    """Return paid time of a market by state over the iterations, without evaluations and discarded work.
 
-    Neighbouring iterations are taken together so that there are at most `most_groups` groups.
+    Neighbouring iterations are grouped so that there are at most `most_groups` groups.
     Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
     time in the group).
     """

@@ -1,6 +1,6 @@
-"""Held-out images: their pictures, looks, parts of their scores, and how one changes over the iterations.
+"""Held-out images: their pictures, look, parts of their scores, and their changes over the iterations.
 
-Like runs.py: each function takes an open connection and gives a pandas frame. The pictures are bytes in the
+Like runs.py: each function takes an open connection and returns a pandas frame. The pictures are bytes in the
 record; no file is ever opened for them.
 """
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The images that have pictures, by prompt.
+    """Return the images that have pictures, by prompt.
 
     Columns: prompt_id, seed_index, prompt, score_first, score_latest (at the first and the latest
-    evaluation that has its picture), evaluations (how many have).
+    evaluation that has its picture), evaluations (number that have it).
     """
     return connection.execute(
         """
@@ -37,7 +37,7 @@ def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def pictured_evaluations(connection: RecordConnection, run_id: str) -> list[int]:
-    """Iterations whose evaluation has pictures, in order; 0 is the one before training."""
+    """Return the iterations whose evaluation has pictures, in order; 0 is the one before training."""
     rows = connection.execute(
         "SELECT DISTINCT iteration FROM evaluation_images WHERE run_id = ? AND png IS NOT NULL "
         "ORDER BY iteration",
@@ -52,7 +52,7 @@ def pictures(
     images: Sequence[tuple[int, int]],
     iterations: Sequence[int],
 ) -> pd.DataFrame:
-    """The pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
+    """Return the pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
     """
@@ -78,10 +78,10 @@ def pictures(
 
 
 def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The mean of each figure over the images of each evaluation; one row an evaluation, in order.
+    """Return the mean of each figure over the images of each evaluation; one row per evaluation, in order.
 
-    Only images of prompts that every evaluation has.
-    Columns: iteration, then the figures' names (NaN where an evaluation lacks one), parts as `part_NAME`.
+    Only images of prompts that every evaluation has are included.
+    Columns: iteration, then the figures' names (NaN if an evaluation lacks one), parts as `part_NAME`.
     """
     rows = connection.execute(
         "SELECT iteration, name, avg(value) AS mean FROM evaluation_image_figures "
@@ -94,12 +94,12 @@ def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def paired_figures(connection: RecordConnection, run_id: str, iteration: int | None = None) -> pd.DataFrame:
-    """The figures of held-out images before training and now, same prompts and seeds; the score is one.
+    """Return the figures of held-out images before training and now, same prompts and seeds, with the score.
 
     Columns: prompt_id, prompt (its text), seed_index, name, before, after.
 
     Args:
-        iteration: of the evaluation that is now; None for the latest.
+        iteration: iteration of the current evaluation; None for the latest.
     """
     return connection.execute(
         """

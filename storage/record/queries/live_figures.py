@@ -1,4 +1,4 @@
-"""The runs that are going on, for monitoring: how far each is, its figures, devices and dollars."""
+"""The running runs, for monitoring: progress, figures, devices and dollars of each."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from storage.record.reading import RecordConnection
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A run as the record has it now.
+    """A run according to the current record.
 
     Attributes:
-        planned: iterations of its settings.
-        iteration: the newest one that was committed; 0 before the first.
+        planned: number of iterations of its settings.
+        iteration: newest committed iteration; 0 before the first.
         newest_at: end of its newest record, or its creation (Unix seconds of its driver's machine).
         score, exact: means of the newest held-out evaluation; None before the first.
         metrics: figures of the newest iteration, by name; phases end in `_s`.
         devices: mean number of devices by market and state, over the newest iteration.
         spent: device-seconds and dollars by market and state since the start, lost work included.
-        judge_usd: what judges with a price have cost since the start.
-        device_events: how many of each kind since the start, by market.
+        judge_usd: cost of judges with a price since the start.
+        device_events: number of each kind since the start, by market.
     """
 
     run_id: str
@@ -40,7 +40,7 @@ class LiveRun:
 
 
 def live_runs(connection: RecordConnection) -> list[LiveRun]:
-    """The runs that are marked as running; where there is none, the newest one, so that its end is seen."""
+    """Return the runs marked as running; if there is none, the newest one, so that its end is seen."""
     rows = connection.execute(
         """
         WITH latest AS (

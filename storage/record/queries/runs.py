@@ -1,12 +1,12 @@
-"""Queries about one run, and the list of all; pandas frames.
+"""Queries about one run, and the list of all, as pandas frames.
 
-Each function takes an open connection, so that a page asks for all it shows in one opening:
+Each function takes an open connection, so that a page opens only one for all its queries:
 
     with Records(home).reading() as connection:
         curve = score_curve(connection, run_id)
 
-Elapsed time counts only while the run was at work: a run killed at night and resumed in the
-morning did not take the night.
+Elapsed time counts only while the run was at work: a run killed at night and resumed in the morning does not
+include the night.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _SPANS = """
 
 
 def run_overview(connection: RecordConnection) -> pd.DataFrame:
-    """All runs, newest first.
+    """Return all runs, newest first.
 
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
     score_before, score_now, exact_before, exact_now (the result of a finished run; else over the prompts that
-    every evaluation has), usd; host, pid, process_started_at of the process that does it or did it last;
-    archived, purpose (`storage.environment.PURPOSE`; empty for a run that is trained for its own sake).
+    every evaluation has), usd; host, pid, process_started_at of the current or last process;
+    archived, purpose (`storage.environment.PURPOSE`; empty for a run that is not part of a check).
     """
     return connection.execute(OVERVIEW).df()
 
 
 def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Held-out evaluations in order.
+    """Return held-out evaluations in order.
 
     Columns: iteration, policy_version, score, exact, ended_at (Unix seconds), elapsed_s.
     """
@@ -54,10 +54,10 @@ def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def metric_curves(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The iterations' figures in order.
+    """Return the iterations' figures in order.
 
     Columns: iteration, policy_version, ended_at (Unix seconds), elapsed_s, and one for each metric
-    that any iteration has (NaN where one lacks it).
+    that any iteration has (NaN if one lacks it).
     """
     frame = connection.execute(
         "SELECT iteration, policy_version, ended_at FROM iterations WHERE run_id = ? ORDER BY iteration",
@@ -74,10 +74,10 @@ def metric_curves(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def rolled_out_samples(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The samples of all rollouts that were kept, in the order of iteration, prompt and seed.
+    """Return the samples of all kept rollouts, in the order of iteration, prompt and seed.
 
-    Columns: iteration, prompt_id, prompt, seed_index, policy_version, score, exact, detail, error (None where
-    it was judged), explored_score (of its draft), advantage (None where it was not trained on), worker.
+    Columns: iteration, prompt_id, prompt, seed_index, policy_version, score, exact, detail, error (None if it
+    was judged), explored_score (of its draft), advantage (None if it was not trained on), worker.
     """
     return connection.execute(
         """
@@ -91,9 +91,9 @@ def rolled_out_samples(connection: RecordConnection, run_id: str) -> pd.DataFram
 
 
 def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Money and time paid up to each iteration, evaluations and discarded work included.
+    """Return money and time paid up to each iteration, evaluations and discarded work included.
 
-    Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulated).
+    Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulative).
     """
     return connection.execute(
         """
@@ -111,7 +111,7 @@ def cost_by_iteration(connection: RecordConnection, run_id: str) -> pd.DataFrame
 
 
 def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Paid device time by state, dearest first. Columns: state, market, device_s, usd."""
+    """Return paid device time by state, dearest first. Columns: state, market, device_s, usd."""
     return connection.execute(
         "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
         "GROUP BY state, market ORDER BY sum(sum(usd)) OVER (PARTITION BY state) DESC, state, market",
@@ -120,7 +120,7 @@ def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The gallery at the first and at the latest evaluation, same prompts and seeds.
+    """Return the gallery at the first and at the latest evaluation, same prompts and seeds.
 
     Columns: prompt_id, seed_index, prompt, then score, exact, detail, error, png (bytes) and iteration,
     each with `_before` and `_after`. With one evaluation both are the same.
@@ -146,7 +146,7 @@ def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def paired_scores(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Held-out images' scores at the first and the latest evaluation, same prompts and seeds, judged in both.
+    """Return scores of held-out images judged at the first and the latest evaluation, same prompts and seeds.
 
     Pairs tell a change from noise far sooner than the two means do.
     Columns: prompt_id, prompt (its text), seed_index, score_before, score_after, exact_before, exact_after.
@@ -173,7 +173,7 @@ def paired_scores(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 def events(
     connection: RecordConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """The latest events, newest first; of all kinds, or of these.
+    """Return the latest events, newest first, of all kinds or of the given ones.
 
     Columns: happened_at (Unix seconds), kind, message.
     """
@@ -185,7 +185,7 @@ def events(
 
 
 def _elapsed_s(connection: RecordConnection, run_id: str, until: np.ndarray) -> np.ndarray:
-    """Seconds that the run was at work before each time of `until` (Unix seconds)."""
+    """Return the seconds that the run was at work before each time of `until` (Unix seconds)."""
     spans = connection.execute(f"{_SPANS} ORDER BY started_at", {"run": run_id}).fetchnumpy()
     starts = np.asarray(spans["started_at"], dtype=float)
     if starts.size == 0:

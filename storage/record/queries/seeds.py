@@ -1,10 +1,10 @@
-"""Queries about seeds: drafts, their re-scores, and pictures of what they became.
+"""Queries about seeds: drafts, their re-scores, and pictures of their samples.
 
-Like runs.py: each function takes an open connection and gives a pandas frame, empty for a
+Like runs.py: each function takes an open connection and returns a pandas frame, empty for a
 run that explored nothing. A seed may have been drafted more than once (cheaply first, then in full):
-the draft that counts is the full one, and of several the one of the newest weights.
+the draft that counts is the full one, and of several the one by the newest weights.
 
-A long run has more drafts than a page can wait for: most functions take the iterations to look at, which
+A long run has more drafts than a page can wait for: most functions take the iterations to read, which
 `spread_iterations` chooses.
 """
 
@@ -21,7 +21,7 @@ from storage.record.reading import RecordConnection
 def spread_iterations(
     connection: RecordConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
-    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them."""
+    """Return at most `most` committed iterations of `first` to `last`, evenly spread, with the latest."""
     rows = connection.execute(
         """
         WITH own AS (
@@ -37,11 +37,11 @@ def spread_iterations(
 
 
 def drafted_seeds(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """All drafts, in the order in which they were asked for; the monitor's re-scores are left out.
+    """Return all drafts in the order of their requests, without the monitor's re-scores.
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity, policy_version (of the weights that drew it),
-    score, exact, error (None where it was judged), round (of the planner), kept (whether its seed was
-    rolled out).
+    score, exact, error (None if it was judged), round (of the planner), kept (True if its seed was rolled
+    out).
     """
     return connection.execute(
         """
@@ -58,14 +58,14 @@ def drafted_seeds(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 def stale_and_fresh(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Seeds that have both a stale draft (of older weights than the rollout's) and a fresh score.
+    """Return the seeds that have both a stale draft (by older weights than the rollout's) and a fresh score.
 
-    Fresh is a draft by the rollout's own weights where there is one (the monitor's re-score, or one made
-    anew where the stale ones were refused), else the rollout's sample. Images that could not be scored
-    are left out: their 0 is no opinion of the image.
+    The fresh score is that of a draft by the rollout's own weights if there is one (the monitor's re-score,
+    or a new draft after stale ones were refused), else the rollout's sample. Images that could not be scored
+    are left out: their 0 does not judge the image.
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
-    kept (whether the seed was rolled out), rescored (whether fresh is a draft).
+    kept (True if the seed was rolled out), rescored (True if fresh is a draft).
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -83,7 +83,7 @@ def stale_and_fresh(
 def pair_counts(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
+    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
     own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
@@ -98,12 +98,11 @@ def pair_counts(
 def drafts_by_prompt(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Drafts by prompt: one row for each that was drafted or rolled out in an iteration.
+    """Return drafts by prompt: one row for each prompt that was drafted or rolled out in an iteration.
 
     Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
-    ones), success_share (of the seeds, by the draft that counts: all that was asked is in it; NaN
-    without drafts), in_plan (whether it was rolled out), kept_variance (of the kept seeds' draft
-    scores; NaN where none of the kept was drafted).
+    ones), success_share (share of seeds whose draft that counts is exact; NaN without drafts), in_plan (True
+    if it was rolled out), kept_variance (of the kept seeds' draft scores; NaN if no kept seed was drafted).
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -131,7 +130,7 @@ def drafts_by_prompt(
 
 
 def pictured_prompts(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Prompts that have thumbnails, the latest pictured first. Columns: prompt_id, prompt, iteration."""
+    """Return prompts with thumbnails, the latest pictured first. Columns: prompt_id, prompt, iteration."""
     return connection.execute(
         "SELECT prompt_id, any_value(prompt) AS prompt, max(iteration) AS iteration FROM sample_images "
         "JOIN prompts USING (run_id, prompt_id) WHERE run_id = ? AND purpose = 'train' "
@@ -146,13 +145,13 @@ def best_and_worst(
     prompt_id: int | None = None,
     latest: int | None = None,
 ) -> pd.DataFrame:
-    """The best and the worst pictured sample of each prompt, newest iteration first, the best first.
+    """Return the best and the worst pictured sample of each prompt, newest iteration first, the best first.
 
     Args:
-        latest: only so many of each prompt's iterations, the newest.
+        latest: number of each prompt's newest iterations to include.
 
-    Columns: iteration, prompt_id, prompt, seed_index, place ("best" or "worst"; one picture alone is
-    the best), score, exact, detail, error, explored_score, png (bytes).
+    Columns: iteration, prompt_id, prompt, seed_index, place ("best" or "worst"; a single picture is the
+    best), score, exact, detail, error, explored_score, png (bytes).
     """
     return connection.execute(
         """
@@ -180,11 +179,11 @@ def best_and_worst(
 
 
 _WHICH_COUNTS = "ORDER BY fidelity = 'full' DESC, policy_version DESC, round DESC, fidelity"
-"""Of the drafts of one seed, the one that counts comes first."""
+"""An SQL order in which, of the drafts of one seed, the one that counts comes first."""
 
 
 def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    """The condition on a table's rows, and the values of its parameters."""
+    """Return the condition on a table's rows, and the values of its parameters."""
     if iterations is None:
         return "run_id = $run", {"run": run_id}
     chosen = "iteration IN (SELECT unnest($iterations::INTEGER[]))"
@@ -192,7 +191,7 @@ def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str,
 
 
 def _pairs(own: str) -> str:
-    """Common table expressions that end with `pairs`."""
+    """Return common table expressions that end with `pairs`."""
     return f"""
         rolled AS (SELECT * FROM samples WHERE {own}),
         rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM rolled GROUP BY iteration),

@@ -1,6 +1,6 @@
 """The workload of a recorded run: time and samples of each iteration, starts, loads, evaluations.
 
-Like storage/record/queries/runs.py: each function takes an open connection and gives a pandas frame, or a
+Like storage/record/queries/runs.py: each function takes an open connection and returns a pandas frame, or a
 list of seconds.
 """
 
@@ -20,11 +20,11 @@ _NUMBERED = """
 
 
 def iteration_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The kept iterations in order.
+    """Return the kept iterations in order.
 
     Columns: iteration, samples (rolled out), device_s (in all states), rollout_device_s, train_device_s, and
     seconds of the phases rollout_s, reward_s, train_beside_s (training within these two), explore_s,
-    redraft_s and iteration_s (NaN where not recorded).
+    redraft_s and iteration_s (NaN if not recorded).
     """
     metrics = ", ".join(f"max(value) FILTER (name = '{name}') AS {name}" for name in _PHASES)
     return connection.execute(
@@ -48,7 +48,7 @@ def iteration_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def evaluation_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """The evaluations in order. Columns: iteration, images, rollout_device_s."""
+    """Return the evaluations in order. Columns: iteration, images, rollout_device_s."""
     return connection.execute(
         """
         SELECT iteration, (SELECT count(*) FROM evaluation_images i
@@ -61,7 +61,7 @@ def evaluation_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Device time of generating by how many devices shared the samples, where they worked in groups.
+    """Return device time of generating by number of devices that shared samples, if they worked in groups.
 
     Columns: phase, iteration, degree, device_s (in state `rollout`).
     """
@@ -79,9 +79,9 @@ def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def changes_of_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """How long devices loaded weights and formed groups, a row each time. Columns: state, lasted_s.
+    """Return how long devices loaded weights and formed groups, one row each time. Columns: state, lasted_s.
 
-    The first iteration's are left out: its weights are those that devices begin with.
+    The first iteration is left out: its weights are those that devices begin with.
     """
     return connection.execute(
         f"SELECT state, ended_at - started_at AS lasted_s FROM ({_NUMBERED}) "
@@ -92,7 +92,7 @@ def changes_of_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def start_times(connection: RecordConnection, run_id: str) -> list[float]:
-    """Seconds from the beginning of each device's process until it had loaded its model."""
+    """Return the seconds from the start of each device's process until it had loaded its model."""
     rows = connection.execute(
         f"SELECT ended_at - started_at FROM ({_NUMBERED}) WHERE number = 1 AND state = 'load' "
         "ORDER BY started_at, worker",
@@ -102,7 +102,7 @@ def start_times(connection: RecordConnection, run_id: str) -> list[float]:
 
 
 def opening_s(connection: RecordConnection, run_id: str) -> float | None:
-    """Seconds from the first loaded device to the first phase of a run; None where that was not recorded."""
+    """Return the seconds from the first loaded device to a run's first phase; None if not recorded."""
     row = connection.execute(
         f"SELECT min(started_at) FILTER (number > 1 AND state <> 'idle') "
         f"- min(ended_at) FILTER (number = 1 AND state = 'load') FROM ({_NUMBERED}) "
@@ -113,7 +113,7 @@ def opening_s(connection: RecordConnection, run_id: str) -> float | None:
 
 
 def losses_at_work(connection: RecordConnection, run_id: str) -> list[float]:
-    """When the losses of devices became known that had something to do (Unix seconds)."""
+    """Return when losses of busy devices became known (Unix seconds)."""
     rows = connection.execute(
         """
         WITH last AS (

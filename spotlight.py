@@ -90,7 +90,7 @@ class Run:
 
     Args:
         run_id: its identifier.
-        home: where it is recorded.
+        home: home that holds its record.
 
     Every property may raise StorageError, if a file of the record is damaged.
     """
@@ -353,7 +353,7 @@ def _assignments(settings: Settings, section: str = "") -> list[str]:
             lines += _assignments(value, f"{name}.") if value else [f"{name}={{}}"]
             continue
         try:
-            # JSON's texts, numbers, true and false, and lists of them are TOML's.
+            # JSON's strings, numbers, booleans, and lists of them are also TOML.
             text = json.dumps(value, ensure_ascii=False, default=_plain)
         except TypeError as error:
             raise ConfigurationError(

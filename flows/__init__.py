@@ -7,7 +7,7 @@ from storage.errors import SpotlightError
 
 # Read when the libraries are imported.
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
-# It warns of torchvision, which nothing here needs, whenever a model family is looked at.
+# It warns about torchvision, which is not needed here, whenever a model family is inspected.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

@@ -49,7 +49,7 @@ class PrefectReporter(Reporter):
             made = create_progress_artifact(
                 100.0 * done / total, key="progress", description=f"{run_id}: iteration {done} of {total}"
             )
-            self._artifact = cast("UUID", made)  # it is awaited in asynchronous flows alone
+            self._artifact = cast("UUID", made)  # only asynchronous flows await it
 
     def iteration(self, record: IterationRecord) -> None:
         """Move the bar after an iteration. Called during the next rollout, which does not wait for it."""

@@ -42,7 +42,7 @@ def evaluate_model(
     """
     started = time.monotonic()
     home = Home.from_environment().ensure()
-    # Before the work: what `compare` means must not change by it, or fail after it.
+    # Before the work: that must not change what `compare` means, nor must this fail after it.
     earlier = None if compare is None else comparable(home, config, compare)
     _, held_out = load_run_prompts(config)
     part = part_in_words(draw_subset(held_out, config.evaluation.prompts), held_out)

@@ -50,7 +50,7 @@ class _Lossy:
         except (
             OSError,
             ValueError,
-        ):  # a full disk keeps it in the buffer, until there is room; or it is closed
+        ):  # a full disk keeps it in the buffer until there is room; or it is closed
             pass
         return len(text)
 
@@ -71,7 +71,7 @@ def _settle(stream: TextIO) -> None:
     try:
         stream.flush()
     except OSError:
-        with suppress(OSError):  # what has no descriptor holds nothing
+        with suppress(OSError):  # without a descriptor it holds nothing
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)

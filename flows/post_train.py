@@ -5,8 +5,8 @@
                                 └─ commit(i), beside rollout(i+1)
 
 Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` waits for the last scores.
-Trainers with nothing more to roll out begin with the prompt groups that are judged, and
-go on beside `reward(i)`.
+Trainers with nothing left to roll out start on the prompt groups already judged, and
+continue beside `reward(i)`.
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
 its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
 waits for both. That is the strategy's choice (`Strategy.ahead`): with exploration.strategy=fresh, and where
@@ -93,7 +93,7 @@ def train_run(
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")
     except BaseException as error:
-        # What ended the run matters more than a disk that refuses to note it.
+        # The error that ended the run matters more than a disk that refuses to record it.
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(type(error)), _reason(error))
@@ -231,7 +231,7 @@ def _train(session: Session) -> dict[str, Any]:
     finally:
         report.end()
         if committing is not None:
-            # A finished iteration is kept also when something went wrong after it.
+            # A finished iteration is kept even if something went wrong after it.
             committing.wait(COMMIT_WAIT_S)
     result = run_result(session.store.records, session.run_id)
     for device in result["unjoined_devices"]:

@@ -44,10 +44,10 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
     """Return the recorded configuration with deliberate changes; this machine's environment is ignored."""
     if was is None:
         return with_prices(given_configuration(form.preset, form.settings))
-    # Its own MLflow server may be that of another place, or gone.
+    # Its own MLflow server may be elsewhere, or gone.
     config = was.run_config.model_copy(update={"tracking": TrackingConfig()})
     if not form.settings:
-        return config  # to the letter: nothing is read or derived anew
+        return config  # unchanged: no value is read or derived again
     return with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))
 
 

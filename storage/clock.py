@@ -144,7 +144,7 @@ def machine_id() -> str:
     """Return an identifier of this machine since its boot."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return socket.gethostname()
 
 
@@ -159,7 +159,7 @@ def process_start_s(pid: int) -> float:
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # gone, or no Linux: psutil knows
+    except OSError:  # gone, or not Linux: psutil knows
         return round(psutil.Process(pid).create_time() - psutil.boot_time(), 2)
     # The name, in brackets, may hold blanks and brackets; the start is the 20th field after it.
     ticks = int(stat.rpartition(")")[2].split()[19])
@@ -169,12 +169,12 @@ def process_start_s(pid: int) -> float:
 def process_is_alive(pid: int, noted_s: float | None) -> bool:
     """Return True if the recorded process still runs; a later one with the same pid does not count."""
     try:
-        # A zombie was killed, and its parent has not looked yet.
+        # A zombie was killed, but its parent has not collected it yet.
         is_zombie = psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         return not is_zombie and process_start_s(pid) == noted_s
     except psutil.NoSuchProcess:
         return False
-    except psutil.AccessDenied:  # there is such a process, but not ours to look into
+    except psutil.AccessDenied:  # the process exists, but we may not inspect it
         return True
 
 

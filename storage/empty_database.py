@@ -62,7 +62,7 @@ def _copied(kept: Path, database: Path) -> bool:
     with tempfile.NamedTemporaryFile(dir=database.parent, prefix=f"{database.name}.") as part:
         shutil.copyfile(kept, part.name)
         try:
-            os.link(part.name, database)  # never takes the place of a file that is there
+            os.link(part.name, database)  # never replaces an existing file
         except FileExistsError:
             return True
         except OSError:  # a file system without links

@@ -197,8 +197,8 @@ def close_to_others(path: Path) -> None:
 def _close_to_others(home: Path) -> None:
     if not is_open_to_others(home):
         return
-    # The folder first: nothing below it can be reached then, also where this is interrupted. A person's own
-    # home directory stays as it is: only our entries in it are closed.
+    # The folder first: nothing below it can be reached then, even if this is interrupted. A person's own
+    # home directory stays unchanged: only our entries in it are closed.
     if not Path.home().is_relative_to(home):
         close_to_others(home)
     for entry in [entry for pattern in _ENTRIES for entry in home.glob(pattern)]:
@@ -222,7 +222,7 @@ def _refuse_no_folder(path: Path) -> None:
         except (FileNotFoundError, NotADirectoryError) as error:
             if place.is_symlink():
                 raise _refused(path, f"{quoted(str(place))} is a link to nothing") from error
-            continue  # the nearest that is there decides
+            continue  # the nearest existing one decides
         except (OSError, ValueError) as error:
             raise _refused(path, getattr(error, "strerror", None) or str(error)) from error
         if not stat.S_ISDIR(mode):

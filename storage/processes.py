@@ -48,7 +48,7 @@ def keep_from_proxy(*hosts: str, environ: MutableMapping[str, str] = os.environ)
         hosts: names or addresses of this machine.
         environ: environment to change; hosts already listed stay.
     """
-    # Without a proxy the variable stays away: its mere presence hides a proxy that macOS is set to.
+    # Without a proxy the variable is not set: its mere presence hides a proxy set in macOS.
     if any(name.lower().endswith("_proxy") for name in environ):
         for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
             listed = environ.get(name, environ.get(other, ""))

@@ -86,7 +86,7 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
 
 def _refusal(mode: int, size_bytes: int) -> str:
     """Return why a file is not read; empty if it is."""
-    if not stat.S_ISREG(mode):  # a pipe would keep the reader waiting, a device never end
+    if not stat.S_ISREG(mode):  # a pipe would block the reader, a device never end
         return f"is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}, not a file; check the path"
     if size_bytes > LARGEST_FILE_BYTES:
         return (

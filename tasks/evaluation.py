@@ -56,7 +56,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     """Load the weights, generate the images, judge them.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         config: configuration with the model, the prompts and the scorer.
         run_id: run whose newest checkpoint is loaded; None for the untouched model.
 
@@ -97,7 +97,7 @@ def record_separately(
     """Write scores to the record, images to their folder, figures to the readers.
 
     Args:
-        home: where the runs lie.
+        home: home that holds the runs.
         config: configuration of the evaluation.
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.

@@ -36,7 +36,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     transformer, an embedded model its own folder.
 
     Args:
-        home: where the run lies.
+        home: home that holds the run.
         run_id: identifier of the run, finished or not.
         out: a new or empty folder.
 

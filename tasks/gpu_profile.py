@@ -78,7 +78,7 @@ def is_gpu_result(path: Path) -> bool:
     try:
         data = json.loads(read_text_file(path, f"profile {path}", ConfigurationError))
     except (ValueError, RecursionError):
-        return False  # which reading it as a profile refuses
+        return False  # the reader of profiles then refuses it
     figures = data.get("figures", data) if isinstance(data, dict) else None
     return isinstance(figures, dict) and "by_stage" in figures
 

@@ -122,7 +122,7 @@ def _digest_list(files: Sequence[Path]) -> str:
 
 
 def _digest(path: Path) -> str:
-    if path.is_symlink():  # the hub's cache calls large files by their SHA-256
+    if path.is_symlink():  # the hub's cache names large files by their SHA-256
         name = os.path.basename(os.readlink(path))
         if re.fullmatch(r"[0-9a-f]{64}", name):
             return name

@@ -25,7 +25,7 @@ def with_prices(config: RunConfig) -> RunConfig:
     book = known_prices() if price.book == _CARRIED else read_prices(price.book)
     try:
         reserved_usd = book.usd_per_hour(price.device, "on_demand", price.reserved_zone)
-        # A run without spot devices needs no offer of one.
+        # A run without spot devices needs no spot offer.
         spot_usd = (
             book.usd_per_hour(price.device, "spot", price.spot_zone)
             if config.runtime.spot_workers

@@ -22,7 +22,7 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
     """Return the learning curves to use.
 
     Args:
-        home: where recorded runs are.
+        home: home that holds the recorded runs.
         config: the workload.
         name: name of curves that ship with the project, a .json file, or recorded runs separated by commas;
             None for the shipped ones of this reward (for a sum, its heaviest part) and objective, if any.
@@ -54,7 +54,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         run_ids: runs of one task; at least one of them without exploration.
 
     Raises:

@@ -58,7 +58,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     Devices that share cores during a run slow each other down; the figures include this.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         run_ids: at least one run, all with the same kind and number of devices.
 
     Raises:
@@ -77,7 +77,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     def measured(values: Sequence[float]) -> Quantity:
         return quantity_of(values, source)
 
-    # An evaluation stands for rollouts whose samples as many devices share, if there is none.
+    # Without a rollout at a degree, an evaluation at that degree stands in for it.
     recorded = {**found.evaluated, **found.steps}
     steps = {shape: statistics.median(values) for shape, values in sorted(recorded.items())}
     ratios = [value / steps[shape] for shape, values in recorded.items() for value in values]
@@ -197,7 +197,7 @@ def _steps_by_degree(
             (degree,) = spent
             found[degree].append(float(device_s) / degree / steps)
         elif known.keys() >= spent.keys():
-            # So many steps of a device alone would have taken as long.
+            # Ratio of the recorded time to that of as many measured steps.
             alone = sum(spent_s / degree / known[degree] for degree, spent_s in spent.items()) / steps
             for degree, step_s in known.items():
                 found[degree].append(step_s * alone)

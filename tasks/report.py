@@ -19,7 +19,7 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
     """Run the process that writes the report of a run and prints its path.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
         out: the HTML file to write.
         options: options of `subprocess.run`.
@@ -38,7 +38,7 @@ def report_file(home: Home, run_id: str, out: Path) -> None:
     """Write the report of a run to a file.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         run_id: the run.
         out: the HTML file to write.
 

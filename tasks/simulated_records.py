@@ -52,7 +52,7 @@ def record_run(
     facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)
-    store.set_status(run_id, "simulated")  # first, so that nothing takes it for a run at work
+    store.set_status(run_id, "simulated")  # first, so that it is never taken for a live run
     arm = None if curves is None else arm_of(policy, [run], curves)
     curve = () if curves is None or arm is None else curves.arms.get(arm, ())
     for part in _parts(run, began, evaluates=bool(curve)):

@@ -375,7 +375,7 @@ def refuse_profile(config: RunConfig, profile: Profile) -> None:
             "profile of spot devices"
         )
     shared = sorted(set(config.sequence_parallel.by_kind.values()) - {AUTO})
-    # A device that no group has a place for works alone, and measured times begin with one that does.
+    # A device left over by the groups works alone, and measured times begin with one that does.
     profile.refuse_without(*sorted({1, *shared}))
 
 
@@ -383,7 +383,7 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     """Return the profile to use.
 
     Args:
-        home: where recorded runs are.
+        home: home that holds the recorded runs.
         config: configuration of the workload.
         name: name of a profile that ships with the project, a .json file (a profile, or a result of
             `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and size.

@@ -14,7 +14,7 @@ from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.run_config import RunConfig
 
-if TYPE_CHECKING:  # which says what is said here
+if TYPE_CHECKING:  # it imports this module
     from tasks.what_if import WhatIf
 
 _WORTH_SAYING = 0.95
@@ -153,7 +153,7 @@ def _milestones_in_words(result: WhatIf) -> list[str]:
     found = {answer.policy.name: rows for answer in live if (rows := result.milestones(answer))}
     if result.curves is None or not found:
         return []
-    # Of run seeds that mostly end below the last score, the dollars to it are not known.
+    # If most run seeds end below the last score, the dollars up to it are unknown.
     known = [name for name, rows in found.items() if 2 * rows[-1].unreached < rows[-1].run_seeds]
     cheapest = min(known, key=lambda name: found[name][-1].usd, default="")
     best = result.best.policy.name if result.best else ""

@@ -360,7 +360,7 @@ def main() -> None:
         raise
     except SpotlightError as error:
         _refuse(str(error))
-    except typer.TyperException as error:  # an option or a command that is none
+    except typer.TyperException as error:  # an unknown option or command
         context = getattr(error, "ctx", None)
         problem = " ".join(getattr(error, "format_message", error.__str__)().split()).rstrip(".")
         _refuse(f"{shortened(problem)}; see `{context.command_path if context else 'spotlight'} --help`")
@@ -368,7 +368,7 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    lines = (one_line(line) for line in message.split("\n"))  # several settings are a line each
+    lines = (one_line(line) for line in message.split("\n"))  # several settings have one line each
     typer.secho("error: " + "\n".join(lines), err=True, fg="red")
     leave(2)
 

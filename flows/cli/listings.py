@@ -61,7 +61,7 @@ def runs(
 
 def presets() -> None:
     """List the presets."""
-    # Another program gets a line for each.
+    # Another program gets one line for each.
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
     for preset in list_presets():
         lines = textwrap.wrap(

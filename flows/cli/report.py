@@ -25,7 +25,7 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
         StorageError: a file of the record is damaged.
     """
     RunStore(home).run(run_id)
-    # A run of another's making may be called like a path: only what stands in a plain name is kept.
+    # A run made elsewhere may be named like a path: only characters of a plain name are kept.
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
     file = writable_file(f"{name}.html" if out is None else out, "--out")
     return report_process(home, run_id, file).returncode

@@ -49,7 +49,7 @@ One deployment each: Prefect's UI tells the schedules of one apart only by their
 def deployments(nightly: Nightly) -> list[RunnerDeployment]:
     """Return the five deployments, found as NAME/NAME, and those of `NIGHTLY`, found as `reproduce/NAME`."""
     schedule = Cron(nightly.cron, timezone=nightly.timezone, active=nightly.active, slug="nightly")
-    # Not the file: a flow run is to find it from whatever folder `up` was started in.
+    # Not the file: a flow run must find it whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
     made = [
         post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
@@ -83,10 +83,10 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
         ready: file to create once runs can be started; None creates none.
     """
     watch_closely()
-    # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
+    # Schedules keep their state when this ends: the next `up` sets again whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
-    # What an earlier `up` was running when it was killed.
+    # Runs of an earlier `up` that was killed.
     await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
     await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
     going = asyncio.create_task(runner.start())
@@ -109,7 +109,7 @@ def _end_in_order(runner: Runner) -> None:
         if not stopping:
             stopping.append(asyncio.create_task(runner.astop()))
 
-    # The runner's own handler, set before, waits inside the signal for the loop that it holds up.
+    # The runner's own handler, set before, waits inside the signal for the loop that it blocks.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
 

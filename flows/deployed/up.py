@@ -202,7 +202,7 @@ class _Supervisor:
                 stopping.join(_LOOK_S)
                 if self._asked.is_set():
                     child.stop(at_once=True)
-        for process in left_of(self._state):  # what a killed child started
+        for process in left_of(self._state):  # descendants of a killed child
             process.kill()
         if self._server is not None:
             self._server.stop()
@@ -213,14 +213,14 @@ class _Supervisor:
         self, name: str, command: list[str], environment: dict[str, str], folder: Path | None = None
     ) -> None:
         log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
-        # Streamlit's own shutdown hangs where its output is not read, and it only reads.
+        # Streamlit's own shutdown hangs if its output is not read, and it only reads.
         parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
         marked = {DASHBOARD_URL_VARIABLE: self._options.dashboard_url} | environment
         marked |= {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
         patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
         # Noted first: after a crash in between the next `up` still finds the child by the token.
         write_state(self._home, self._state)
-        # Runs that the deployments still end when this process was killed tell the server so.
+        # If this process is killed, the deployments still end their runs, which tell the server.
         keeps = (self._server.users_lock,) if self._server and name == DEPLOYMENTS else ()
         child = Child(name, command, marked, log, parting, patience_s, keeps, folder)
         self._children.append(child)

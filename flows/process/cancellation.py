@@ -112,9 +112,9 @@ def gone_soon_when_cancelled() -> Iterator[None]:
         if cancelled:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(0)  # as Prefect's engine does once it was told to cancel
+            os._exit(0)  # as Prefect's engine does when told to cancel
 
-    # The last to be called of those that the run registers after it, such as Ray's.
+    # Called after those that the run registers later, such as Ray's.
     atexit.register(leave)
     try:
         with ends_are_cancellations():

@@ -63,7 +63,7 @@ class RunGuard:
         try:
             stream.write(content)
             stream.flush()
-        except BrokenPipeError:  # it was killed: then the next command finds out, as without it
+        except BrokenPipeError:  # it was killed: the next command then finds out, as without a guard
             return
 
 
@@ -82,7 +82,7 @@ def watch(pid: int) -> list[str] | None:
             content = os.read(pipe, 65_536)
             if content.endswith(_ORDERLY):
                 return None
-            if not content:  # what ends in this instant too may do so because the run's process did
+            if not content:  # a process that ends right now may do so because the run's process did
                 _wait_for(pid)
                 return ended
             for line in content.decode().splitlines():
@@ -118,7 +118,7 @@ def main() -> None:
     ended = watch(pid)
     if ended is None:
         return
-    # Only now: while it waits, this process takes no more memory than an empty interpreter.
+    # Only now: while it waits, this process needs no more memory than an empty interpreter.
     from flows.process.lost_head import lost_head
     from storage.errors import SpotlightError
     from storage.home import Home

@@ -73,7 +73,7 @@ class RunPoller(ScheduledRunPoller):
         names = sorted(run.name for run in await self._client.read_flow_runs(flow_run_filter=going_on))
         reason = f"waits for {' or '.join(names)} to end; `spotlight up --runs-at-once` allows more at once"
         for run in waiting:
-            # Prefect refuses this name to a run that was cancelled just now; any other would revive it.
+            # Prefect refuses this name for a run that was just cancelled; any other would revive it.
             late = Late(scheduled_time=run.next_scheduled_start_time, message=reason)
             await self._client.set_flow_run_state(run.id, late)
 

@@ -60,7 +60,7 @@ class _Handler:
             if passed_s > _PATIENCE_S:
                 os._exit(128 + number)
         elif passed_s < _DEFERRED_S and _is_within_prefect(frame):
-            signal.setitimer(signal.ITIMER_REAL, _LOOK_S)  # then it is looked at again
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_S)  # then it is checked again
         else:
             self.end_waiting()
 

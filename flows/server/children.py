@@ -17,7 +17,7 @@ _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16_384
 
 # A launcher asks for the signal, not `preexec_fn`: forking Python between threads can deadlock. A parent
-# that was faster dead sends no signal.
+# that died before that sends no signal.
 _LAUNCHER = f"""
 import ctypes, os, sys
 if sys.platform == "linux":

@@ -105,7 +105,7 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
             stdin=subprocess.DEVNULL,
             env=dashboard_environment(home, os.environ),
             cwd=DASHBOARD_FOLDER,
-            # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
+            # SIGKILL: Streamlit's own shutdown hangs if its output has no reader left, and it only reads.
             preexec_fn=lambda: die_with_parent(signal.SIGKILL),
         )
         try:

@@ -126,7 +126,7 @@ class LocalServer:
             # Else a file in the current folder may name others.
             "PREFECT_PROFILES_PATH": str(self._home.prefect / "profiles.toml"),
             "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
-            # A phase that failed is not to be done again.
+            # A failed phase must not be retried.
             "PREFECT_FLOWS_DEFAULT_RETRIES": "0",
             "PREFECT_TASKS_DEFAULT_RETRIES": "0",
         }
@@ -169,11 +169,11 @@ class LocalServer:
             *(part for name in where.names for part in ("--name", name)),
         )  # fmt: skip
         environment = without_prefect(os.environ)
-        environment.pop(UP_TOKEN_VARIABLE, None)  # no child of an `up`, which it may have to outlive
+        environment.pop(UP_TOKEN_VARIABLE, None)  # not a child of an `up`, which it may have to outlive
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                # Not where a person's `prefect.toml`, `pyproject.toml` or `.env` lies.
+                # Not a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
                 start_new_session=True, cwd=self._home.prefect,
             )  # fmt: skip
         deadline = time.monotonic() + _LISTEN_LIMIT_S
@@ -202,7 +202,7 @@ class LocalServer:
         address = f"{self.api_url}/admin/version"
         user, _, secret = self._password.partition(":")
         try:
-            # Without a proxy, and without TLS, whose certificates take longer to read than all else.
+            # Without a proxy, and without TLS, whose certificates take longer to read than everything else.
             with httpx.Client(verify=False, timeout=5, trust_env=False) as client:
                 known = client.get(address, auth=(user, secret)).status_code
                 if known != httpx.codes.OK:
@@ -288,7 +288,7 @@ class LocalServer:
         try:
             with changing_server(self._home):
                 if self._users.attempt(exclusive=True) and end_server(self._home) and self._process:
-                    self._process.wait(10)  # no zombie is left of it
+                    self._process.wait(10)  # leaves no zombie
         finally:
             self._users.close()
 

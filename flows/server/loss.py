@@ -70,7 +70,7 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
             while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
     if _leaves_at_once or at_once:
-        for number in (signal.SIGINT, signal.SIGTERM):  # it ends already
+        for number in (signal.SIGINT, signal.SIGTERM):  # it is already ending
             signal.signal(number, signal.SIG_IGN)
         if not _leaves_at_once:  # Prefect's hook has no limit
             atexit._run_exitfuncs()

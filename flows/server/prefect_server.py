@@ -69,7 +69,7 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     imported_before = "prefect" in sys.modules
     try:
         if imported_before:
-            # Events of flows before this one go where they belong; the next thread reads the new settings.
+            # Events of earlier flows go to their own server; the next thread reads the new settings.
             hand_over()
             _read_settings_again()
         meanwhile()

@@ -80,7 +80,7 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
         "PREFECT_SERVER_API_PORT": str(port),
         "PREFECT_SERVER_API_AUTH_STRING": home_password(home),
         "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(sorted(ui_urls)),
-        # A browser asks for the API where it got the page from, by whatever name.
+        # A browser asks for the API at the address of the page, whatever its name.
         "PREFECT_UI_API_URL": "/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
@@ -127,7 +127,7 @@ def serve(
     """
     own = FileLock(note_file(home))
     own.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
-    own.rewrite("")  # what the predecessor noted
+    own.rewrite("")  # the predecessor's note
     listener = listen(host, port, exact)
     bound = int(listener.getsockname()[1])
     os.environ.pop("PREFECT_API_URL", None)
@@ -135,7 +135,7 @@ def serve(
     write_note(own, ServerNote(os.getpid(), host, bound, names))
     threading.Thread(target=end_when_unused, args=(home,), name="end-when-unused", daemon=True).start()
 
-    import uvicorn  # what is asked meanwhile waits in the backlog
+    import uvicorn  # requests meanwhile wait in the backlog
 
     guarded = ServerGuard(application(home), host, names)
     settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)

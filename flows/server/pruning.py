@@ -103,7 +103,7 @@ def _connected(database: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
         f"{database.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_S, isolation_level=None
     )
-    connection.execute("PRAGMA foreign_keys = ON")  # the states of a task run go with it
+    connection.execute("PRAGMA foreign_keys = ON")  # the states of a task run are deleted with it
     return connection
 
 
@@ -115,7 +115,7 @@ def _delete_oldest(connection: sqlite3.Connection, table: str, time: str, kept: 
     while found:
         connection.execute("BEGIN IMMEDIATE")
         chosen = f"SELECT id FROM {table} WHERE {time} <= ? ORDER BY {time} LIMIT {_BATCH}"
-        if table == "events":  # nothing else tells SQLite that these belong to an event
+        if table == "events":  # SQLite does not know otherwise that these belong to an event
             connection.execute(f"DELETE FROM event_resources WHERE event_id IN ({chosen})", last)
         rows = connection.execute(f"DELETE FROM {table} WHERE id IN ({chosen})", last).rowcount
         connection.execute("COMMIT")

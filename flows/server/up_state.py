@@ -149,7 +149,7 @@ def end_all(state: UpState) -> list[str]:
     left = left_of(state)
     for process in left:
         ended.append(names.get(process.pid) or _command(process))
-    # Who serves the deployments ends its runs in order.
+    # The process that serves the deployments ends its runs in order.
     first = {member.pid for member in state.members if member.name == DEPLOYMENTS}
     _end([process for process in left if process.pid in first])
     _end([process for process in left if process.pid not in first])

@@ -70,7 +70,7 @@ class ServerGuard:
 def _hostname(address: str) -> str | None:
     try:
         parts = urlsplit(address)
-        _ = parts.port  # refuses what is no number
+        _ = parts.port  # raises if it is not a number
     except ValueError:
         return None
     return None if parts.username is not None or parts.path else parts.hostname

@@ -144,12 +144,12 @@ def tagged_estimates(
 def _weighted(of_tag: Mapping[str, np.ndarray], weights: Mapping[str, float], lowest: float) -> Estimate:
     """Return the weighted mean of the tags; each prompt's variance is that within its tag."""
     tags = [(values_N, len(values_N), weights[tag]) for tag, values_N in of_tag.items()]
-    # Prompts of equal weight that would be as many (Kish).
+    # The equivalent number of prompts of equal weight (Kish).
     size = 1 / sum(weight**2 / count for _, count, weight in tags)
     mean = sum(weight * float(values_N.mean()) for values_N, _, weight in tags)
     together = sum(weight * float(np.square(values_N - mean).mean()) for values_N, _, weight in tags)
     together *= size / (size - 1) if size > 1 else 0.0
-    # As if a tag had one prompt more, with the variance of all: a single prompt has none to show.
+    # As if a tag had one more prompt, with the variance of all: a single prompt shows no variance.
     within = [float(np.square(values_N - values_N.mean()).sum()) + together for values_N, _, _ in tags]
     variance = sum(
         weight**2 * squares / count**2 for (_, count, weight), squares in zip(tags, within, strict=True)

@@ -38,7 +38,7 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
 
     Raises:
         RunNotFoundError: there is no such evaluation.
-        ConfigurationError: another scorer judged it, or it has none of the prompts.
+        ConfigurationError: another scorer judged it, or it shares no prompt.
     """
     store = EvaluationStore(home)
     earlier = store.find(name)
@@ -150,7 +150,7 @@ def refuse_other_prompts(
     """Refuse `prompts` for which an `earlier` evaluation has no `images` to compare with.
 
     Raises:
-        ConfigurationError: the earlier evaluation has none of the prompts.
+        ConfigurationError: the earlier evaluation shares no prompt with them.
     """
     known = {(image.prompt_id, image.prompt) for image in images}
     if not any((prompt.prompt_id, prompt.text) in known for prompt in prompts):

@@ -397,7 +397,7 @@ def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[Unjoin
     found = []
     for market in ("reserved", "spot"):
         count = runtime.get(f"{market}_workers", 0)
-        # With `auto` there is a slot for each device that the cluster had; a number may be the most alone.
+        # With `auto` there is a slot for each device that the cluster had; a number may be an upper limit.
         decided = market == "spot" and runtime.get("capacity", FIXED_CAPACITY) != FIXED_CAPACITY
         asked = (
             [slot for slot in failures if slot.startswith(f"{market}-")]

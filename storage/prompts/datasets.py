@@ -105,9 +105,9 @@ def _read_table(file: Path) -> tuple[Any, str]:
             with pyarrow.parquet.ParquetFile(file) as opened:
                 needed = _needed(file, opened.schema_arrow.names)
                 return opened.read(columns=needed), needed[0]
-        with pyarrow.memory_map(str(file)) as source:  # what is not used of it is not read
+        with pyarrow.memory_map(str(file)) as source:  # unused parts are not read
             try:
-                table = pyarrow.ipc.open_stream(source).read_all()  # what `datasets` writes
+                table = pyarrow.ipc.open_stream(source).read_all()  # the format of `datasets`
             except pyarrow.ArrowInvalid:
                 source.seek(0)
                 table = pyarrow.ipc.open_file(source).read_all()

@@ -147,7 +147,7 @@ def _dataset(found: Path) -> list[PromptRecord]:
 
 
 def _lines(found: Path) -> list[PromptRecord]:
-    # Not splitlines(): U+2028 and the like may stand inside a JSON string.
+    # Not splitlines(): U+2028 and the like may occur inside a JSON string.
     lines = read_text_file(found, str(found), PromptFileError).split("\n")
     records: list[PromptRecord] = []
     for number, raw in enumerate(lines, start=1):
@@ -170,7 +170,7 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptFileError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, endless brackets
         raise PromptFileError(f"{where}: not JSON that can be read ({error}); correct the line") from error
     if not isinstance(row, dict):
         raise PromptFileError(f"{where}: expected a JSON object, got {type(row).__name__}")

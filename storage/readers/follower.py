@@ -165,7 +165,7 @@ class Follower:
                 position.write(self.file)
         for event in self._folder.events()[position.events :]:
             values = event["kind"], event["message"], event["happened_at"]
-            is_own = event["kind"] == self._name  # what was told of this reader
+            is_own = event["kind"] == self._name  # events about this reader
             if not (is_own or self._taken(f"event {event['event_id']}", reader.event, *values)):
                 return False
             position.events = event["event_id"]
@@ -192,10 +192,10 @@ class Follower:
         """Have the reader take something; return False if it refused that for the first time."""
         try:
             take(*values)
-        except Exception as error:  # of whatever package the reader needs
+        except Exception as error:  # of any package that the reader needs
             if self.reader.is_silence(error):
                 raise
-            if self._refused_once != what:  # opened again, it may find that its copy is gone
+            if self._refused_once != what:  # when opened again, it may find its copy gone
                 self._refused_once = what
                 return False
             if not self.refused:

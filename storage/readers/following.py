@@ -142,7 +142,7 @@ class _ReaderThread(threading.Thread):
         follower = self._follower
         try:
             follower.catch_up(status, now())
-        except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+        except Exception as error:  # noqa: BLE001 - of any package the reader needs
             follower.is_open = False
             text = f"{self._label} failed ({in_words(error)})"
             if self.is_away:
@@ -175,14 +175,14 @@ class _ReaderThread(threading.Thread):
                     if is_ours:
                         follower.read_position()
                         follower.catch_up(row.status, row.ended_at or now())
-            except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+            except Exception as error:  # noqa: BLE001 - of any package the reader needs
                 self._say(f"{self._label} lacks figures of the earlier run {row.run_id} ({in_words(error)})")
 
     def _say_lacking(self, why: str) -> None:
         if self._has_said:
             return
         self._has_said = True
-        # A person who has stopped the run need not be warned.
+        # No warning for a person who has stopped the run.
         level = logging.DEBUG if self._status == "cancelled" else logging.WARNING
         self._say(
             f"{self._label} {why} and lacks {self._follower.lacking()}; all figures are in the run's record, "
@@ -223,7 +223,7 @@ def send_evaluation(
             reader.open(run, -1)
             reader.evaluation(number, named, {}, at)
             reader.end("finished", at)
-        except Exception as error:  # noqa: BLE001 - of whatever package the reader needs
+        except Exception as error:  # noqa: BLE001 - of any package the reader needs
             _log.warning("%s lacks evaluation %s (%s)", reader.label, run.run_id, in_words(error))
 
     until = time.monotonic() + FLUSH_WAIT_S

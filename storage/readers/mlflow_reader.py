@@ -153,7 +153,7 @@ class MlflowReader(Reader):
             except MlflowException:
                 if last:
                     raise
-                # Two runs began at once and the other one made it: look again.
+                # Two runs started at once and the other one made it: look again.
         raise AssertionError("unreachable: the second round returns or raises")
 
 
@@ -200,7 +200,7 @@ def provide_tables(database: Path) -> None:
         database: SQLite file in an existing folder.
     """
     logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
-    # It prints the traceback of errors that it raises, too; the thread of the reader puts each in a line.
+    # It also prints tracebacks of errors that it raises; the reader's thread puts each in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
     provide_database(database, kept_database("mlflow"), lambda: make_tables(database), _OF_A_HOME)
 

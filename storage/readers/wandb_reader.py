@@ -58,7 +58,7 @@ class WandbReader(Reader):
         self._run.define_metric(_AXIS)
         self._run.define_metric("*", step_metric=_AXIS)
         self.page = "" if self._run.offline else self._run.url or ""
-        # A run that goes on in another home, without its position there.
+        # A run that continues in another home, which lacks its position.
         there = self._run.summary.get(_AXIS) if self._run.resumed and last < 0 else None
         return None if there is None else int(there) + 1
 

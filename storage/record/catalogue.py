@@ -46,7 +46,7 @@ def refresh_catalogue(home: Home) -> None:
     try:
         if home.database.exists() and marker.exists() and marker.read_bytes() == made:
             return
-        # The lock: other processes may enter their first runs at the same moment.
+        # The lock: other processes may add their first runs at the same moment.
         with refusals(f"the catalogue {home.database}"), examples.locked():
             _make_examples(home)
             _make_catalogue(home.database, views)

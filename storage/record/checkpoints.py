@@ -219,7 +219,7 @@ class CheckpointStore:
     def _found(self) -> dict[int, Path]:
         """Return the folder of each checkpoint, whole or damaged, by iteration."""
         found: dict[int, Path] | None = None
-        # Until two lists agree: a folder that is renamed meanwhile may be in neither place.
+        # Until two lists agree: a folder renamed meanwhile may be in neither place.
         while found != (again := self._listed()):
             found = again
         return again
@@ -320,10 +320,10 @@ def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
     """Return an identity that tells a folder from a later one of the same name; None if it is missing."""
     try:
-        status = path.lstat()  # of a link itself: one that leads nowhere, or to itself, is there all the same
+        status = path.lstat()  # of the link itself: a broken or circular one still exists
     except FileNotFoundError:
         return None
-    # Not the inode alone, which the next folder may get; a rename changes neither.
+    # Not only the inode, which the next folder may get; a rename changes neither.
     return status.st_ino, status.st_mtime_ns
 
 

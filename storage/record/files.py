@@ -73,7 +73,7 @@ def put_folder(
             write_durably(saving / CHECKPOINT / file_name, octets)
         sync_folder(saving / CHECKPOINT)
     sync_folder(saving)
-    if final.exists():  # no rename onto a full folder
+    if final.exists():  # a rename cannot replace a full folder
         replaced = parent / f"{ASIDE}{name}"
         shutil.rmtree(replaced, ignore_errors=True)
         final.rename(replaced)
@@ -142,7 +142,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         OSError: the disk refuses.
     """
     writing = path.with_name(f".writing-{path.name}")
-    # A path that is no UTF-8 gives an error text that cannot be encoded.
+    # A path that is not UTF-8 gives an error text that cannot be encoded.
     text = json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace")
     with writing.open("wb") as file:
         file.write(text)
@@ -159,7 +159,7 @@ def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
         OSError: the disk refuses, or a file has that name already.
     """
     # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
-    # caller from closing what it looks at.
+    # caller from closing the underlying buffer.
     with path.open("xb", buffering=0) as file, memoryview(content) as view:
         written = 0
         if view.nbytes:  # an empty view cannot be cast

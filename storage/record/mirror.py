@@ -72,7 +72,7 @@ class CheckpointMirror:
             ends = self._ends
             try:
                 copy_to_mirror(self._address, self._home, self._run_id, self._copied)
-            except Exception as error:  # noqa: BLE001 - of whatever package the address needs
+            except Exception as error:  # noqa: BLE001 - of any package the address needs
                 self._report(
                     f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}"
                 )
@@ -246,11 +246,11 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
                     _fetch_rows(there, name, fetching / name)
                 elif name in _CHANGING:
                     there.get_file(name, str(fetching / name))
-            if run.exists():  # without checkpoints: of less worth than what was fetched
+            if run.exists():  # without checkpoints: worth less than the fetched run
                 run.rename(run.with_name(f".before-fetching-{run.name}-{time.time_ns()}"))
             fetching.rename(run)
             return newest
-    except Exception as error:  # of whatever package the address needs
+    except Exception as error:  # of any package the address needs
         raise CheckpointError(
             f"checkpoint.mirror = {address!r} cannot be read: {type(error).__name__}: {error}"
         ) from error

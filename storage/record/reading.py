@@ -127,9 +127,9 @@ class RecordConnection:
     def _answer(self, query: str, values: Any) -> duckdb.DuckDBPyConnection:
         for table in dict.fromkeys(_NAMES.findall(query)):
             self._make(table)
-        # Of its own for each query: a result that was not read to its end would hold up the next one.
+        # A separate one for each query: a result not read to its end would block the next one.
         cursor = self._connection.cursor()
-        # Whole before it is read: in a stream, a damaged file would be noticed too late to leave it out.
+        # Complete before it is read: in a stream, a damaged file would be noticed too late to leave it out.
         cursor.execute(f"CREATE TEMP TABLE answer AS {query}", values)
         return cursor.execute("FROM answer")
 
@@ -210,7 +210,7 @@ class Records:
 
 def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
     """Turn off the progress bar: after two seconds it would land in the output, which ends in a JSON line."""
-    # A notebook without ipywidgets has none, and DuckDB then refuses any change of the setting.
+    # A notebook without ipywidgets has no bar, and DuckDB then refuses any change of the setting.
     if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
         connection.execute("SET enable_progress_bar = false")
 

@@ -179,7 +179,7 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
             "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
         ).fetchall()[0]
         (wall_s,) = connection.execute(
-            # The trainer is there whenever the run is at work, and only then.
+            # The trainer exists whenever the run is at work, and only then.
             "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0') FROM worker_states "
             "WHERE run_id = ?",
             [run_id],

@@ -141,7 +141,7 @@ class RunFolder:
         Raises:
             OSError: the disk refuses.
         """
-        # Without the lock, which this very thread may hold where a library logs something.
+        # Without the lock, which this thread may already hold when a library logs something.
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._append(line, durably=False)
 
@@ -223,7 +223,7 @@ class RunFolder:
             small = [part for part in listing.parts if _size(part) < _LARGEST_PART_BYTES]
             if before is None or len(small) >= COMPACTED_AT:
                 folders = [*small, *folders]
-            # A folder with a damaged file stays as it is: the part would have to leave out its rows for good.
+            # A folder with a damaged file stays unchanged: the part would lose its rows for good.
             whole = [f for f in folders if all(is_whole(path) for path in f.tables.values())]
             if len(whole) >= at_least:
                 self._write_part(whole, listing)
@@ -242,7 +242,7 @@ class RunFolder:
                     for name in read_json(part.path / PART_FILE)["covers"]:
                         _drop_rows(self.path / name)
             for path in self.path.glob(".*-*"):
-                # What was moved aside is the only copy where nothing has its name.
+                # A folder moved aside is the only copy if no folder has its name.
                 is_needed = path.name.startswith(ASIDE) and not (self.path / path.name[len(ASIDE) :]).exists()
                 if path.is_dir() and _changed_at(path) < old and not is_needed:
                     shutil.rmtree(path, ignore_errors=True)
@@ -265,7 +265,7 @@ class RunFolder:
     def listing(self) -> Listing:
         """List the folders whose rows count now."""
         while True:
-            # Until two lists agree: a folder that is renamed meanwhile may be in neither place, or in both.
+            # Until two lists agree: a folder renamed meanwhile may be in neither place, or in both.
             found = row_folders(self.path)
             held = {f.name: part for f in found if f.phase == "part" and (part := part_facts(f)) is not None}
             if {f.name for f in row_folders(self.path)} == {f.name for f in found}:
@@ -312,7 +312,7 @@ class RunFolder:
         older = [read_json(f.path / PART_FILE)["last_iteration"] for f in folders if f.phase == "part"]
         parts = [f.number for f in (*listing.parts, *listing.covered) if f.phase == "part"]
         facts = {
-            # Those of the parts that this one takes in, too, or they would count again once those are gone.
+            # Also those of the parts that this one absorbs, or they would count again once those are gone.
             "covers": [f.name for f in (*folders, *listing.covered)],
             "last_iteration": max([n for n in (*numbers, *older) if n is not None], default=None),
             "discardings": listing.discardings,
@@ -343,7 +343,7 @@ class RunFolder:
             if table in KEPT_OF_DISCARDED:
                 rows[table] = pa.concat_tables([rows[table], as_discarded(content.filter(later))])
         left = rows["iterations"]["iteration"].to_pylist() if "iterations" in rows else []
-        # Nothing that it covered is there any more, and their names may come again.
+        # The folders that it covered are gone, and their names may come again.
         facts |= {"covers": [], "last_iteration": max(left, default=None)}
         put_folder(self.path, part.name, rows, {PART_FILE: facts})
 

@@ -191,7 +191,7 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
     if row.status == "running" and run_is_alive(row):
         return "running" if started_at is None else "starting"
     if started_at is not None and activity.is_alive and started_at > (row.ended_at or 0.0):
-        return "starting"  # it is being resumed, by a process that has not entered itself yet
+        return "starting"  # it is being resumed by a process that has not recorded itself yet
     return "interrupted" if row.status == "running" else row.status
 
 

@@ -258,7 +258,7 @@ class RunStore:
         """
         try:
             self._known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
-        except StorageError as error:  # the rows are there all the same
+        except StorageError as error:  # the rows still exist
             _logger.warning("the rows of run %s stay in many files: %s", run_id, error)
 
     def sweep_ended(self) -> None:
@@ -267,7 +267,7 @@ class RunStore:
             if row.status != "running":
                 try:
                     self.folder(row.run_id).sweep()
-                except StorageError as error:  # it costs room, and no more
+                except StorageError as error:  # it only costs disk space
                     _logger.warning("run %s keeps files that it does not need: %s", row.run_id, error)
 
     def reconcile(self, reason: str = "") -> list[str]:
@@ -286,7 +286,7 @@ class RunStore:
             try:
                 if self._interrupt(row, f"{ended}: {reason}" if reason else ended):
                     marked.append(row.run_id)
-            except StorageError as error:  # runs can be looked at all the same
+            except StorageError as error:  # runs can still be viewed
                 _logger.warning("run %s cannot be marked as interrupted: %s", row.run_id, error)
         return marked
 
@@ -342,8 +342,8 @@ class RunStore:
 
 def bare_folders(home: Home) -> str:
     """Return the problem with folders of runs that do not describe their run; empty if there is none."""
-    # A host that only has workers of a run holds the history that they write; of a run that was refused as it
-    # started there is a log.
+    # A host that only has workers of a run holds the history that they write; a run that was refused at its
+    # start leaves a log.
     bare = [
         run_id
         for run_id in home.run_ids()

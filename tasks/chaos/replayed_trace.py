@@ -122,7 +122,7 @@ def plan_trace(
     if not fitted.events or not fitted.length_s:
         raise TraceError(f"--trace {source}: no instance comes or goes in it; name another trace")
     plan = TracePlan(Path(source).name, whole, fitted, most, notice_s or 0.0, stretch or 1.5)
-    Replay(plan.fitted, plan.notice_s)  # refuses what cannot be replayed before anything starts
+    Replay(plan.fitted, plan.notice_s)  # refuses a trace that cannot be replayed before anything starts
     return plan
 
 

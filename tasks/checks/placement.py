@@ -157,7 +157,7 @@ def _workers_in_words(config: RunConfig, counts: dict[Market, int], where: str) 
 def _memory_in_words(config: RunConfig) -> Iterator[str]:
     try:
         words = outline_model(config.model).memory_in_words(config)
-    except SpotlightError:  # the check of the model says why
+    except SpotlightError:  # the check of the model gives the reason
         return
     if words:
         yield words

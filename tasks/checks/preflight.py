@@ -67,7 +67,7 @@ def check(config: RunConfig) -> list[str]:
             with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
                 judge.check(prompt)
         _judge_blank("evaluation.judge", outline, judge, inputs.evaluate[0])
-    # Last, as it adds its adapters to the transformer, which is all it looks at.
+    # Last, as it adds its adapters to the transformer, the only part it inspects.
     Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
     trained = {prompt.identity for prompt in inputs.train}
     shared = [prompt.text for prompt in inputs.evaluate if prompt.identity in trained]
@@ -110,7 +110,7 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     settings = config.sequence_parallel
     if settings.largest == 1:
         return []
-    # Imported here: all families of diffusers, which a run that shares no sequence has no use for.
+    # Imported here: all families of diffusers, which a run that shares no sequence does not need.
     from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
 
     if config.model.attention != "auto":

@@ -211,7 +211,7 @@ def evaluation_record(
 
 
 def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> list[SampleRecord]:
-    # An image without a judgement comes last.
+    # An image without a score comes last.
     by_prompt: dict[int, list[tuple[bool, float, int]]] = defaultdict(list)
     for delivered, score in zip(rolled.delivered, scores, strict=True):
         request = delivered.sample.request

@@ -62,7 +62,7 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
         ranked_together[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
     rank: dict[Candidate, int] = {}
     for group in ranked_together.values():
-        # Without a judgement comes last.
+        # An image without a score comes last.
         group.sort(key=lambda draft: (draft.error is not None, -draft.value, draft.seed_index))
         rank |= {draft: place for place, draft in enumerate(group)}
     prompts = {prompt.prompt_id: prompt.text for prompt in session.runtime.train_prompts}

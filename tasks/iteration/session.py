@@ -115,9 +115,9 @@ class Session:
         self._opened.close()
         if kind is None:
             return  # `finish_mirror` and `finish_readers` follow once the run is marked as finished
-        if self.mirror is not None:  # last, as the devices are paid for until they are given back
+        if self.mirror is not None:  # last, as devices are paid for until they are released
             self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
-        # A person who cancels waits for the end: MLflow's import alone may take longer than all else.
+        # Wait only briefly on cancel: importing MLflow alone may delay the exit more than all else.
         self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def finish_mirror(self) -> None:
@@ -162,7 +162,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         store: store of that home.
         run_id: the run.
         config: its settings.
@@ -190,7 +190,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:
-            # Killed before its first checkpoint: whatever was recorded is done again.
+            # Killed before its first checkpoint: everything recorded is done again.
             store.discard_after(run_id, -1)
     except BaseException as error:
         session.__exit__(type(error))
@@ -233,7 +233,7 @@ def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
         refuse_if_continued(address, home, run_id)
     except CheckpointError:
         raise
-    except Exception:  # noqa: BLE001 - of whatever package the address needs; the first copy reports it
+    except Exception:  # noqa: BLE001 - of any package the address needs; the first copy reports it
         pass
 
 

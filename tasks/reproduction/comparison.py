@@ -97,7 +97,7 @@ def paired_interval(was: Reference, now: Reference) -> Interval | None:
             gap = one.score - then[one.prompt_id, one.seed_index]
             of_prompt[texts.get(one.prompt_id, one.prompt_id)].append(gap)
     gaps = [float(np.mean(values)) for values in of_prompt.values()]
-    if len(gaps) < 2:  # one prompt says nothing about its spread
+    if len(gaps) < 2:  # a single prompt has no spread
         return None
     mean = float(np.mean(gaps))
     width = float(
@@ -161,7 +161,7 @@ def _prompts(was: Reference, now: Reference) -> Iterator[Difference]:
 def _results(was: Reference, now: Reference) -> Iterator[Difference]:
     for iteration in sorted(was.rewards.keys() | now.rewards.keys()):
         before, after = was.rewards.get(iteration), now.rewards.get(iteration)
-        if before != after:  # what follows differs by it
+        if before != after:  # the difference explains later ones
             yield _difference("result", f"mean reward, first in iteration {iteration}", before, after)
             break
     for iteration in sorted(was.scores.keys() | now.scores.keys()):

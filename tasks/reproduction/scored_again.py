@@ -28,7 +28,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     """Score the newest checkpoint of a run on the held-out prompts, image by image.
 
     Args:
-        home: where the run is.
+        home: home that holds the run.
         config: its settings.
         run_id: the run.
 

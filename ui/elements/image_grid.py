@@ -11,7 +11,7 @@ import streamlit as st
 
 from ui.elements.palette import LEVEL_COLOURS
 
-# Pixels are shown as they are: the images are 32 to 48 pixels wide, and smoothing would invent detail.
+# Pixels are shown unsmoothed: the images are 32 to 48 pixels wide, and smoothing would invent detail.
 _STYLE = """
 <style>
 .sl-grid {display: grid; grid-template-columns: repeat(auto-fill, minmax(270px, 1fr)); gap: 12px;}
@@ -160,7 +160,7 @@ def _seed_label(row: dict) -> str:
 
 
 def _rows(images: pd.DataFrame) -> list[dict]:
-    # NaN stands for a missing error text after pandas; None is what the rest expects.
+    # pandas turns a missing error text into NaN; the rest expects None.
     return images.astype(object).where(images.notna(), None).to_dict("records")
 
 

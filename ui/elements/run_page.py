@@ -20,8 +20,8 @@ from ui.elements.live_run import show_live
 from ui.server.login import fragment
 
 _REFRESH = "2s"
-_WATCH = "5s"  # of what a page does not draw anew by itself: new runs, and how runs stand
-_CHOSEN = "chosen_run"  # in the session: going to another page empties the address
+_WATCH = "5s"  # for what a page does not redraw by itself: new runs, and the status of runs
+_CHOSEN = "chosen_run"  # in the session, as changing pages empties the address
 _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
     "interrupted": "orange", "simulated": "orange",
@@ -78,7 +78,7 @@ def _look_for_changes(home: Path, drawn: list[tuple[str, str]]) -> None:
     try:
         overview = load_overview(home)
     except StorageError:
-        return  # where it stays so, the page's next reading says it
+        return  # if this persists, the page's next reading reports it
     if _standing(overview) != drawn:
         st.rerun()
 
@@ -91,7 +91,7 @@ def _show_nothing(home: Path) -> None:
     try:
         empty = load_overview(home).empty
     except StorageError:
-        empty = False  # the whole page again, which says what is wrong
+        empty = False  # redraw the whole page, which reports the fault
     if not empty:
         st.rerun()
     st.title("No runs yet")
@@ -134,7 +134,7 @@ def _show_unknown(home: Path, run_id: str) -> None:
     """Show an unknown run from the address: it is starting, or does not exist."""
     try:
         if run_id in load_overview(home)["run_id"].tolist():
-            st.rerun()  # it has its row: the whole page again
+            st.rerun()  # it has its row: redraw the whole page
     except StorageError as error:
         show_error(error)
         return
@@ -178,7 +178,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
     try:
         view = load_run(home, run_id)
         if live and not view.is_live:
-            st.rerun()  # it has ended: the whole page again, without the refreshing
+            st.rerun()  # it has ended: redraw the whole page, without the refreshing
         _show_title(view.row.run_id, view.status, view.purpose)
         _show_notes(view)
         show_links(home, run_id, load_links(home, view))
@@ -199,7 +199,7 @@ def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
 
 def _show_trouble(view: RunView) -> None:
     """Show missing data, how to resume a run that ended badly, and whether the run is only simulated."""
-    run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
+    run_id = view.row.run_id.replace("`", "'")  # it is shown in a code span
     if view.damaged:
         st.warning(
             f"Rows are missing here: {len(view.damaged)} files of this run are damaged, the first is "

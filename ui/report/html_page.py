@@ -20,7 +20,9 @@ from ui.data.links import Link
 from ui.elements.palette import LEVEL_COLOURS
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_TEXT_COLOUR = "rgba(128,128,128,1)"  # of what in a plot the style sheet does not reach, such as a colour bar
+_TEXT_COLOUR = (
+    "rgba(128,128,128,1)"  # for parts of a plot that the style sheet does not reach, such as a colour bar
+)
 _GRID_COLOUR = "rgba(128,128,128,.25)"
 _MOST_ROWS = 200  # of a table
 _PAPER_PX = 680
@@ -55,8 +57,8 @@ code {{font-size: .92em; overflow-wrap: anywhere;}} a {{color: inherit;}}
 }}
 """
 
-# All are drawn after the last of them is in the page: a grid has its columns only then, and a plot keeps the
-# width that it finds. On paper no plot follows the layout by itself.
+# All are drawn once the last of them is in the page: only then a grid has its columns, and a plot keeps the
+# width that it finds. On paper no plot adapts to the layout by itself.
 _DRAWING = f"""
 const settings = {{displaylogo: false, responsive: true, modeBarButtons: [["toImage"]]}};
 const plots = JSON.parse(document.getElementById("plots").textContent);

@@ -21,7 +21,7 @@ from ui.server.login import login_needed, passes_login  # noqa: E402
 # A file of ours: browsers fetch the icons that Streamlit knows by name from a foreign host.
 st.set_page_config(page_title="Spotlight", page_icon=Path(__file__).with_name("icon.svg"), layout="wide")
 
-# One entry a page. This file does not lie beside `pages/`: Streamlit serves the files of a folder of that
+# One entry per page. This file is not beside `pages/`: Streamlit serves the files of a folder of that
 # name beside its main script by itself, before this script, and so before the login.
 _PAGES = [
     st.Page("../pages/runs/page.py", title="Runs", icon=":material/list:", url_path="runs"),

@@ -68,7 +68,7 @@ def metric_curves(connection: RecordConnection, run_id: str) -> pd.DataFrame:
         "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = ? ORDER BY name", [run_id]
     ).df()
     wide = rows.pivot(index="iteration", columns="name", values="value")
-    # A metric may bear the name of a column; the column wins.
+    # A metric may have the name of a column; the column wins.
     wide = wide.drop(columns=[name for name in wide.columns if name in frame.columns])
     return frame.merge(wide, how="left", left_on="iteration", right_index=True)
 
@@ -190,7 +190,7 @@ def _elapsed_s(connection: RecordConnection, run_id: str, until: np.ndarray) -> 
     starts = np.asarray(spans["started_at"], dtype=float)
     if starts.size == 0:
         return np.zeros(until.shape)
-    # Merge what overlaps: a span begins anew where it starts after all before it have ended.
+    # Merge overlaps: a new span begins if it starts after all earlier ones have ended.
     reach = np.maximum.accumulate(np.asarray(spans["ended_at"], dtype=float))
     is_new = np.concatenate(([True], starts[1:] > reach[:-1]))
     begins = starts[is_new]

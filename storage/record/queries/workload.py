@@ -12,7 +12,7 @@ from storage.record.reading import RecordConnection
 
 _PHASES = ("rollout_s", "reward_s", "train_beside_s", "explore_s", "redraft_s", "iteration_s")
 
-# Devices begin with the loading of their model; what follows is numbered from 2.
+# Devices begin by loading their model; later states are numbered from 2.
 _NUMBERED = """
     SELECT *, row_number() OVER (PARTITION BY worker ORDER BY started_at) AS number
     FROM worker_states WHERE run_id = $run

@@ -77,7 +77,7 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
         try:
             uri = thumbnail(str(file), _SIDE)
         except PromptFileError:
-            continue  # a person may have moved the folder; the page counts what it lacks
+            continue  # a person may have moved the folder; the page counts missing images
         found[prompt_id, seed_index] = base64.b64decode(uri.partition(",")[2])
     return found
 

@@ -10,7 +10,7 @@ from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
 
 _FLAT_EVALUATIONS = 4
-_FLAT = 0.01  # of score; a smaller gain over so many evaluations is no rise
+_FLAT = 0.01  # of score; a smaller gain over these evaluations is no rise
 _NO_VARIANCE = (0.25, 0.5)  # share of prompts: warning, problem
 _CLIPPED = 0.5
 _ERRORS = 0.05  # share of samples

@@ -39,7 +39,7 @@ def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
     """Return the images and evaluations of a run that have pictures.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         run_id: the run.
         evaluation_at: end of its latest evaluation; part of the cache's key.
 
@@ -60,7 +60,7 @@ def load_pictures(
     """Return the pictures of some images at some evaluations; see `storage.record.queries.images.pictures`.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         run_id: the run.
         images: images to show.
         iterations: iterations of the evaluations.

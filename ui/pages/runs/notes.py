@@ -13,7 +13,7 @@ from storage.record.run_notes import LONGEST_NOTE, NoteStore
 from ui.elements.formatting import plain_markdown
 from ui.pages.runs.data import load_table
 
-_REFUSED = "run_notes_refused"  # in the session: what the last change was refused for
+_REFUSED = "run_notes_refused"  # in the session: the refusal of the last change
 
 
 def show_notes(home: Path, table: pd.DataFrame) -> None:

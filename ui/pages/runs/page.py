@@ -89,7 +89,7 @@ def _show_time_to_score(
     courses: pd.DataFrame, chosen: list[str], measure: Measure, modelled: set[str]
 ) -> pd.DataFrame:
     st.subheader("Time to a score")
-    # In hundredths and keyed by the choice: what is typed for some runs would not suit others.
+    # In hundredths and keyed by the choice: a value typed for some runs would not suit others.
     target = st.number_input(
         "Held-out score to reach", 0.0, 1.0, shared_target(courses, measure), 0.01,
         key=f"target-{measure}-{'-'.join(chosen)}", width=220,

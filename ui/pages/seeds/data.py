@@ -64,7 +64,7 @@ def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
     """Return stale against fresh scores of iterations `first` to `last`; if many, of evenly spread ones.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         view: the run.
         first: first iteration, from 1 on.
         last: last iteration.
@@ -80,7 +80,7 @@ def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd
     """Return a prompt's best and worst images of the latest iterations.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         run_id: the run.
         prompt_id: identifier of the prompt.
         iteration: iteration of the newest image; part of the cache's key.

@@ -61,7 +61,7 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
     above = st.empty()
-    # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
+    # Up to the planned end, not the present one: a growing slider forgets the choice.
     last = max(view.planned_iterations or 0, *view.metrics["iteration"].tolist())
     first, until = 1, last
     if last > 1:

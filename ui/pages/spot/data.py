@@ -50,7 +50,7 @@ def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCours
     """Return the work of the devices in iterations `first` to `last`.
 
     Args:
-        home: where the runs are.
+        home: home that holds the runs.
         view: the run.
         first: first iteration; 0 is the evaluation before training.
         last: last iteration.

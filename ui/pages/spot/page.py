@@ -112,7 +112,7 @@ def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
         "Iterations", [*_LATEST, _RANGE], default="Latest 3", key=f"course-{run_id}",
         label_visibility="collapsed",
     )  # fmt: skip
-    # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
+    # Up to the planned end, not the present one: a growing slider forgets the choice.
     end = max(view.planned_iterations or 0, *recorded)
     if chosen == _RANGE and end > 0:
         return st.slider("Iterations", 0, end, (recorded[-3:][0], recorded[-1]), key=f"range-{run_id}")

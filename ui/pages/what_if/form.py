@@ -12,7 +12,7 @@ from ui.pages.what_if.question import Question, trace_names
 
 _PRESET = "qwen-image-geneval-512"
 _DRAWN = "drawn, by rate and share"
-_MOST_MIB = 16  # of a file of a visitor's own
+_MOST_MIB = 16  # of a visitor's file
 _OWN = "that of the preset's model and size"
 _SAME = "the same kind of device"
 

@@ -35,7 +35,7 @@ from ui.pages.what_if.data import (
 from ui.pages.what_if.form import show_form
 from ui.pages.what_if.question import OnStep, ask, ask_time_line
 
-_KEPT = "what_if"  # in the session: the answer is there again after a look at another page
+_KEPT = "what_if"  # in the session, which keeps the answer while another page is open
 _SHOWN_ITERATIONS = 3
 
 

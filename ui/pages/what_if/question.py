@@ -182,7 +182,7 @@ def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
             assert process.stderr is not None, "it is a pipe"
             said = _follow(process.stderr, on_step)
             code = process.wait()
-        finally:  # also where the visitor went to another page
+        finally:  # even if the visitor went to another page
             limit.cancel()
             process.kill()
             process.wait()

@@ -94,7 +94,7 @@ def _serving_of(said: str) -> ServingLoad:
 
 
 def serving_in_words(load: ServingLoad) -> str:
-    """Describe the load of the serving fleet that lends, and the source of it."""
+    """Describe the load of the serving fleet that lends, and whether it is assumed."""
     known = "assumed" if load == ASSUMED_LOAD else "as asked for, with assumed noise"
     return (
         f"lending: {load.mean:.0%} of the serving fleet is busy, {load.swing:.0%} more or less over a day, "

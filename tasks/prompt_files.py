@@ -14,7 +14,7 @@ _SUFFIXES = {"geneval": ".jsonl", "signs": ".txt"}
 
 
 def draw_prompts(kind: str, count: int, seed: int, file: Path) -> str:
-    """Return a file of training prompts; it shares no prompt with the built-in evaluation file.
+    """Return the content of a file of training prompts; it shares none with the built-in held-out file.
 
     Args:
         kind: a `PromptKind`.

@@ -44,7 +44,7 @@ def record_run(
         policy: policy of the run.
         run: simulated run that kept its intervals.
         about: basis of the simulation, in words.
-        curves: learning curves: iterations that a score takes.
+        curves: learning curves (iterations that a score takes).
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
     exploration = config.exploration.model_copy(update={"strategy": strategy, "options": {}})

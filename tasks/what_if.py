@@ -73,7 +73,7 @@ class WhatIf:
         offer: devices and prices.
         iterations: number of iterations of each run.
         futures: number of futures behind each figure.
-        curves: learning curves: iterations that a score takes; None if unknown.
+        curves: learning curves (iterations that a score takes); None if unknown.
         degrees: devices that share a sample, by kind of request; 0 if measured times choose.
         model: name of the model, as profiles name it.
         few_trainers: saving if all reserved devices trained, in words; empty for none.
@@ -183,7 +183,7 @@ def answer(
         seed: seed of the futures.
         on_run: callback after each of the `runs_of(futures, policies)` simulated runs.
         policies: policies to compare; None for the default ones.
-        curves: learning curves: iterations that a score takes; None if unknown.
+        curves: learning curves (iterations that a score takes); None if unknown.
 
     Raises:
         ConfigurationError: the question cannot be simulated.

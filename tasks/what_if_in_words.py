@@ -55,7 +55,7 @@ def other_learner(curves: LearningCurves | None, model: str) -> str:
     """Name the model of the curves if it differs from the model of the bill; else return an empty text.
 
     Args:
-        curves: learning curves: iterations that a score takes; None if unknown.
+        curves: learning curves (iterations that a score takes); None if unknown.
         model: name of the model in question, as profiles name it.
     """
     if curves is None or curves.model == model:

@@ -35,9 +35,9 @@ class Child:
         command: command to run; the first part is an absolute path.
         environment: its whole environment.
         log: file to which its output is appended.
-        parting: signal that ends it in order; it also receives it when the parent dies.
+        parting: signal that ends it in order, also sent when the parent dies.
         patience_s: seconds it may take to end before it is killed.
-        keeps: open descriptors that it inherits, such as of a lock that it is to hold too.
+        keeps: open descriptors that it inherits, such as that of a lock to hold too.
         folder: its current folder; None for that of this process.
     """
 

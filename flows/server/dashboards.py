@@ -81,7 +81,7 @@ def check_login(home: Home, host: str) -> None:
 
 
 def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
-    """Serve the dashboard until Ctrl-C; returns its exit code.
+    """Serve the dashboard until Ctrl-C; return its exit code.
 
     Args:
         home: home whose runs are shown.

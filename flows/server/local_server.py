@@ -47,7 +47,7 @@ _RESTARTS = 6
 """Restarts in a row of a dead server, after 0, 1, 3, 7, 15 and 31 seconds."""
 
 _STEADY_S = 600.0
-"""Lifetime in seconds after which the way a server was started did not kill it: counting starts again."""
+"""Lifetime in seconds after which a death is not blamed on the start: counting begins again."""
 
 CLIENT_RETRIES = "4"
 """Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""

@@ -142,7 +142,7 @@ def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, floa
 def last_moment(connection: RecordConnection, run_id: str, number: int, at: float) -> int:
     """Return the newest moment up to `number` that existed at a time; an earlier one if that was discarded.
 
-    Repeated work ends later than all that was recorded before.
+    Repeated work ends later than everything recorded before.
 
     Args:
         at: time, in Unix seconds.

@@ -107,7 +107,7 @@ class DeviceEvent:
 
 @dataclass(frozen=True)
 class GroupRecord:
-    """Devices that shared each sequence from `started_at` to `ended_at` (Unix seconds); one worked alone.
+    """Devices that shared sequences from `started_at` to `ended_at` (Unix seconds); a single one was alone.
 
     Attributes:
         epoch: number of the change of groups that formed it, from 1 in each life of a run.

@@ -40,7 +40,7 @@ EVERY_TIME = """
     HAVING count(DISTINCT iteration) =
         (SELECT count(DISTINCT iteration) FROM evaluation_images WHERE run_id = $run)
 """
-"""Held-out prompts that every evaluation of the run `$run` has; only over them are these comparable.
+"""Held-out prompts that every evaluation of the run `$run` has; its evaluations compare over these only.
 
 The first and the last evaluation may have the whole file, those between them a part of it.
 """
@@ -156,8 +156,8 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
         `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`; None without spot
         devices), `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
         settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts and
-            evaluations that the scorer failed on: no mean includes them) and `groups_failed` (prompt groups
-            not trained on for that reason).
+        evaluations that the scorer failed on: no mean includes them) and `groups_failed` (prompt groups
+        not trained on for that reason).
     """
     with records.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)

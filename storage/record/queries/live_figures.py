@@ -1,4 +1,4 @@
-"""The running runs, for monitoring: progress, figures, devices and dollars of each."""
+"""Runs in progress, for monitoring: progress, figures, devices and dollars of each."""
 
 from __future__ import annotations
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import configparser
+import glob
 import io
 import netrc
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,13 @@ _AXIS = "iteration"
 """The axis of the charts. W&B's own step only increases, and a run may return to a checkpoint."""
 
 _ANSWER_LIMIT_S = 20.0
+
+
+def _wait_for_a_new_name(folder: Path, run_id: str) -> None:
+    """Wait until W&B would give a run's files a new folder, which it names by the second and writes over."""
+    form = f"*run-%Y%m%d_%H%M%S-{glob.escape(run_id).replace('%', '%%')}"
+    while any(any(folder.glob(time.strftime(form, clock()))) for clock in (time.localtime, time.gmtime)):
+        time.sleep(0.02)
 
 
 class WandbReader(Reader):
@@ -45,6 +54,7 @@ class WandbReader(Reader):
         earlier, self._run = self._run, None
         if earlier is not None:
             earlier.finish()
+        _wait_for_a_new_name(self._folder / "wandb", run.run_id)
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True,
             init_timeout=_ANSWER_LIMIT_S,

@@ -24,7 +24,7 @@ SHORTEST = {
     "families": "--only sd3.5",
     "scheduler": "--quick",
     "simulator": "--quick",
-    "ui": "--iterations 20 --samples 16 --devices 6 --repeats 1",
+    "ui": "--iterations 20 --samples 16 --devices 6 --long 20 --runs 12 --repeats 1",
 }
 """Name -> its arguments."""
 

@@ -23,7 +23,7 @@ from storage.prompts.files import PromptRecord
 
 
 class Options(Section):
-    """What stands in `[reward.options]`; a wrong value is refused before anything starts."""
+    """Options in `[reward.options]`; a wrong value is refused before anything starts."""
 
     full_at: float = Field(default=80.0, gt=0, le=255)
     """Colourfulness that scores 1."""

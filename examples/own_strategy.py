@@ -24,7 +24,7 @@ from storage.config.section import Section
 
 
 class Shares(Section):
-    """What stands in `[exploration.options]` for `BEST_AND_WORST`."""
+    """Options of `BEST_AND_WORST`, in `[exploration.options]`."""
 
     best: float = Field(default=0.5, ge=0, le=1)
     """Share of a group that are a prompt's best drafts; the others are its worst."""
@@ -53,7 +53,7 @@ class BestAndWorst(Stale):
 
 
 class FirstIterations(Section):
-    """What stands in `[exploration.options]` for `FRESH_FIRST`."""
+    """Options of `FRESH_FIRST`, in `[exploration.options]`."""
 
     fresh: int = Field(default=2, ge=0)
     """Iterations whose seeds are drafted with the weights of their own rollout."""

@@ -45,7 +45,7 @@ class _NoLineForAFailedPing(logging.Filter):
 
 
 class _NoLineForEachTask(logging.Filter):
-    """A filter for Prefect's line for each completed task: 8 lines an iteration would bury the run's own."""
+    """A filter that drops Prefect's line for each completed task: 8 an iteration would bury the run's own."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))

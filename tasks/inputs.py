@@ -7,19 +7,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
-from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
-from storage.config.run_config import RewardConfig, RunConfig
+from gpu_runtime.rewards.registry import chosen_scorer
+from storage.config.run_config import RunConfig
 from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
 from storage.errors import ConfigurationError
-from storage.prompts.files import PromptRecord, prompt_files, source_files
+from storage.prompts.files import prompt_files, source_files
 
 _SHOWN = 12
 """The number of digits of a digest in a message."""
@@ -56,30 +52,8 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
 
 
 def gives_verdict(config: RunConfig) -> bool:
-    """Return True if a scorer of the reward may call an image exact."""
-    return any(judge.plugin.gives_verdict for judge in chosen_scorer(config.reward).judges)
-
-
-def judged_image(settings: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-    """Return the reward's judgement of an image: `value`, `exact`, `detail`, `error`, `parts`.
-
-    Args:
-        settings: the scorer and its options.
-        image_HWC: uint8, RGB.
-        prompt: prompt of the image.
-
-    Raises:
-        ConfigurationError, ModelError: the scorer cannot be built.
-        PromptFileError: the scorer cannot judge by such a prompt.
-    """
-    scorer = build_scorer(settings)
-    scorer.check(prompt)
-    [score] = score_each(scorer, [image_HWC], [prompt])
-    exact = score.exact if any(one.plugin.gives_verdict for one in chosen_scorer(settings).judges) else None
-    return {
-        "value": score.value, "exact": exact, "detail": score.detail, "error": score.error,
-        "parts": dict(score.parts),
-    }  # fmt: skip
+    """Return True if the reward may call an image exact."""
+    return chosen_scorer(config.reward).gives_verdict
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

@@ -1,1 +1,1 @@
-"""What a run takes: its orchestration beside bare compute, and simulated runs beside live ones."""
+"""The cost of orchestration against bare compute, and of simulated runs against live ones."""

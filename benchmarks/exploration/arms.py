@@ -91,7 +91,10 @@ _OBJECTIVES = {
     "nft": (),
     "grpo": ("algorithm.objective=grpo", "algorithm.updates_per_iteration=2", "optimizer.beta2=0.999"),
 }
-_PLAIN = ("exploration.strategy=plain", "algorithm.prompts_per_iteration=32", "exploration.drafts=448")
+_PLAIN = (
+    "exploration.strategy=plain", "algorithm.prompts_per_iteration=32", "exploration.drafts=448",
+    "exploration.prompts=48",  # unused, but curves that are kept were made with it
+)  # fmt: skip
 _ALL_GROUPS = (*_PLAIN, "algorithm.zero_variance_groups=train")
 _16_OF_48 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=48", "exploration.drafts=448")
 _16_OF_32 = ("algorithm.prompts_per_iteration=16", "exploration.prompts=32", "exploration.drafts=224")

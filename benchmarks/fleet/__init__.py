@@ -1,1 +1,1 @@
-"""What disturbs a fleet: faults, losses, restarts, and whether anything is lost or changed by them."""
+"""Faults, losses and restarts of a fleet, and checks that they lose and change nothing."""

@@ -46,7 +46,7 @@ SIZE = 50
 """Faults of a part."""
 
 CLUSTERS = {"ray": 1, "local": 6}
-"""What the workers of parts are processes of, and how many parts each gets in turn. With Ray a replacement
+"""The cluster that runs each part's workers, and the number of parts it gets in turn. With Ray a replacement
 takes ten times as long to start; without, there are no agents to kill."""
 
 _ENDING = ("coordinator_restart", "agent_death", "server_death")

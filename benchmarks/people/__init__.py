@@ -1,1 +1,1 @@
-"""What a person meets: the first minutes, the pages, the record behind them, and closed doors."""
+"""The first minutes, the pages, the record behind them, and the doors that stay closed."""

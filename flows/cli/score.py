@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from flows.configuration import given_configuration
 from storage.errors import ConfigurationError
-from storage.prompts.files import PromptRecord, load_prompts
+from storage.prompts.files import prompt_of
 
 
 def score(
@@ -31,21 +30,13 @@ def score(
     import numpy as np
     from PIL import Image, UnidentifiedImageError
 
-    from tasks.inputs import judged_image
+    from tasks.checks.quick_checks import judge_image
 
     config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])], None)
     try:
         image_HWC = np.asarray(Image.open(image).convert("RGB"))
     except (OSError, UnidentifiedImageError) as error:
         raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
-    judged = judged_image(config.reward, image_HWC, _record(prompt))
+    judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
     raise typer.Exit(0 if judged["error"] is None else 1)
-
-
-def _record(prompt: str) -> PromptRecord:
-    """Return the prompt as a file of prompts would have it."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / ("prompt.jsonl" if prompt.lstrip().startswith("{") else "prompt.txt")
-        file.write_text(prompt, encoding="utf-8")
-        return load_prompts(file)[0]

@@ -39,8 +39,8 @@ def stop(run_id: RunName) -> None:
         pass  # it has just ended
     reporter().note(f"stopping run {run_id}, process {row.pid}")
     ended = _wait(store, run_id)
-    done = f"after iteration {ended.last_iteration or 0}"
-    typer.echo(f"run {run_id} is {ended.status} {done}; go on with `spotlight resume {run_id}`")
+    go_on = "" if ended.status == "finished" else f"; go on with `spotlight resume {run_id}`"
+    typer.echo(f"run {run_id} is {ended.status} after iteration {ended.last_iteration or 0}{go_on}")
 
 
 def _wait(store: RunStore, run_id: str) -> RunRow:

@@ -96,6 +96,11 @@ class ChosenScorer:
         return [self] if self.plugin.parts is None else self.plugin.parts(self.options)
 
     @property
+    def gives_verdict(self) -> bool:
+        """Return True if one of its judges may call an image exact."""
+        return any(judge.plugin.gives_verdict for judge in self.judges)
+
+    @property
     def values(self) -> dict[str, Any]:
         """Its options as they are stored: those that were set, with absolute folders."""
         values = as_values(self.options)
@@ -314,7 +319,7 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
     """
     chosen = _chosen(settings.scorer, settings.options, "reward.options")
     judges = chosen.judges
-    if settings.signal == "exact" and not any(judge.plugin.gives_verdict for judge in judges):
+    if settings.signal == "exact" and not chosen.gives_verdict:
         raise ConfigurationError(
             f"reward.signal is exact, but {', '.join(judge.name for judge in judges)} never calls an image "
             "exact; use reward.signal=graded"

@@ -204,10 +204,7 @@ def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
 def _unknown(key: KeyPath, place: _Place) -> str:
     """Name the setting nearest to a key that is none, here or in another section."""
     fields = place.fields(key[:-1])
-    meant = ALIASES.get(place.name(key).lower(), "")
-    if not meant and (len(key) == 1 or ALIASES.get(key[-1].lower(), "").startswith(f"{key[0]}.")):
-        meant = ALIASES.get(key[-1].lower(), "")
-    if meant and not place.section:
+    if not place.section and (meant := _meant_by(key)):
         return f"no such setting; did you mean {meant}?"
     if fields is None:
         return f"{place.name(key[:-1])} is a value, not a section"
@@ -220,6 +217,13 @@ def _unknown(key: KeyPath, place: _Place) -> str:
     around = place.name(key[:-1])
     where = f"section {around}" if around else "the top level"
     return f"no such setting; {where} has {', '.join(fields) or 'none'}"
+
+
+def _meant_by(key: KeyPath) -> str:
+    """Return the setting that users of other trainers mean by a key; empty for none."""
+    last = ALIASES.get(key[-1].lower(), "")
+    in_section = last if len(key) == 1 or last.startswith(f"{key[0]}.") else ""
+    return ALIASES.get(dotted(key).lower(), in_section)
 
 
 def _choices(expected: str) -> list[str]:

@@ -12,8 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -140,8 +139,10 @@ class Registry(Generic[Kind]):
             ) from error
         if isinstance(found, self._kind):
             return found
-        with _naming(said):
+        try:
             adapted = self._adapt(name, found)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{said}{error}") from error
         if adapted is None:
             raise ConfigurationError(
                 f"{said}{quoted(path)} is a {type(found).__name__}, not a {self._kind.__name__}; name one "
@@ -167,14 +168,6 @@ def _module_of_file(path: str) -> ModuleType:
         spec.loader.exec_module(module)
         sys.modules[name] = module
     return sys.modules[name]
-
-
-@contextmanager
-def _naming(said: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{said}{error}") from error
 
 
 def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) -> Options:

@@ -149,6 +149,11 @@ def refuse_other_prompts(
 ) -> None:
     """Refuse `prompts` for which an `earlier` evaluation has no `images` to compare with.
 
+    Args:
+        earlier: evaluation to compare with.
+        images: images of that evaluation.
+        prompts: prompts of the new evaluation.
+
     Raises:
         ConfigurationError: the earlier evaluation shares no prompt with them.
     """

@@ -173,7 +173,13 @@ class Ledger:
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
     ) -> Spent:
-        """Return the total, or that of one phase, market or state, or of a combination of them."""
+        """Return the total, or that of one phase, market or state, or of a combination of them.
+
+        Args:
+            phase: phase to count; None for all.
+            market: market to count; None for all.
+            state: device state to count; None for all.
+        """
         return _total(
             entry.spent
             for entry in self.entries

@@ -154,15 +154,32 @@ def _lines(found: Path) -> list[PromptRecord]:
         line = raw.strip()
         if not line:
             continue
-        if found.suffix == ".txt":
-            _check_prompt(line, f"{found}:{number}")
-            records.append(PromptRecord(len(records), line, line=number))
-        else:
-            where = f"{found}:{number}"
-            row = _parse_row(line, where)
-            source = resolve_source(row["image"], found.parent, where) if "image" in row else ""
-            records.append(PromptRecord(len(records), row["prompt"], row, number, source))
+        where, is_row = f"{found}:{number}", found.suffix != ".txt"
+        records.append(_record(line, is_row, found.parent, where, len(records), number))
     return records
+
+
+def prompt_of(text: str, where: str) -> PromptRecord:
+    """Return a single prompt that a person gives: a text, or a row as of a .jsonl file.
+
+    Args:
+        text: the prompt; a row begins with a brace, and its image is relative to the current folder.
+        where: place of the prompt, for messages.
+
+    Raises:
+        PromptFileError: the text is empty or has control characters, or the row is malformed.
+    """
+    line = text.strip()
+    return _record(line, line.startswith("{"), Path.cwd(), where, 0, 0)
+
+
+def _record(line: str, is_row: bool, folder: Path, where: str, prompt_id: int, number: int) -> PromptRecord:
+    if not is_row:
+        _check_prompt(line, where)
+        return PromptRecord(prompt_id, line, line=number)
+    row = _parse_row(line, where)
+    source = resolve_source(row["image"], folder, where) if "image" in row else ""
+    return PromptRecord(prompt_id, row["prompt"], row, number, source)
 
 
 def _parse_row(line: str, where: str) -> dict[str, Any]:

@@ -61,6 +61,11 @@ def check_readers(tracking: TrackingConfig) -> None:
 def build_reader(name: str, home: Home, tracking: TrackingConfig) -> Reader:
     """Return a reader by its name in `tracking.to`.
 
+    Args:
+        name: short name, or `package.module:Name`.
+        home: home whose runs it follows.
+        tracking: tracking settings of the run.
+
     Raises:
         ConfigurationError: the reader is unknown, or cannot be imported.
     """

@@ -199,6 +199,11 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
     The mirror then has a life of the run that this home does not know.
 
+    Args:
+        address: address of the mirror.
+        home: home that holds the run.
+        run_id: the run.
+
     Raises:
         CheckpointError: the mirror has later iterations; or the package for the address is missing.
     """
@@ -219,6 +224,11 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     """Fetch a run that this home does not know: its rows, its newest checkpoint and the pinned one.
 
     Nothing counts before everything is here, so that an interrupted fetch starts again.
+
+    Args:
+        address: address of the mirror.
+        home: home to fetch into.
+        run_id: the run.
 
     Returns:
         The iteration of the checkpoint; None if the home already has the run, or the mirror does not.

@@ -136,7 +136,13 @@ def as_discarded(rows: pa.Table) -> pa.Table:
 
 
 def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
-    """Write a table's rows of many folders into one file, a few at a time."""
+    """Write a table's rows of many folders into one file, a few at a time.
+
+    Args:
+        table: name of the table.
+        folders: folders of rows, in order.
+        file: Parquet file, open for writing.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 

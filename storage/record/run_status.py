@@ -126,7 +126,13 @@ class Activity:
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
-    """Read the end of a run's log; empty without a log."""
+    """Read the end of a run's log; empty without a log.
+
+    Args:
+        home: home that holds the run.
+        run_id: the run.
+        messages: largest number of messages, the latest ones.
+    """
     pid: int | None = None
     process_started_at: float | None = None
     phases: dict[str, float] = {}
@@ -196,7 +202,13 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
 
 
 def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
-    """Read the log of a run; empty for one that has ended and that no process has begun to resume."""
+    """Read the log of a run; empty for one that has ended and that no process has begun to resume.
+
+    Args:
+        home: home that holds the run.
+        row: recorded status of the run.
+        messages: largest number of messages, the latest ones.
+    """
     if row.status == "running":
         return read_activity(home, row.run_id, messages)
     try:

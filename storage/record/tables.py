@@ -109,7 +109,13 @@ def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
 
 
 def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return columns of a table, except those in `without`, from rows whose attributes have their names."""
+    """Return columns of a table, except those in `without`, from rows whose attributes have their names.
+
+    Args:
+        table: name of the table.
+        rows: objects, one per row.
+        without: columns to leave out.
+    """
     names = [name for name in schema(table).names if name not in without]
     return {name: [getattr(row, name) for row in rows] for name in names}
 

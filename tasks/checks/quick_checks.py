@@ -6,15 +6,19 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from gpu_runtime.cluster.address import refuse_silent_address, refuse_unusable_folder
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.models.registry import family_of, read_family_options
+from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import KeyPath, naming_sources
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
@@ -197,3 +201,26 @@ def _check_notices(runtime: RuntimeConfig) -> None:
         checked_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"runtime.notices: {error}; write it as in gcp@http://HOST:PORT") from error
+
+
+def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
+    """Return the judgement of an image: `value`, `exact` (None without verdicts), `detail`, `error`, `parts`.
+
+    Args:
+        reward: the scorer and its options.
+        image_HWC: uint8, RGB.
+        prompt: prompt of the image.
+
+    Raises:
+        ConfigurationError, ModelError: the scorer cannot be built.
+        PromptFileError: the scorer cannot judge by such a prompt.
+    """
+    chosen = chosen_scorer(reward)
+    scorer = chosen.build()
+    scorer.check(prompt)
+    [score] = score_each(scorer, [image_HWC], [prompt])
+    exact = score.exact if chosen.gives_verdict else None
+    return {
+        "value": score.value, "exact": exact, "detail": score.detail, "error": score.error,
+        "parts": dict(score.parts),
+    }  # fmt: skip

@@ -1,9 +1,8 @@
-"""Public functions with three or more parameters of their own say what each is for."""
+"""Public functions with three or more parameters say what each is for."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui")
 COMMANDS = ROOT / "flows" / "cli"  # their options say it, for `--help`
 MANY = 3
-KNOWN = {"self", "cls", "home", "connection", "run_id", "config"}
-"""Parameters that mean the same wherever they stand."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +32,8 @@ def functions_with_many(tree: ast.Module | ast.ClassDef, place: str) -> Iterator
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
             continue
         named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        own = {argument.arg for argument in named} - KNOWN
-        if len(own) >= MANY:
-            docstring = ast.get_docstring(node) or ""
-            told = "Args:" in docstring or own <= set(re.findall(r"\w+", docstring))
+        if len(named) - (named[:1] != [] and named[0].arg in ("self", "cls")) >= MANY:
+            told = "Args:" in (ast.get_docstring(node) or "")
             yield Function(f"{place}:{node.name}", node.name, of_class, told)
 
 

@@ -46,7 +46,7 @@ def shown(program: str) -> list[Command]:
 def test_the_readme_is_short():
     readme = text_of("README.md")
     assert len(readme.splitlines()) <= 120
-    assert len(readme.split()) <= 1250
+    assert len(readme.split()) <= 1000
 
 
 def test_the_readme_lists_every_document():

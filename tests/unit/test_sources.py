@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from storage.errors import PromptFileError
-from storage.prompts.files import load_prompts, source_files
+from storage.prompts.files import load_prompts, prompt_of, source_files
 from storage.prompts.sources import LONGEST_DATA_URI, as_data_uri, check_source, read_source
 from tasks.inputs import _digest_prompts
 
@@ -114,3 +114,14 @@ def test_the_digest_of_a_prompt_file_covers_its_images(tmp_path: Path):
     before = _digest_prompts(str(path))
     Image.fromarray(255 - IMAGE).save(tmp_path / "a.png")
     assert _digest_prompts(str(path)) != before
+
+
+def test_a_prompt_given_by_itself_is_read_as_a_line_of_a_file(tmp_path, monkeypatch):
+    """Its source is relative to the current folder."""
+    Image.new("RGB", (4, 4)).save(tmp_path / "mine.png")
+    monkeypatch.chdir(tmp_path)
+    row = prompt_of('{"prompt": "make it blue", "image": "mine.png"}', "PROMPT")
+    assert (row.text, row.source) == ("make it blue", str(tmp_path / "mine.png"))
+    assert prompt_of(" a sign ", "PROMPT").text == "a sign"
+    with pytest.raises(PromptFileError, match="^PROMPT: not JSON"):
+        prompt_of("{oops", "PROMPT")

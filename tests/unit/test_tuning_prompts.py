@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from benchmarks.exploration.__main__ import reported_curves
+from benchmarks.exploration.__main__ import main_arms, reported_curves
 from benchmarks.exploration.arms import RECIPES, TASKS, arm_config
-from benchmarks.exploration.tuning import TUNING_SEED, tuning_curves
+from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.tuning import TUNING_SEED, choose, tuning_curves
 from benchmarks.exploration.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
+from benchmarks.report import RESULTS
 from storage.config.loading import load_config
 from storage.prompts.files import resolve_prompt_path
 
@@ -48,3 +52,19 @@ def test_tuning_sees_training_prompts_alone_and_judges_by_what_it_does_not_train
 def test_every_arm_is_tuned_with_equal_effort(task):
     tried = [arm for arm, _ in tuning_curves(task)]
     assert {tried.count(arm) for arm in tried} == {len(recipes) for recipes in RECIPES.values()} == {3}
+
+
+def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
+    """A change of a preset or an arm leaves curves that no command finds, and claims without a source."""
+    kept = {path.stem: path for path in (RESULTS / "curves" / "tuning-ocr-graded").rglob("*.json")}
+    wanted = tuning_curves("ocr-graded")
+    assert {want.name for want in wanted.values()} == kept.keys()
+    curves = {key: Curve(**json.loads(kept[want.name].read_text())) for key, want in wanted.items()}
+    tuned = choose("ocr-graded", curves)
+    assert tuned.chosen == {"grpo": "off_policy_grpo_32", "nft": "off_policy_32"}
+    assert tuned.figures["arms"]["off_policy_32"]["time_ratio_75"] == pytest.approx(2.2, abs=0.1), "README"
+    reported = reported_curves("ocr-graded", main_arms(tuned), 8, tuned)
+    commits = {path.parent.name for path in kept.values()}  # older curves are of arms that are gone
+    of_task = (RESULTS / "curves" / "exploration-ocr-graded").rglob("*.json")
+    newest = {path.stem for path in of_task if path.parent.name in commits}
+    assert newest and newest <= {want.name for want in reported.values()}

@@ -18,6 +18,13 @@ def device_intervals(
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        first: first iteration.
+        last: last iteration.
+        limit: largest number of intervals.
     """
     return connection.execute(
         """
@@ -39,6 +46,13 @@ def device_events(
     """Return the events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        first: first iteration.
+        last: last iteration.
+        limit: largest number of events.
     """
     return connection.execute(
         """
@@ -60,6 +74,13 @@ def sequence_groups(
 
     Columns: worker (one row per member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        first: first iteration.
+        last: last iteration.
+        limit: largest number of groups.
     """
     return connection.execute(
         """
@@ -80,6 +101,12 @@ def degree_times(connection: RecordConnection, run_id: str, first: int, last: in
 
     Columns: request_class, degree, step_s (latest measurement, up to iteration `last`), chunks (timed so
     far), share (of the time that devices spent in groups in iterations `first` to `last`; 0 if none did).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        first: first iteration.
+        last: last iteration.
     """
     return connection.execute(
         """
@@ -114,6 +141,11 @@ def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> 
     Neighbouring iterations are grouped so that there are at most `most_groups` groups.
     Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
     time in the group).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        most_groups: largest number of groups of iterations.
     """
     return connection.execute(
         """

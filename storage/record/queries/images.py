@@ -55,6 +55,12 @@ def pictures(
     """Return the pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        images: `prompt_id` and `seed_index` of each image.
+        iterations: iterations after which they were evaluated.
     """
     return connection.execute(
         """

@@ -176,6 +176,12 @@ def events(
     """Return the latest events, newest first, of all kinds or of the given ones.
 
     Columns: happened_at (Unix seconds), kind, message.
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        limit: largest number of events.
+        kinds: kinds of events; None for all.
     """
     return connection.execute(
         "SELECT happened_at, kind, message FROM events WHERE run_id = $run "

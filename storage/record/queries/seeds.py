@@ -21,7 +21,15 @@ from storage.record.reading import RecordConnection
 def spread_iterations(
     connection: RecordConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
-    """Return at most `most` committed iterations of `first` to `last`, evenly spread, with the latest."""
+    """Return at most `most` committed iterations of `first` to `last`, evenly spread, with the latest.
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        most: largest number of iterations.
+        first: first iteration.
+        last: last iteration; None for the newest.
+    """
     rows = connection.execute(
         """
         WITH own AS (
@@ -66,6 +74,11 @@ def stale_and_fresh(
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
     kept (True if the seed was rolled out), rescored (True if fresh is a draft).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        iterations: iterations to read.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -83,7 +96,13 @@ def stale_and_fresh(
 def pair_counts(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
+    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        iterations: iterations to read.
+    """
     own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
@@ -103,6 +122,11 @@ def drafts_by_prompt(
     Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
     ones), success_share (share of seeds whose draft that counts is exact; NaN without drafts), in_plan (True
     if it was rolled out), kept_variance (of the kept seeds' draft scores; NaN if no kept seed was drafted).
+
+    Args:
+        connection: open connection to the record.
+        run_id: the run.
+        iterations: iterations to read.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(

@@ -13,6 +13,7 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
@@ -198,7 +199,7 @@ class FakeGroupMember:
         return self._rendezvous.answers[question]
 
 
-class FakeRendezvous:
+class FakeRendezvous(ControlStore):
     """Where groups meet and are called off: members that wait are freed at once.
 
     Args:
@@ -232,7 +233,7 @@ class FakeRendezvous:
                 self._script.end(name)
 
     def ended(self, prefix: str) -> None:
-        """As of the store."""
+        """Do nothing: it has no keys."""
 
 
 class FakeGeneratorFleet:

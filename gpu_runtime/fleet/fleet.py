@@ -25,7 +25,8 @@ from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
-from gpu_runtime.groups.measured_sharing import MeasuredSharing
+from gpu_runtime.groups.degree_choice import request_class
+from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
@@ -77,9 +78,10 @@ class Fleet:
         meets = training > 1 or config.sequence_parallel.largest > 1
         # Kept as long as the fleet exists: workers are connected to it.
         self._meeting = _control_store(cluster.host) if meets else None
-        self.sharing = MeasuredSharing(
-            cluster,
-            config,
+        self.sharing = Sharing(
+            config.sequence_parallel,
+            config.runtime.lease_s,
+            request_class(config.model.height, config.model.width, config.sampling.batch_size),
             lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to),
             self._meeting,
             self.collector,

@@ -1,5 +1,8 @@
 """The choice of how many devices share the samples of a phase: from measured times to groups. Pure.
 
+A table keeps the measured times of a denoising step by degree; the rest of a phase is played by them for each
+division worth considering.
+
 Unmeasured degrees are tried first, on real samples: their steps count, so a trial costs two changes of groups
 and the extra time of a few chunks. The smallest comes first, and a larger one only if the last made a
 denoising step faster: if two devices take as long as one, four are never tried.
@@ -10,12 +13,14 @@ of a change is certain.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
+from statistics import median
 
 from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
-from gpu_runtime.groups.makespan import batch_ends_s
-from gpu_runtime.groups.step_times import StepTimeTable
+from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import WorkLeft
 
 LEAST_GAIN = 0.1
@@ -23,6 +28,105 @@ LEAST_GAIN = 0.1
 
 TRIAL_SHARE = 0.1
 """Share of the time left that the two changes of groups of a trial may take."""
+
+_SIMULATED_EACH = 8
+"""Batches per group that are simulated one by one; any others count only by their steps."""
+
+KEPT = 9
+"""Number of newest times of each degree that the median is taken over."""
+
+_ENOUGH = 2
+"""Number of times that make a degree known."""
+
+_ENOUGH_FIRST = 3
+"""The same if all of them are the first ones of their groups."""
+
+REGROUP_GUESS_S = 0.25
+"""Assumed seconds to form a group, before the first one was formed."""
+
+
+def request_class(height: int, width: int, batch: int) -> str:
+    """Return the name of the class of requests whose denoising steps cost the same.
+
+    Args:
+        height, width: size of an image in pixels; 0 for the model's own size.
+        batch: number of samples in a forward pass.
+    """
+    size = f"{height}x{width}" if height and width else "own size"
+    return f"{size}, {batch} at a time"
+
+
+class StepTimeTable:
+    """The measured times of one class of requests: resolution and batches decide the cost of a step.
+
+    The first chunk of a group also warms it up: it opens connections and allocates buffers. Its time counts
+    only while a degree has no others, as in phases where every group does one chunk.
+    """
+
+    def __init__(self) -> None:
+        self._steady: dict[int, deque[float]] = {}
+        self._first: dict[int, deque[float]] = {}
+        self._regroups: deque[float] = deque(maxlen=KEPT)
+        self._have_shared: set[str] = set()
+        self._changed: dict[int, int] = {}
+
+    def note(self, degree: int, step_s: float, first: bool) -> None:
+        """Record the time of a chunk.
+
+        Args:
+            degree: number of devices that shared it.
+            step_s: seconds of one of its denoising steps; ignored unless above 0.
+            first: True if it was the first one of its group.
+        """
+        if not step_s > 0:
+            return
+        times = self._first if first else self._steady
+        times.setdefault(degree, deque(maxlen=KEPT)).append(step_s)
+        self._changed[degree] = self._changed.get(degree, 0) + 1
+
+    def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
+        """Record the time to form a group.
+
+        Args:
+            seconds: time in seconds.
+            members: its devices. A device in its first group has extra start-up, which does not recur: such a
+                time is not counted.
+        """
+        if self._have_shared.issuperset(members):
+            self._regroups.append(max(0.0, seconds))
+        self._have_shared.update(members)
+
+    def step_s(self, degree: int) -> float | None:
+        """Return the seconds of a denoising step; None while too few times are measured."""
+        for times, enough in ((self._steady, _ENOUGH), (self._first, _ENOUGH_FIRST)):
+            measured = times.get(degree, ())
+            if len(measured) >= enough:
+                return median(measured)
+        return None
+
+    @property
+    def known(self) -> Mapping[int, float]:
+        """Seconds of a denoising step by known degree."""
+        degrees = sorted(self._steady.keys() | self._first.keys())
+        return {degree: step_s for degree in degrees if (step_s := self.step_s(degree)) is not None}
+
+    @property
+    def regroup_s(self) -> float:
+        """Seconds that forming a group takes."""
+        return median(self._regroups) if self._regroups else REGROUP_GUESS_S
+
+    def state(self) -> tuple[object, ...]:
+        """Return everything that its results depend on, now and after further times."""
+        kept = ((degree, tuple(times)) for degree, times in sorted(self._steady.items()))
+        first = ((degree, tuple(times)) for degree, times in sorted(self._first.items()))
+        return tuple(kept), tuple(first), tuple(self._regroups), frozenset(self._have_shared)
+
+    def take_changed(self) -> dict[int, int]:
+        """Return the number of chunks timed since the last call, by known degree."""
+        taken = {degree: count for degree, count in self._changed.items() if degree in self.known}
+        for degree in taken:
+            del self._changed[degree]
+        return dict(sorted(taken.items()))
 
 
 def choose_layout(
@@ -41,7 +145,7 @@ def choose_layout(
         step_times: measured times of its requests.
         degrees: numbers of devices that may share a sequence, including 1, in rising order.
     """
-    standing = [group for group in before if _intact(group, devices)]
+    standing = [group for group in before if group.intact(devices)]
     trial = degree_to_try(devices, step_times, degrees)
     if trial == 1:
         return plan_layout(devices, {1: 1.0}, before)
@@ -55,12 +159,14 @@ def choose_layout(
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
             return plan_layout(devices, large_first(degrees, trial), before, left.batches)
     best, best_s = stay, stay_s
-    for at_once in _falling(min(left.batches, len(devices))):
+    at_once = min(left.batches, len(devices))  # then half as many batches at a time, a quarter, ...
+    while at_once:
         layout = plan_layout(devices, usable, before, at_once)
         ends_s = batch_ends_s(layout.groups, standing, left, usable, step_times.regroup_s)
         sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
         if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay.groups)):
             best, best_s = layout, ends_s
+        at_once //= 2
     return best
 
 
@@ -99,10 +205,6 @@ def degree_to_try(
     return None
 
 
-def _intact(group: Group, devices: Mapping[str, str]) -> bool:
-    return all(devices.get(member) == group.instance for member in group.members)
-
-
 def _as_they_are(
     devices: Mapping[str, str], standing: Sequence[Group], usable: Mapping[int, float]
 ) -> Layout:
@@ -113,8 +215,75 @@ def _as_they_are(
     return Layout(tuple(groups), ())
 
 
-def _falling(most: int) -> Iterator[int]:
-    """Yield the numbers of simultaneous batches to consider: all, half of them, a quarter, ..."""
-    while most >= 1:
-        yield most
-        most //= 2
+def name_of(group: Group) -> str:
+    """Return the name of a group, as in leases."""
+    return MEMBERS_JOINED_BY.join(group.members)
+
+
+def batch_ends_s(
+    groups: Sequence[Group],
+    standing: Sequence[Group],
+    left: WorkLeft,
+    step_s: Mapping[int, float],
+    regroup_s: float,
+) -> list[float]:
+    """Return the seconds until each remaining batch is done, if these groups pull from now on.
+
+    An existing group continues its work. A new one waits until its members have done the steps that they are
+    bound to, and for `regroup_s`; the next free group takes the rest of their batches first.
+
+    Args:
+        groups: planned groups, at least one.
+        standing: groups so far.
+        left: work left.
+        step_s: degree → seconds of a denoising step; a missing degree counts as the slowest.
+        regroup_s: seconds that a group of several devices takes to form.
+
+    Returns:
+        One time per batch, unordered; if very many wait, only those of the last ones.
+    """
+    slowest = max(step_s.values())
+
+    def seconds(degree: int) -> float:
+        return step_s.get(degree, slowest)
+
+    stay = {name_of(group) for group in standing} & {name_of(group) for group in groups}
+    bound_s: dict[str, float] = {}
+    back: list[tuple[float, int]] = []
+    ends_s: list[float] = []
+    for name, work in left.under_way.items():
+        members = name.split(MEMBERS_JOINED_BY)
+        if name not in stay:
+            until_s = work.bound * seconds(len(members))
+            bound_s |= dict.fromkeys(members, until_s)
+            if work.steps > work.bound:
+                back.append((until_s, work.steps - work.bound))
+            else:
+                ends_s.append(until_s)
+    simulated = min(len(left.waiting), _SIMULATED_EACH * len(groups))
+    # The first batches are done while all groups are busy, so their order does not matter.
+    later = left.waiting[: len(left.waiting) - simulated]
+    ahead_s = sum(later) / sum(1 / seconds(len(group.members)) for group in groups)
+    free: list[tuple[float, str, float]] = []
+    for group in groups:
+        name, step = name_of(group), seconds(len(group.members))
+        if name in stay:
+            begin_s = left.under_way[name].steps * step if name in left.under_way else 0.0
+            ends_s += [begin_s] if name in left.under_way else []
+        else:
+            begin_s = max(bound_s.get(member, 0.0) for member in group.members)
+            begin_s += regroup_s if len(group.members) > 1 else 0.0
+        heapq.heappush(free, (ahead_s + begin_s, name, step))
+    returned, waiting = deque(sorted(back)), deque(left.waiting[len(later) :])
+    while returned or waiting:
+        free_s, name, step = heapq.heappop(free)
+        # Returned batches are taken first, once they are back.
+        comes_s, steps = returned[0] if returned else (math.inf, 0)
+        if waiting and comes_s > free_s:
+            done_s = free_s + waiting.popleft() * step
+        else:
+            returned.popleft()
+            done_s = max(free_s, comes_s) + steps * step
+        ends_s.append(done_s)
+        heapq.heappush(free, (done_s, name, step))
+    return ends_s

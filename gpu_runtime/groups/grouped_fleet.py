@@ -1,4 +1,4 @@
-"""The fleet as groups of devices that share each sequence, as used by the generating loop.
+"""The fleet as groups of devices that share each sequence, as the generating loop sees it.
 
 Groups are planned whenever devices come, go, or are under notice. A planned change does not wait for leases
 to end: a group that is no longer in the plan gets no further chunk, and its members' calls to join the next
@@ -8,22 +8,28 @@ members still answer is late.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from queue import SimpleQueue
+from threading import Lock, Timer
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
-from gpu_runtime.groups.generating_group import GeneratingGroup
-from gpu_runtime.groups.layout import Group, Layout, plan_layout
-from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, plan_layout
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.sample_chunk import SampleChunk
 from storage.clock import now
-from storage.errors import RuntimeFailure, WorkerLostError
+from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState, GroupRecord
+
+if TYPE_CHECKING:  # it imports torch, which the driver rarely needs
+    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 _ANSWER_SHARE = 0.25
 """Share of a lease in which a member of a group called off must answer, else it hangs: it does so within
@@ -32,17 +38,177 @@ milliseconds, or when its computation reaches the next exchange."""
 _MOST_FAILURES = 5
 """Number of times in a row that groups may break without a lost member and without a step done."""
 
+_Failure = WorkerLostError | GroupBrokenError
 
-class Rendezvous(Protocol):
-    """The place where groups meet and are called off: `gpu_runtime/sequence_parallel/control_store.py`."""
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    def abort(self, prefix: str) -> None:
-        """Free the members of a group wherever they wait for each other."""
-        ...
 
-    def ended(self, prefix: str) -> None:
-        """Forget a group that has ended."""
-        ...
+class GeneratingGroup(RemoteActor[Worker]):
+    """Devices that share each sequence, called as if they were one device, while their group exists.
+
+    Every member gets the same calls in the same order. The leader's answer counts, as only it carries states
+    and images; the others' answers show that they are alive and whether they are under notice. A member that
+    dies breaks the group: it is called off at once, which frees the others wherever they wait for it.
+    Answers arrive in other threads; a lock guards what they write.
+
+    Args:
+        place: number and members of the group.
+        devices: members, the leader first.
+        call_off: function that frees members waiting for each other; callable from any thread, and twice.
+    """
+
+    def __init__(
+        self, place: WorkerGroup, devices: Sequence[Device], call_off: Callable[[WorkerGroup], None]
+    ) -> None:
+        super().__init__("+".join(device.name for device in devices))
+        self.place = place
+        self.devices = tuple(devices)
+        self.device = Device(self, devices[0].market, degree=len(devices))
+        """The group as the generating loop sees it."""
+        self.failures: dict[str, _Failure] = {}
+        """Members whose calls failed, with their errors."""
+        self.notices: dict[str, Notice | None] = {}
+        """Notices of the members' machines, from their last answers."""
+        self.step_s: SimpleQueue[float] = SimpleQueue()
+        """Seconds of a denoising step in each chunk that the leader has answered."""
+        self.over = False
+        """True once it no longer counts: answers of its members are late."""
+        self.overdue = False
+        """True once its answers are no longer waited for."""
+        self.late = 0
+        """Number of answers that came after it was over."""
+        self.call_off = call_off
+        self._lock = Lock()
+        self._open: dict[Future[Any], str] = {}
+
+    @property
+    def broken(self) -> bool:
+        """True if it can do no more work."""
+        return self.over or bool(self.failures)
+
+    @property
+    def gone(self) -> list[tuple[Device, WorkerLostError]]:
+        """Members whose processes are known to be gone."""
+        with self._lock:
+            failures = dict(self.failures)
+        return [
+            (device, error)
+            for device in self.devices
+            if isinstance(error := failures.get(device.name), WorkerLostError)
+        ]
+
+    @property
+    def open_calls(self) -> dict[Future[Any], str]:
+        """Calls under way, with the names of their members."""
+        with self._lock:
+            return dict(self._open)
+
+    def call(
+        self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """Call all members; the future ends with the leader's chunk, or when it can no longer arrive.
+
+        It raises `WorkerLostError` if the group broke before the leader had answered.
+        """
+        if self.broken:
+            failed: Future[R] = Future()
+            failed.set_exception(WorkerLostError(f"group {self.name} is broken"))
+            return failed
+        if len(self.devices) == 1:
+            return self.ask(lambda device: device.actor.call(method, *args, **kwargs))
+        epoch, name = self.place.epoch, method.__name__
+        return self.ask(lambda device: device.actor.call(Worker.in_group, epoch, name, *args, **kwargs))
+
+    def kill(self) -> None:
+        """End the processes of all members."""
+        for device in self.devices:
+            device.actor.kill()
+
+    def ask(self, start: Callable[[Device], Future[R]], limit_s: float | None = None) -> Future[R]:
+        """Start a call on each member; see `call`.
+
+        Args:
+            start: function that starts a member's call.
+            limit_s: seconds after which the answer is no longer waited for: the group is then `overdue`.
+        """
+        calls = {device.name: start(device) for device in self.devices}
+        shared = _SharedCall(self, calls)
+        if limit_s is not None:
+            timer = Timer(limit_s, shared.time_out)
+            timer.daemon = True
+            timer.start()
+            shared.answer.add_done_callback(lambda _: timer.cancel())
+        with self._lock:
+            self._open |= {call: name for name, call in calls.items()}
+        for call in calls.values():
+            call.add_done_callback(shared.on_answer)
+        return shared.answer
+
+    def record_answer(self, call: Future[Any]) -> bool:
+        """Record a member's answer; return True if it breaks the group."""
+        error = call.exception()
+        with self._lock:
+            name = self._open.pop(call)
+            self.late += self.over
+            first = isinstance(error, _Failure) and not self.failures
+            if isinstance(error, _Failure) and not isinstance(self.failures.get(name), WorkerLostError):
+                self.failures[name] = error
+            elif error is None and isinstance(chunk := call.result(), SampleChunk):
+                self.notices[name] = chunk.notice
+                if chunk.step_s is not None and name == self.place.leader:
+                    self.step_s.put(chunk.step_s)
+            return first and not self.over
+
+
+class _SharedCall:
+    """One call of all members of a group."""
+
+    def __init__(self, group: GeneratingGroup, calls: dict[str, Future[Any]]) -> None:
+        self.answer: Future[Any] = Future()
+        self._group = group
+        self._calls = calls
+        self._leader = calls[group.place.leader]
+        self._lock = Lock()
+
+    def on_answer(self, call: Future[Any]) -> None:
+        """Handle a member's answer."""
+        breaks = self._group.record_answer(call)
+        with self._lock:
+            if not self.answer.done():
+                self._set_answer(call.exception())
+        # Last: freed members fail too, and the leader's answer must be set before that.
+        if breaks:
+            self._group.call_off(self._group.place)
+
+    def time_out(self) -> None:
+        """Stop waiting for the answer."""
+        with self._lock:
+            if not self.answer.done():
+                self._group.overdue = True
+                self.answer.set_exception(WorkerLostError(f"group {self._group.name} does not answer"))
+
+    def _set_answer(self, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, _Failure):
+            self.answer.set_exception(error)  # no other group would help
+            return
+        if not self._leader.done():
+            return
+        ended = all(call.done() for call in self._calls.values())
+        if not self._group.failures and not ended:
+            return
+        lead = self._leader.exception()
+        if lead is None:
+            self.answer.set_result(self._with_notices(self._leader.result()))
+        elif isinstance(lead, WorkerLostError) or self._group.gone or ended:
+            self.answer.set_exception(WorkerLostError(f"group {self._group.name} broke: {lead}"))
+
+    def _with_notices(self, chunk: Any) -> Any:
+        """Return the leader's chunk, under notice if any member is."""
+        if not isinstance(chunk, SampleChunk) or chunk.notice is not None:
+            return chunk
+        notices = [notice for notice in self._group.notices.values() if notice is not None]
+        return dataclasses.replace(chunk, notice=notices[0]) if notices else chunk
 
 
 class GroupedFleet:
@@ -54,8 +220,8 @@ class GroupedFleet:
         fleet: devices.
         version: version of the weights that they generate with.
         step_s: degree → its weight for `plan_layout`; only these degrees are used.
-        rendezvous: place where members meet.
-        registry: epochs of the run: no two groups of a run have the same number.
+        rendezvous: store at which members meet and are called off.
+        registry: groups of the run, no two of which have the same number.
         instance_of: function that returns the instance of a device.
         lease_s: seconds without an answer after which a device counts as hung.
     """
@@ -65,7 +231,7 @@ class GroupedFleet:
         fleet: GeneratingFleet,
         version: WeightsVersion,
         step_s: Mapping[int, float],
-        rendezvous: Rendezvous,
+        rendezvous: ControlStore,
         registry: GroupRegistry,
         instance_of: Callable[[Device], str],
         lease_s: float,
@@ -100,7 +266,7 @@ class GroupedFleet:
         """Return the groups that are formed, each as one device."""
         assert version == self._version, "a phase has one version of the weights"
         for device in self._fleet.workers(version):
-            former, place = self._former.get(device.name), self._registry.group_of(device.name)
+            former, place = self._former.get(device.name), self._registry.group_of.get(device.name)
             if former is not None and not former.over and former.open_calls:
                 continue  # it still has chunks of its last group
             if place is None or place not in self._groups:
@@ -204,25 +370,22 @@ class GroupedFleet:
         """Return True if other groups may be wanted."""
         return frozenset(usable) != self._planned or bool(self._broken)
 
-    def _layout(self, usable: Mapping[str, Device]) -> Layout:
-        """Return the groups that the devices should form."""
-        return plan_layout(self._places(usable), self._step_s, self._standing)
-
     def _usable(self) -> dict[str, Device]:
         """Return the devices that are not under notice, by name."""
         return {d.name: d for d in self._fleet.workers(self._version) if d.notice is None}
 
-    def _places(self, usable: Mapping[str, Device]) -> dict[str, str]:
-        """Return the instances of devices, by device name."""
+    def _layout(self, usable: Mapping[str, Device]) -> Layout:
+        """Return the groups that the devices should form."""
         for device in usable.values():
             if device.name not in self._instances:
                 self._instances[device.name] = self._instance_of(device)
-        return {name: self._instances[name] for name in usable}
+        places = {name: self._instances[name] for name in usable}
+        standing = [Group(self._instances[place.leader], place.members) for place in self._registry.groups]
+        return self._best_layout(places, standing)
 
-    @property
-    def _standing(self) -> list[Group]:
-        """Current groups."""
-        return [Group(self._instances[place.leader], place.members) for place in self._registry.groups]
+    def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
+        """Return the groups for devices, given with their instances, of which some stand."""
+        return plan_layout(places, self._step_s, standing)
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
@@ -253,7 +416,6 @@ class GroupedFleet:
                 raise error
 
     def _begin(self, group: GeneratingGroup) -> None:
-        """Begin with a group that is formed."""
         self._since[group.place] = now()
 
     def _end(self, group: GeneratingGroup) -> None:
@@ -263,8 +425,7 @@ class GroupedFleet:
             if member.name not in self._lost:
                 self._lost.add(member.name)
                 self._fleet.on_worker_lost(member, error)
-        current = self._groups.get(group.place)
-        if current is group:
+        if self._groups.get(group.place) is group:
             self._broken.append(group.place)
             for member in group.devices:
                 if member.name not in self._lost and member.notice is None:
@@ -282,18 +443,10 @@ class GroupedFleet:
             self._call_off(group.place)
             group.over = True
         self._rendezvous.ended(group.place.prefix)
-        since = self._since.pop(group.place, None)
+        since, place = self._since.pop(group.place, None), group.place
         if since is not None:
-            self.records.append(
-                GroupRecord(
-                    group.place.epoch,
-                    group.place.place,
-                    self._instances[group.place.leader],
-                    group.place.members,
-                    since,
-                    now(),
-                )
-            )
+            instance = self._instances[place.leader]
+            self.records.append(GroupRecord(place.epoch, place.place, instance, place.members, since, now()))
 
     def _call_off(self, place: WorkerGroup) -> None:
         if len(place.members) > 1:

@@ -1,10 +1,12 @@
-"""The division of the remaining devices into groups that share a sequence. Pure: no torch, no clock.
+"""Which devices share a sequence: the best division of a fleet into groups, and the groups' numbers. Pure.
 
-The aims, in this order: the most denoising steps a second, the fewest idle devices, the most devices that
-need not regroup, the most groups. Groups never cross instances.
+The aims of a layout, in this order: the most denoising steps a second, the fewest idle devices, the most
+devices that need not regroup, the most groups. Groups never cross instances. Rates that differ by less than
+a thousandth of the best one count as equal: they are measured, and noise must not tear groups apart.
 
-Rates that differ by less than a thousandth of the best one count as equal: they come from measured times, and
-noise must not tear groups apart.
+Every change of groups is an epoch. A group keeps the number of the epoch that formed it as long as it exists,
+and its number is part of the keys at which its members meet and of all their reports. So a member that comes
+back late from an old group meets no other member, and its answers are dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from storage.errors import ConfigurationError
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from storage.errors import ConfigurationError, SchedulingError
 
 _RATE_PARTS = 1000
 
@@ -31,6 +34,10 @@ class Group:
 
     instance: str
     members: tuple[str, ...]
+
+    def intact(self, devices: Mapping[str, str]) -> bool:
+        """Return True if all members are among the live devices, given with their instances."""
+        return all(devices.get(member) == self.instance for member in self.members)
 
 
 @dataclass(frozen=True)
@@ -54,15 +61,12 @@ class _Worth(NamedTuple):
     kept: int = 0
     groups: int = 0
 
-    def plus(self, other: _Worth) -> _Worth:
-        return _Worth(*(own + other_s for own, other_s in zip(self, other, strict=True)))
-
 
 class _Choice(NamedTuple):
     """One way to divide an instance.
 
     Attributes:
-        worth: worth of the choice.
+        worth: how good it is.
         working: number of groups that count against `at_once`.
         degrees: degrees of all groups, including devices that work alone because nothing else is left.
     """
@@ -101,7 +105,7 @@ def plan_layout(
         instances.setdefault(devices[device], []).append(device)
     names = sorted(instances)
     standing = {
-        name: [group for group in before if group.instance == name and _intact(group, devices)]
+        name: [group for group in before if group.instance == name and group.intact(devices)]
         for name in names
     }
     choices = [
@@ -148,10 +152,6 @@ def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
     best = min(step_s.values())
     # At least 1: a slow group is still better than none.
     return {degree: max(1, round(_RATE_PARTS * best / seconds)) for degree, seconds in step_s.items()}
-
-
-def _intact(group: Group, devices: Mapping[str, str]) -> bool:
-    return all(devices.get(member) == group.instance for member in group.members)
 
 
 @lru_cache(maxsize=256)
@@ -204,7 +204,7 @@ def _best(choices: Sequence[Sequence[_Choice]], at_once: int) -> list[_Choice]:
                 total = working + option.working
                 if total > at_once:
                     continue
-                value = worth.plus(option.worth)
+                value = _Worth(*map(sum, zip(worth, option.worth, strict=True)))
                 if total not in following or value > following[total][0]:
                     following[total] = (value, (*path, option))
         best = following
@@ -235,3 +235,61 @@ def _assign(
         groups.append(Group(instance, tuple(free[:degree])))
         free = free[degree:]
     return sorted(groups, key=lambda group: (-len(group.members), group.members))
+
+
+@dataclass(frozen=True)
+class Change:
+    """The changes of an epoch.
+
+    Attributes:
+        dissolved: groups that end.
+        formed: groups that begin.
+        idle: members of dissolved groups that are now in no group.
+    """
+
+    dissolved: tuple[WorkerGroup, ...]
+    formed: tuple[WorkerGroup, ...]
+    idle: tuple[str, ...]
+
+
+class GroupRegistry:
+    """The current groups, by number."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        """Number of the last change; 0 before the first."""
+        self.groups: tuple[WorkerGroup, ...] = ()
+        """Current groups."""
+        self.group_of: Mapping[str, WorkerGroup] = {}
+        """The current group of each member; a device in none is missing."""
+
+    def follow(self, layout: Layout, broken: Sequence[WorkerGroup] = ()) -> Change | None:
+        """Change to another layout; groups that are already in it stay, with their numbers.
+
+        Args:
+            layout: groups to have.
+            broken: groups that must be formed again even if their members stay.
+
+        Returns:
+            The changes; None if nothing changes, and then no epoch begins.
+
+        Raises:
+            SchedulingError: if a member is in two groups.
+        """
+        members = [member for group in layout.groups for member in group.members]
+        if len(members) != len(set(members)):
+            twice = sorted({member for member in members if members.count(member) > 1})
+            raise SchedulingError(f"{', '.join(twice)} would be in two groups at a time")
+        wanted = {group.members for group in layout.groups}
+        kept = [g for g in self.groups if g.members in wanted and g not in broken]
+        held = {group.members for group in kept}
+        dissolved = tuple(group for group in self.groups if group not in kept)
+        coming = [group for group in layout.groups if group.members not in held]
+        if not dissolved and not coming:
+            return None
+        self.epoch += 1
+        formed = tuple(WorkerGroup(self.epoch, place, group.members) for place, group in enumerate(coming))
+        self.groups = (*kept, *formed)
+        self.group_of = {member: group for group in self.groups for member in group.members}
+        left = {member for group in dissolved for member in group.members} - self.group_of.keys()
+        return Change(dissolved, formed, tuple(sorted(left)))

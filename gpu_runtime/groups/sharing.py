@@ -1,50 +1,66 @@
-"""The sharing of each phase's samples by devices, and the groups that a run has had."""
+"""The sharing of each phase's samples by devices, with a fixed degree or one that measured times choose."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
+from queue import Empty
+from typing import TYPE_CHECKING
 
-from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
-from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous
-from gpu_runtime.groups.layout import large_first
-from gpu_runtime.groups.registry import GroupRegistry
-from gpu_runtime.scheduling.requests import WeightsVersion
-from storage.config.run_config import RunConfig
+from gpu_runtime.groups.degree_choice import StepTimeTable, choose_layout
+from gpu_runtime.groups.grouped_fleet import GeneratingGroup, GroupedFleet, group_of
+from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first
+from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.spot.notices.notice import Notice
+from storage.config.sequence_parallel import AUTO, SequenceParallelConfig
 from storage.errors import ConfigurationError, WorkerLostError
+from storage.record.records import StepTimeRecord
+
+if TYPE_CHECKING:  # it imports torch, which the driver rarely needs
+    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 
 class Sharing:
     """Sharing by groups of the fleet, for phases that share samples; others get the fleet as it is.
 
+    All requests of a run are of one class: rollouts and evaluations have the same resolution and batches. So
+    one table has the measured times of the run.
+
     Args:
-        cluster: cluster on which the workers run, which knows their instances.
-        config: configuration of the run.
+        settings: degrees of the run.
+        lease_s: seconds without an answer after which a device counts as hung.
+        request_class: name of the requests' class in the record of measured times.
         degrees_up_to: function that returns the possible degrees of the model's sequences up to a number.
-        rendezvous: place where groups meet; None if each device works alone.
-        collector: collector of ended groups.
+        rendezvous: store at which groups meet; None if each device works alone.
+        collector: collector of ended groups and measured times.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
-        config: RunConfig,
+        settings: SequenceParallelConfig,
+        lease_s: float,
+        request_class: str,
         degrees_up_to: Callable[[int], tuple[int, ...]],
-        rendezvous: Rendezvous | None,
+        rendezvous: ControlStore | None,
         collector: Collector,
     ) -> None:
-        self._cluster = cluster
-        self._config = config
+        self._settings = settings
+        self._lease_s = lease_s
+        self._class = request_class
         self._degrees_up_to = degrees_up_to
         self._degrees: tuple[int, ...] = ()
         self._registry = GroupRegistry()
+        self._step_times = StepTimeTable()
         self._rendezvous = rendezvous
         self._instances: dict[str, str] = {}
         self._collector = collector
+        collector.book_at_close(self._book_step_times)
         self.late = 0
         """Number of answers that came after their group was over, and were dropped."""
 
@@ -59,11 +75,10 @@ class Sharing:
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
         """
-        settings = self._config.sequence_parallel
-        degree = settings.by_kind[phase.kind]
-        if settings.largest > 1 and not self._degrees:
+        degree = self._settings.by_kind[phase.kind]
+        if self._settings.largest > 1 and not self._degrees:
             # Asked in a run's first phase, which never drafts: later the trainer may be training.
-            self._degrees = self._degrees_up_to(settings.largest)
+            self._degrees = self._degrees_up_to(self._settings.largest)
         if degree == 1:
             yield fleet
             return
@@ -77,25 +92,121 @@ class Sharing:
             self.late += grouped.late
 
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
+        assert self._rendezvous is not None, "some degree is above 1"
+        rest = self._rendezvous, self._registry, self._instance_of, self._lease_s
+        if degree == AUTO:
+            return MeasuredFleet(fleet, version, self._step_times, self._degrees, *rest)
         possible = self._degrees
         if degree not in possible:
             raise ConfigurationError(
                 f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
                 f"sequence_parallel.rollout, evaluate and explore to {', '.join(map(str, possible))}"
             )
-        weights = large_first(possible, degree)
-        lease_s = self._config.runtime.lease_s
-        assert self._rendezvous is not None, "some degree is above 1"
-        return GroupedFleet(
-            fleet, version, weights, self._rendezvous, self._registry, self._instance_of, lease_s
-        )
+        return GroupedFleet(fleet, version, large_first(possible, degree), *rest)
 
     def _instance_of(self, device: Device) -> str:
         """Return the instance of a device, by its name; the device is asked only once."""
         if device.name not in self._instances:
             try:
-                answer = device.actor.instance().result(timeout=self._config.runtime.lease_s)
+                answer = device.actor.instance().result(timeout=self._lease_s)
             except (WorkerLostError, TimeoutError):
                 return device.name  # alone; its next call raises what is wrong
             self._instances[device.name] = answer
         return self._instances[device.name]
+
+    def _book_step_times(self) -> None:
+        """Record the seconds of a denoising step, for degrees that were timed since the last call."""
+        changed = self._step_times.take_changed()
+        with self._collector.writing() as since:
+            since.step_times += [
+                StepTimeRecord(self._class, degree, self._step_times.known[degree], chunks)
+                for degree, chunks in changed.items()
+            ]
+
+
+class MeasuredFleet(GroupedFleet):
+    """A fleet whose devices work in the groups that end the phase soonest, for one phase of generating.
+
+    A phase begins with the best groups by the times of earlier phases. The choice is reviewed when a lease
+    has ended, before the next one begins, and when a degree's time becomes known; so groups grow when fewer
+    batches than devices are left. `choose_layout` decides whether a change pays off. Like any planned change,
+    it happens between chunks, and no step is repeated.
+
+    Args:
+        step_times: measured times of the run for requests of this class; those of this phase are added.
+        degrees: numbers of devices that may share a sample, including 1, in rising order.
+        clock: function that returns the seconds of a monotonic clock.
+        fleet, version, rendezvous, registry, instance_of, lease_s: see `GroupedFleet`.
+    """
+
+    def __init__(
+        self,
+        fleet: GeneratingFleet,
+        version: WeightsVersion,
+        step_times: StepTimeTable,
+        degrees: Sequence[int],
+        rendezvous: ControlStore,
+        registry: GroupRegistry,
+        instance_of: Callable[[Device], str],
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(fleet, version, {}, rendezvous, registry, instance_of, lease_s)
+        self._step_times = step_times
+        self._degrees = tuple(degrees)
+        self._clock = clock
+        self._left: Callable[[], WorkLeft] | None = None
+        self._look = True
+        self._timed: set[GeneratingGroup] = set()
+        self._asked_at: dict[WorkerGroup, float] = {}
+        self._busy_until: dict[str, float] = {}
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """Return True if other groups would end the phase clearly sooner, or devices were added."""
+        self._left = left
+        look, self._look = self._look or freed, False
+        if super().regroups(left, freed):
+            return True
+        if not look:
+            return False
+        wanted = {group.members for group in self._layout(self._usable()).groups}
+        return wanted != {place.members for place in self._registry.groups}
+
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """Apply what the providers of a group's members say now, and record the times of its chunks."""
+        group = group_of(device)
+        before = self._step_times.known.keys()
+        for member in group.devices:
+            self._busy_until[member.name] = self._clock()
+        try:
+            while True:
+                step_s = group.step_s.get_nowait()
+                self._step_times.note(len(group.devices), step_s, first=group not in self._timed)
+                self._timed.add(group)
+        except Empty:
+            pass
+        self._look = self._look or self._step_times.known.keys() != before
+        super().on_notice(device, notice)
+
+    def _is_due(self, usable: Mapping[str, Device]) -> bool:
+        """Return True once the work of the phase is known."""
+        return self._left is not None
+
+    def _best_layout(self, places: Mapping[str, str], standing: Sequence[Group]) -> Layout:
+        """Return the groups that end the phase soonest."""
+        assert self._left is not None, "the loop says what is left before groups are planned"
+        return choose_layout(places, standing, self._left(), self._step_times, self._degrees)
+
+    def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
+        self._asked_at[place] = self._clock()
+        super()._form(place, devices)
+
+    def _begin(self, group: GeneratingGroup) -> None:
+        """Begin with a group that is formed, and record its time since its last member was free."""
+        super()._begin(group)
+        since = max(
+            self._asked_at.pop(group.place),
+            *(self._busy_until.get(device.name, 0.0) for device in group.devices),
+        )
+        if len(group.devices) > 1:
+            self._step_times.note_regroup(self._clock() - since, group.place.members)

@@ -11,9 +11,9 @@ import pytest
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.groups.measured_fleet import MeasuredFleet
-from gpu_runtime.groups.registry import GroupRegistry
-from gpu_runtime.groups.step_times import StepTimeTable
+from gpu_runtime.groups.degree_choice import StepTimeTable
+from gpu_runtime.groups.layout import GroupRegistry
+from gpu_runtime.groups.sharing import MeasuredFleet
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.samples import GeneratedSample
-from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.loading import load_model

@@ -19,7 +19,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
-from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler

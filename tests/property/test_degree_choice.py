@@ -5,10 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.groups.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
+from gpu_runtime.groups.degree_choice import (
+    LEAST_GAIN,
+    StepTimeTable,
+    batch_ends_s,
+    choose_layout,
+    degree_to_try,
+    name_of,
+)
 from gpu_runtime.groups.layout import Group, Layout
-from gpu_runtime.groups.makespan import batch_ends_s, name_of
-from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 from tests.examples import examples
 

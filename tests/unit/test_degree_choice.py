@@ -1,14 +1,22 @@
-"""By how many devices samples are shared, from times that a test plays."""
+"""How many devices share samples: measured times, the end of a phase by them, and the choice."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pytest
 
-from gpu_runtime.groups.degree_choice import choose_layout, degree_to_try
+from gpu_runtime.groups.degree_choice import (
+    KEPT,
+    REGROUP_GUESS_S,
+    StepTimeTable,
+    batch_ends_s,
+    choose_layout,
+    degree_to_try,
+    request_class,
+)
 from gpu_runtime.groups.layout import Group
-from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.requests import UnderWay, WorkLeft
 
 FOUR = {name: "a" for name in ("a0", "a1", "a2", "a3")}
@@ -112,6 +120,116 @@ def test_nothing_left_changes_nothing():
     assert choose_layout({}, ALONE, MANY, step_times(COSTLY), DEGREES).groups == ()
 
 
-def test_groups_never_cross_instances():
-    devices = {"a0": "a", "a1": "a", "b0": "b", "b1": "b"}
-    assert degrees(SUPERLINEAR, devices=devices) == [2, 2]
+STEP_S = {1: 1.0, 2: 0.6}
+PAIR = PAIRS[:1]
+TWO = ALONE[:2]
+
+
+def phase_end_s(groups, standing, left: WorkLeft, step_s: dict[int, float], regroup_s: float) -> float:
+    ends_s = batch_ends_s(groups, standing, left, step_s, regroup_s)
+    assert len(ends_s) == min(left.batches, 8 * len(groups))
+    return max(ends_s)
+
+
+def waiting(*steps: int) -> WorkLeft:
+    return WorkLeft(steps, {})
+
+
+def test_batches_are_pulled_by_the_free_group():
+    assert phase_end_s(TWO, TWO, waiting(10, 10, 10), STEP_S, 0.5) == 20
+
+
+def test_a_group_that_is_to_be_formed_takes_its_time_and_one_device_takes_none():
+    assert phase_end_s(PAIR, TWO, waiting(10), STEP_S, 0.5) == pytest.approx(6.5)
+    assert phase_end_s(PAIR, PAIR, waiting(10), STEP_S, 0.5) == pytest.approx(6)
+    assert phase_end_s(TWO, PAIR, waiting(10), STEP_S, 0.5) == 10
+
+
+def test_what_is_begun_is_done_by_the_old_group_and_the_rest_goes_on_in_the_new_one():
+    left = WorkLeft((), {"a1": UnderWay(10, 2)})
+    # Two steps alone, half a second of forming, eight steps together.
+    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == pytest.approx(2 + 0.5 + 8 * 0.6)
+    assert phase_end_s(TWO, TWO, left, STEP_S, 0.5) == 10
+
+
+def test_a_batch_that_is_nearly_done_is_waited_for():
+    left = WorkLeft((), {"a1": UnderWay(2, 2)})
+    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == 2
+
+
+def test_what_comes_back_is_taken_before_what_waits():
+    left = WorkLeft((10,), {"a0": UnderWay(4, 1), "a1": UnderWay(4, 4)})
+    # Together from 4.5 on: 3 steps of what a0 had, then 10.
+    assert phase_end_s(PAIR, TWO, left, STEP_S, 0.5) == pytest.approx(4.5 + 13 * 0.6)
+
+
+def test_of_many_batches_the_first_count_by_their_steps_alone():
+    played = phase_end_s(TWO, TWO, waiting(*[10] * 16), STEP_S, 0.5)
+    assert played == 80
+    assert phase_end_s(TWO, TWO, waiting(*[10] * 1016), STEP_S, 0.5) == pytest.approx(5080)
+
+
+def test_a_degree_that_is_not_measured_counts_as_the_slowest():
+    assert phase_end_s(PAIR, PAIR, waiting(10), {1: 1.0}, 0.5) == 10
+
+
+def noted(times: list[float], degree: int = 2, first: bool = False) -> StepTimeTable:
+    step_times = StepTimeTable()
+    for step_s in times:
+        step_times.note(degree, step_s, first)
+    return step_times
+
+
+def test_a_degree_is_known_by_the_median_of_its_times():
+    assert noted([1.0]).known == {}
+    assert noted([1.0, 3.0]).known == {2: 2.0}
+    assert noted([1.0, 50.0, 3.0]).known == {2: 3.0}
+
+
+def test_only_the_newest_times_count():
+    assert noted([9.0] * KEPT + [1.0] * KEPT).known == {2: 1.0}
+
+
+def test_first_chunks_count_only_while_there_are_no_others():
+    step_times = noted([8.0, 8.0], first=True)
+    assert step_times.known == {}
+    step_times.note(2, 8.0, first=True)
+    assert step_times.known == {2: 8.0}
+    step_times.note(2, 1.0, first=False)
+    step_times.note(2, 1.0, first=False)
+    assert step_times.known == {2: 1.0}
+
+
+@pytest.mark.parametrize("step_s", [0.0, -1.0, math.nan])
+def test_what_is_no_time_is_no_measurement(step_s: float):
+    assert noted([step_s] * 5).known == {}
+
+
+def test_forming_a_group_is_guessed_until_it_is_measured():
+    step_times = StepTimeTable()
+    assert step_times.regroup_s == REGROUP_GUESS_S
+    for seconds in (0.1, 0.2, 0.9):
+        step_times.note_regroup(seconds)
+    assert step_times.regroup_s == 0.2
+
+
+def test_a_device_s_first_group_says_nothing_of_the_next_ones():
+    step_times = StepTimeTable()
+    step_times.note_regroup(5.0, ("a", "b"))
+    step_times.note_regroup(5.0, ("a", "c"))
+    assert step_times.regroup_s == REGROUP_GUESS_S
+    step_times.note_regroup(0.1, ("b", "c"))
+    assert step_times.regroup_s == 0.1
+
+
+def test_what_has_changed_is_told_once_it_is_known():
+    step_times = noted([1.0])
+    assert step_times.take_changed() == {}
+    step_times.note(2, 1.0, first=False)
+    assert step_times.take_changed() == {2: 2}
+    assert step_times.take_changed() == {}
+
+
+def test_a_class_of_requests_has_a_name():
+    assert request_class(1280, 720, 4) == "1280x720, 4 at a time"
+    assert request_class(0, 0, 16) == "own size, 16 at a time"

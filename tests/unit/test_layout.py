@@ -1,11 +1,11 @@
-"""Which devices share a sequence: cases worked by hand."""
+"""Which devices share a sequence, and the numbers of their groups: cases worked by hand."""
 
 from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
-from storage.errors import ConfigurationError
+from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first, plan_layout
+from storage.errors import ConfigurationError, SchedulingError
 
 STEP_S = {1: 1.0, 2: 0.55, 4: 0.3}
 
@@ -25,11 +25,6 @@ def test_one_sequence_is_shared_by_the_whole_instance():
 
 def test_many_sequences_get_a_device_each():
     assert members(plan_layout(devices(a=4), STEP_S)) == ["a0", "a1", "a2", "a3"]
-
-
-def test_groups_stay_within_their_instance():
-    layout = plan_layout(devices(a=2, b=2), STEP_S, at_once=1)
-    assert sorted(members(layout)) in (["a0", "a1", "b0b1"], ["a0a1", "b0", "b1"])
 
 
 def test_the_faster_instance_gets_the_only_sequence():
@@ -91,3 +86,55 @@ def test_with_a_fixed_degree_its_groups_come_first_and_smaller_ones_use_what_is_
     assert large_first((1, 2, 4, 8), 4) == {1: 1.0, 2: 0.25, 4: 0.0625}
     seven = plan_layout({name: "i" for name in "abcdefg"}, large_first((1, 2, 4, 8), 4))
     assert [len(group.members) for group in seven.groups] == [4, 2, 1]
+
+
+def groups_of(*groups: str) -> Layout:
+    return Layout(tuple(Group("i", tuple(members)) for members in groups), ())
+
+
+def test_every_change_is_an_epoch_with_its_own_keys():
+    registry = GroupRegistry()
+    first, second = registry.follow(groups_of("abcd")), registry.follow(groups_of("ab", "cd"))
+    assert first is not None and second is not None
+    assert registry.epoch == 2
+    assert [group.prefix for group in second.formed] == ["epoch-2/group-0/", "epoch-2/group-1/"]
+    assert second.dissolved == first.formed
+
+
+def test_a_group_that_stays_keeps_its_number():
+    registry = GroupRegistry()
+    registry.follow(groups_of("ab", "cd"))
+    change = registry.follow(groups_of("ab", "c"))
+    assert change is not None
+    assert [group.members for group in change.formed] == [("c",)]
+    assert change.idle == ("d",)
+    assert [group.epoch for group in registry.groups] == [1, 2]
+
+
+def test_no_change_is_no_epoch():
+    registry = GroupRegistry()
+    registry.follow(groups_of("ab"))
+    assert registry.follow(groups_of("ab")) is None
+    assert registry.epoch == 1
+
+
+def test_a_broken_group_is_formed_again_with_the_same_members():
+    registry = GroupRegistry()
+    registry.follow(groups_of("ab", "c"))
+    change = registry.follow(groups_of("ab", "c"), broken=registry.groups[:1])
+    assert change is not None
+    assert [group.members for group in change.formed] == [("a", "b")]
+    assert change.formed[0].epoch == 2
+
+
+def test_no_worker_is_in_two_groups():
+    with pytest.raises(SchedulingError, match="b would be in two groups"):
+        GroupRegistry().follow(groups_of("ab", "bc"))
+
+
+def test_a_stranger_has_no_rank():
+    registry = GroupRegistry()
+    registry.follow(groups_of("ab"))
+    assert registry.groups[0].rank("b") == 1
+    with pytest.raises(SchedulingError, match="'c' is not in group"):
+        registry.groups[0].rank("c")

@@ -110,7 +110,7 @@ class GroupedPhase(GenerationPhase):
         """Return the group whose calls a device executes, or waits to execute."""
         if device.name in self._leaving:
             return self._leaving[device.name]
-        place = self._registry.group_of(device.name)
+        place = self._registry.group_of.get(device.name)
         return None if place is None else self._groups.get(place)
 
     def _await_loss(self, device: SimulatedDevice) -> None:
@@ -285,7 +285,7 @@ class GroupedPhase(GenerationPhase):
 
     def _release(self, device: SimulatedDevice) -> None:
         """Form the group that waits for a device, which is free now."""
-        place = self._registry.group_of(device.name)
+        place = self._registry.group_of.get(device.name)
         group = None if place is None else self._groups.get(place)
         if group is not None and not group.formed and group.forming is None:
             self._form(group)

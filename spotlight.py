@@ -217,7 +217,7 @@ def resume(
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
     Args:
-        run_id: the run.
+        run_id: the run: its identifier, the beginning of it, or `last`.
         iterations: total of the run: a finished run continues up to it; None keeps it.
         cluster: the kind of cluster that starts the processes; None keeps the recorded one.
         ray_address: a running Ray cluster; None keeps the recorded one.
@@ -229,7 +229,11 @@ def resume(
     from flows import start
 
     summary = start.resume(
-        run_id, iterations=iterations, cluster=cluster, ray_address=ray_address, take_over=take_over
+        _identifier(run_id),
+        iterations=iterations,
+        cluster=cluster,
+        ray_address=ray_address,
+        take_over=take_over,
     )
     return _result(summary)
 
@@ -247,7 +251,7 @@ def evaluate(
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts.
 
     Args:
-        run_id: the run; None scores the untouched model of `preset`.
+        run_id: the run, named as for `load_run`; None scores the untouched model of `preset`.
         preset: a preset's name, or a TOML file; not with a run, which has its own settings.
         settings: changes to the preset, or to the run's settings.
         images: a new folder for the images; None keeps none.
@@ -262,7 +266,7 @@ def evaluate(
     from flows import start
 
     figures = start.evaluate(
-        run_id, _named(preset), _assignments(settings or {}),
+        None if run_id is None else _identifier(run_id), _named(preset), _assignments(settings or {}),
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
     names = ("evaluation_id", "run_id", "iteration", "score", "exact")
@@ -273,7 +277,7 @@ def export(run_id: str, out: str | Path) -> Path:
     """Write a run's weights as diffusers loads them, with a model card; returns the folder's absolute path.
 
     Args:
-        run_id: the run, finished or not.
+        run_id: the run, finished or not, named as for `load_run`.
         out: a new or empty folder.
 
     Raises:
@@ -282,7 +286,7 @@ def export(run_id: str, out: str | Path) -> Path:
     from storage.home import Home
     from tasks.export import export_run
 
-    return Path(export_run(Home.from_environment(), run_id, Path(out))["out"])
+    return Path(export_run(Home.from_environment(), _identifier(run_id), Path(out))["out"])
 
 
 def runs() -> pd.DataFrame:
@@ -305,14 +309,18 @@ def runs() -> pd.DataFrame:
 def load_run(run_id: str) -> Run:
     """Return the record of a run, finished or not.
 
+    Args:
+        run_id: the run: its identifier, the beginning of it, or `last`.
+
     Raises:
         RunNotFoundError: the run does not exist; the message suggests similar names.
+        ConfigurationError: several runs begin with the text.
     """
     from storage.home import Home
     from storage.record.run_store import RunStore
 
     home = Home.from_environment()
-    return Run(RunStore(home).run(run_id).run_id, home)
+    return Run(RunStore(home).run(_identifier(run_id)).run_id, home)
 
 
 def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
@@ -330,6 +338,14 @@ def settings(preset: str | Path | None = None, settings: Settings | None = None)
     return dict(
         _flat(new_configuration(_named(preset), _assignments(settings or {})).model_dump(mode="json"))
     )
+
+
+def _identifier(run_id: str) -> str:
+    """Return a run's identifier from all of it, its beginning, or `last`, as commands take them."""
+    from flows.run_identity import find_run
+    from storage.home import Home
+
+    return find_run(Home.from_environment(), run_id)
 
 
 def _result(summary: Mapping[str, Any]) -> Result:

@@ -14,6 +14,7 @@ import typer
 from flows import start
 from flows.cli.evaluations import evaluations, show_evaluation
 from flows.cli.listings import presets, runs
+from flows.cli.logs import logs
 from flows.cli.metrics import metrics
 from flows.cli.operating import down, reproduce, up
 from flows.cli.profile import profile
@@ -139,6 +140,7 @@ def resume(
     )
 
 
+app.command(epilog="Example: spotlight logs last -f", rich_help_panel=RUNS)(logs)
 app.command(epilog="Example: spotlight stop last", rich_help_panel=RUNS)(stop)
 
 

@@ -92,10 +92,11 @@ class _Warnings(logging.Handler):
 
 @dataclass(frozen=True)
 class Message:
-    """A line of a log for a person: time (Unix seconds), and message."""
+    """A line of a log for a person: time (Unix seconds), message, and the kind of an event."""
 
     at: float
     text: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -133,26 +134,60 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
         run_id: the run.
         messages: largest number of messages, the latest ones.
     """
-    pid: int | None = None
-    process_started_at: float | None = None
-    phases: dict[str, float] = {}
-    found: list[Message] = []
+    log, found = LogLines(), list[Message]()
     for line in _last_lines(home.run(run_id) / EVENTS_FILE):
+        if (message := log.message(line)) is not None:
+            found.append(message)
+    return Activity(log.pid, log.process_started_at, log.phases, tuple(found[-messages:]))
+
+
+class LogLines:
+    """A log that is read line by line.
+
+    Attributes:
+        pid, process_started_at, phases: as those of `Activity`, after the lines so far.
+    """
+
+    def __init__(self) -> None:
+        self.pid: int | None = None
+        self.process_started_at: float | None = None
+        self.phases: dict[str, float] = {}
+
+    def message(self, line: Any) -> Message | None:
+        """Take the next line (a JSON value); return its message, or None if a person needs none."""
         match line:
             case {"log": "started", "pid": int(pid), "process_started_at": float(process_started_at)}:
-                phases = {}
+                self.pid, self.process_started_at, self.phases = pid, process_started_at, {}
             case {"log": "begin", "happened_at": float(at), "message": str(text)}:
-                phases[text] = at
-                found.append(Message(at, f"{text} begins"))
+                self.phases[text] = at
+                return Message(at, f"{text} begins")
             case {"log": "end", "happened_at": float(at), "message": str(text)}:
-                began_at = phases.pop(text, None)
+                began_at = self.phases.pop(text, None)
                 took = "" if began_at is None else f" after {at - began_at:.1f} s"
-                found.append(Message(at, f"{text} ends{took}"))
-            case {"happened_at": float(at), "message": str(text)}:  # a message, or an event
-                found.append(Message(at, text))
-            case _:  # torn, or not ours
-                pass
-    return Activity(pid, process_started_at, phases, tuple(found[-messages:]))
+                return Message(at, f"{text} ends{took}")
+            case {"kind": str(kind), "happened_at": float(at), "message": str(text)}:
+                return Message(at, text, kind)
+            case {"happened_at": float(at), "message": str(text)}:
+                return Message(at, text)
+        return None  # torn, or not ours
+
+
+def lines_after(home: Home, run_id: str, position: int) -> tuple[list[Any], int]:
+    """Return the complete lines of a run's log after a position, as JSON values, and the position after them.
+
+    Args:
+        home: home that holds the run.
+        run_id: the run.
+        position: number of bytes to leave out; a line that is torn or being written stays for the next call.
+    """
+    try:
+        with (home.run(run_id) / EVENTS_FILE).open("rb") as opened:
+            opened.seek(position)
+            content = opened.read()
+    except FileNotFoundError:
+        return [], position
+    complete = content[: content.rfind(b"\n") + 1]
+    return list(_values(complete)), position + len(complete)
 
 
 def _last_lines(file: Path) -> Iterator[Any]:
@@ -164,7 +199,11 @@ def _last_lines(file: Path) -> Iterator[Any]:
             content = opened.read()
     except OSError:
         return
-    for line in content.splitlines():
+    yield from _values(content)
+
+
+def _values(lines: bytes) -> Iterator[Any]:
+    for line in lines.splitlines():
         with suppress(ValueError, RecursionError):
             yield json.loads(line)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import duckdb
 import pytest
+from typer.testing import CliRunner
 
+from flows.cli.command_line import app
 from storage.config.run_config import RunConfig
+from storage.errors import RunNotFoundError
 from storage.home import Home
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_status import RunLog, read_activity
@@ -108,3 +113,55 @@ def test_no_run_is_called_out_of_the_folder(home: Home):
     RunLog(home, "../../outside").note("here")
     assert [path.parent for path in home.runs.iterdir()] == [home.runs]
     assert read_activity(home, "../../outside").messages[0].text == "here"
+
+
+@pytest.fixture
+def logged(home: Home, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """A run of this process with a phase, a message, an event and a torn line at its end."""
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    store, log = RunStore(home), RunLog(home, "r-1")
+    store.create_run("r-1", RunConfig(), {}, os.getpid())
+    log.starting()
+    log.ready()
+    log.note("12 held-out prompts")
+    store.add_event("r-1", "worker_lost", "worker spot-0 died")
+    with (store.folder("r-1").path / EVENTS_FILE).open("a") as file:
+        file.write('{"happened_at": 1.0, "ki')
+    return store
+
+
+def printed(*arguments: str) -> list[str]:
+    done = CliRunner().invoke(app, ["logs", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout.splitlines()
+
+
+def test_logs_prints_a_line_for_each_message_with_its_time(logged: RunStore):
+    lines = printed("last")
+    assert [line[21:] for line in lines[:1] + lines[2:]] == [
+        "start begins", "12 held-out prompts", "worker_lost: worker spot-0 died",
+    ]  # fmt: skip
+    assert lines[1][21:].startswith("start ends after 0.")
+    assert all(line[4] == line[7] == "-" and line[13] == line[16] == ":" for line in lines)
+    assert [json.loads(line).get("kind") for line in printed("r", "--json")][-1] == "worker_lost"
+    with pytest.raises(RunNotFoundError, match="no run 'other'"):
+        printed("other")
+
+
+def test_logs_follows_a_run_to_its_end(logged: RunStore):
+    def go_on() -> None:
+        logged.add_event("r-1", "hacking", "the score rises\x1b[31m")
+        logged.set_status("r-1", "finished")
+
+    later = threading.Timer(1.0, go_on)
+    later.start()
+    lines = printed("r-1", "--follow")
+    later.join()
+    assert lines[4][21:] == "hacking: the score rises\\x1b[31m", "after the torn line"
+    assert lines[-1] == "run r-1 is finished"
+
+
+def test_logs_shows_a_run_that_has_no_row_yet(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    RunLog(home, "r").starting()
+    assert [line[21:] for line in printed("r")] == ["start begins"]

@@ -145,7 +145,7 @@ def test_a_failed_run_is_resumed_with_its_own_settings(begun, home: Home):
     store = RunStore(home)
     store.create_run("mine", RunConfig(seed=3), {}, 0)
     store.set_status("mine", "failed", "gone")
-    assert spotlight.resume("mine", cluster="local").run_id == "mine"
+    assert spotlight.resume("last", cluster="local").run_id == "mine"
     [(_, config)] = begun
     assert (config.seed, config.runtime.cluster) == (3, "local")
 
@@ -164,6 +164,7 @@ def test_frames_of_a_run(home: Home):
     store = RunStore(home)
     write_sample_run(store, "explored", iterations=3, exploring=True)
     store.set_summary("explored", {"score_after": 0.5})
+    assert [spotlight.load_run(text).run_id for text in ("last", "expl")] == ["explored"] * 2
     run = spotlight.load_run("explored")
     assert (run.status, run.summary) == ("finished", {"score_after": 0.5})
     assert run.settings["name"] == "glyphs"

@@ -31,7 +31,7 @@ R = TypeVar("R")
 STEPS = 4
 """Denoising steps of a full draft."""
 
-NOTICE = Notice("gcp", "terminate", 30.0, 0.0, "preempted is TRUE")
+NOTICE = Notice("gcp", 30.0, 0.0, "preempted is TRUE")
 
 Judge = Callable[[int, int], Score]
 """From prompt and seed to the score of its image."""

@@ -23,7 +23,7 @@ from storage.record.records import DeviceState
 
 R = TypeVar("R")
 
-NOTICE = Notice("gcp", "terminate", 1030.0, 1000.0, "preempted is TRUE")
+NOTICE = Notice("gcp", 1030.0, 1000.0, "preempted is TRUE")
 
 
 class Script:

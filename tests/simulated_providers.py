@@ -11,7 +11,6 @@ NOON = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 TWO_MINUTES_LATER = "2027-01-15T08:02:00Z"
 AWS_TOKEN = f"PUT {aws.TOKEN_PATH}"
 AWS_ACTION = f"GET {aws.ACTION_PATH}"
-AWS_REBALANCE = f"GET {aws.REBALANCE_PATH}"
 GCP_FLAG = f"GET {gcp.PREEMPTED_PATH}"
 AZURE_EVENTS = "GET " + azure.EVENTS_PATH.partition("?")[0]
 AZURE_NAME = "GET " + azure.NAME_PATH.partition("?")[0]
@@ -42,6 +41,6 @@ TAKEN = {
     "azure": {AZURE_EVENTS: azure_events(preempt("vm-1"))},
     "alibaba": {ALIBABA_TIME: "2027-01-15T08:05:00Z"},
 }
-GRACE_S = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "alibaba": 300.0}
+GRACE_S = {"aws": 120.0, "gcp": 30.0, "azure": 30.0, "alibaba": 300.0, "kubernetes": 30.0}
 FLAG_OF = {"aws": AWS_ACTION, "gcp": GCP_FLAG, "azure": AZURE_EVENTS, "alibaba": ALIBABA_TIME}
 HTTP_PROVIDERS = sorted(QUIET)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpu_runtime.spot.notices.notice import NoticeWatcher
-from gpu_runtime.spot.notices.registry import watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
+from gpu_runtime.spot.notices.watch import NOTICES
 from tests.simulated_providers import QUIET
 
 
@@ -25,7 +25,8 @@ def watch(service: SimulatedService) -> Iterator[Callable[..., NoticeWatcher]]:
 
     def make(provider: str, **settings: object) -> NoticeWatcher:
         service.answers.update(QUIET[provider])
-        made.append(watcher_for(provider, base_url=service.url, **{"timeout_s": 5.0, **settings}))
+        settings = {"base_url": service.url, "timeout_s": 5.0} | settings
+        made.append(NOTICES.find(provider).watcher(**settings))
         return made[-1]
 
     yield make

@@ -1,22 +1,25 @@
-"""What a worker's process knows of its own end, from a played metadata service."""
+"""The notice of this machine, watched in the background against a played provider."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.spot.notices import watch as module
-from gpu_runtime.spot.notices.notice import Notice, NoticeKind
-from gpu_runtime.spot.notices.registry import NOTICES
+from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
-from gpu_runtime.spot.notices.watch import NoticeWatch
+from gpu_runtime.spot.notices.watch import NOTICES, NoticePlugin, NoticeWatch
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, NoticeError
 from tests.simulated_providers import GCP_FLAG, QUIET
 from tests.tiny_run import request
 
@@ -25,60 +28,117 @@ def wait_until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(0.005)
+
+
+@contextmanager
+def watching(provider: str, url: str = "") -> Iterator[NoticeWatch]:
+    watch = NoticeWatch(provider, url)
+    try:
+        yield watch
+    finally:
+        watch.close()
 
 
 class Scripted:
-    """A watcher that sees what the test puts there, and counts its polls."""
+    """A watcher whose polls do what the test says, and are counted."""
 
-    provider = "gcp"
+    provider = "test"
 
-    def __init__(self) -> None:
-        self.sees: Notice | None = None
+    def __init__(self, *polls: Notice | Exception | None) -> None:
+        self.left = list(polls)
         self.polls = 0
 
     def poll(self, now: float) -> Notice | None:
         self.polls += 1
-        return self.sees
+        found = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def close(self) -> None:
         pass
 
 
-def test_a_notice_is_known_until_it_is_withdrawn(service: SimulatedService):
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets GCP be asked many times a second."""
+    quick = replace(NOTICES.find("gcp"), poll_interval_s=0.005, max_backoff_s=0.02)
+    monkeypatch.setattr(NOTICES, "find", lambda name: quick)
+
+
+def test_a_notice_is_known_until_it_is_withdrawn(service: SimulatedService, soon):
     service.answers.update(QUIET["gcp"])
-    watch = NoticeWatch("gcp", service.url)
-    try:
+    with watching("gcp", service.url) as watch:
         wait_until(lambda: bool(service.asked))
         assert watch.notice is None
         service.answers[GCP_FLAG] = "TRUE"
         wait_until(lambda: watch.notice is not None)
-        assert watch.notice is not None and watch.notice.kind == "terminate"
+        first, polls = watch.notice, len(service.asked)
+        wait_until(lambda: len(service.asked) > polls + 2)
+        assert watch.notice is first, "one notice, however often it is seen"
         service.answers[GCP_FLAG] = "FALSE"
         wait_until(lambda: watch.notice is None)
-    finally:
-        watch.close()
 
 
-def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
-    watcher = Scripted()
-    quick = replace(NOTICES.find("gcp"), poll_interval_s=0.001)
-    monkeypatch.setattr(NOTICES, "find", lambda name: quick)
-    monkeypatch.setattr(module, "watcher_for", lambda name: watcher)
-    watch = NoticeWatch("gcp")
+def test_failed_polls_are_logged_once_and_withdraw_nothing(service: SimulatedService, soon, caplog):
+    service.answers[GCP_FLAG] = "TRUE"
+    with caplog.at_level(logging.DEBUG), watching("gcp", service.url) as watch:
+        wait_until(lambda: watch.notice is not None)
+        service.answers[GCP_FLAG] = 500
+        wait_until(lambda: "status 500" in caplog.text)
+        service.answers[GCP_FLAG] = "what?"
+        wait_until(lambda: "what?" in caplog.text)
+        service.answers[GCP_FLAG] = "TRUE"
+        wait_until(lambda: "can be read again" in caplog.text)
+        assert watch.notice is not None
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and "status 500" in warnings[0].getMessage()
 
-    def see(kind: NoticeKind) -> Notice | None:
-        """What the watch says once a poll that saw this has been told: the one after has begun."""
-        watcher.sees, seen = Notice("gcp", kind, None, 0.0, kind), watcher.polls
-        wait_until(lambda: watcher.polls >= seen + 3)
-        return watch.notice
 
-    try:
-        assert see("rebalance") is None
-        assert see("terminate") is not None
-        assert see("rebalance") is None
-    finally:
-        watch.close()
+def test_each_failed_poll_waits_twice_as_long_up_to_the_limit(monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+    watcher = Scripted(*[NoticeError("no answer")] * 6, None)
+
+    waits = threading.Event.wait
+
+    def wait(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread().name != "notices-test" or timeout is None:
+            return waits(event, timeout)
+        waited.append(timeout)
+        if len(waited) == 8:
+            event.set()
+        return event.is_set()
+
+    monkeypatch.setattr(threading.Event, "wait", wait)
+    monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 1.0, 10.0))
+    with watching("test"):
+        wait_until(lambda: len(waited) == 8)
+    assert waited == [2.0, 4.0, 8.0, 10.0, 10.0, 10.0, 1.0, 1.0]
+
+
+def test_a_bug_of_a_watcher_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch, caplog):
+    watcher = Scripted(KeyError("a bug"), Notice("test", None, 0.0, "one"))
+    monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 0.005, 0.02))
+    with watching("test") as watch:
+        wait_until(lambda: watch.notice is not None)
+    assert "a bug" in caplog.text
+
+
+def test_the_watch_ends_at_once_between_polls(monkeypatch: pytest.MonkeyPatch):
+    watcher = Scripted(None)
+    monkeypatch.setattr(NOTICES, "find", lambda name: NoticePlugin(lambda: watcher, 600.0, 600.0))
+    with watching("test"):
+        wait_until(lambda: watcher.polls == 1)
+    assert not any(thread.name == "notices-test" for thread in threading.enumerate())
+
+
+def test_sigterm_is_seen():
+    original = signal.getsignal(signal.SIGTERM)
+    with watching("kubernetes") as watch:
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: watch.notice is not None)
+    assert signal.getsignal(signal.SIGTERM) is original
 
 
 def test_what_cannot_be_watched_is_refused():

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
+import threading
+from collections.abc import Iterator
 
 import pytest
 
 from gpu_runtime.spot.notices import aws, gcp
-from gpu_runtime.spot.notices.metadata_service import LARGEST_BODY_BYTES
+from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
+from gpu_runtime.spot.notices.metadata_watcher import LARGEST_BODY_BYTES
 from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
-from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
+from gpu_runtime.spot.notices.watch import NOTICES, NoticePlugin
 from storage.errors import ConfigurationError, NoticeError
 from tests.simulated_providers import (
     ALIBABA_TIME,
     AWS_ACTION,
-    AWS_REBALANCE,
     AWS_TOKEN,
     AZURE_EVENTS,
     AZURE_NAME,
@@ -49,7 +53,7 @@ class TestEveryHttpProvider:
         watcher = watch(provider)
         service.answers.update(TAKEN[provider])
         notice = taken(watcher)
-        assert (notice.provider, notice.kind, notice.received_at) == (provider, "terminate", NOON)
+        assert (notice.provider, notice.received_at) == (provider, NOON)
         assert notice.deadline == NOON + GRACE_S[provider]
 
     def test_the_same_notice_at_every_poll(self, provider, watch, service):
@@ -110,7 +114,7 @@ class TestEveryHttpProvider:
     def test_no_service_there(self, provider):
         with SimulatedService() as gone:
             url = gone.url
-        watcher = watcher_for(provider, base_url=url)
+        watcher = NOTICES.find(provider).watcher(base_url=url)
         with pytest.raises(NoticeError, match="cannot be reached"):
             watcher.poll(NOON)
         watcher.close()
@@ -138,7 +142,7 @@ class TestAws:
         service.answers[AWS_ACTION] = lambda headers: (
             SPOT_ACTION if headers["x-aws-ec2-metadata-token"] == "token-2" else 401
         )
-        assert taken(watcher).kind == "terminate"
+        taken(watcher)
         assert service.paths().count(aws.TOKEN_PATH) == 2
 
     def test_a_service_that_refuses_every_token_is_an_error(self, watch, service):
@@ -158,26 +162,17 @@ class TestAws:
         watcher = watch("aws")
         service.answers[AWS_ACTION] = json.dumps({"instance-action": "stop", "time": TWO_MINUTES_LATER})
         notice = taken(watcher)
-        assert (notice.kind, notice.deadline, notice.detail) == (
-            "terminate",
-            NOON + 120,
-            f"stop at {TWO_MINUTES_LATER}",
-        )
+        assert (notice.deadline, notice.detail) == (NOON + 120, f"stop at {TWO_MINUTES_LATER}")
 
     @pytest.mark.parametrize("said", [{"action": "terminate"}, {"action": "terminate", "time": "soon"}])
     def test_a_time_that_cannot_be_read_keeps_no_warning_back(self, watch, service, said):
         watcher = watch("aws")
         service.answers[AWS_ACTION] = json.dumps(said)
-        notice = taken(watcher)
-        assert (notice.kind, notice.deadline) == ("terminate", None)
+        assert taken(watcher).deadline is None
 
-    def test_a_recommendation_is_advice_and_an_action_outranks_it(self, watch, service):
-        watcher = watch("aws")
-        service.answers[AWS_REBALANCE] = json.dumps({"noticeTime": "2027-01-15T07:50:00Z"})
-        notice = taken(watcher)
-        assert (notice.kind, notice.deadline) == ("rebalance", None)
-        service.answers[AWS_ACTION] = SPOT_ACTION
-        assert taken(watcher).kind == "terminate"
+    def test_advice_is_not_asked_for(self, watch, service):
+        watch("aws").poll(NOON)
+        assert service.paths() == [aws.TOKEN_PATH, aws.ACTION_PATH]
 
 
 class TestGcp:
@@ -243,21 +238,65 @@ def test_alibaba_says_an_empty_time_while_there_is_none(watch, service):
     assert watcher.poll(NOON) is None
 
 
-def test_every_provider_is_asked_well_within_its_grace_period():
-    for name, provider in ((name, NOTICES.find(name)) for name in NOTICES.names()):
-        assert provider.poll_interval_s <= provider.max_backoff_s <= provider.grace_s / 3, name
-        assert set(provider.settings) <= {"base_url", "timeout_s", "grace_s", "vm_name", "clock"}
+class TestKubernetes:
+    @pytest.fixture
+    def before(self) -> Iterator[list[int]]:
+        """Counts the signals that reach the handler of before."""
+        reached: list[int] = []
+        original = signal.signal(signal.SIGTERM, lambda number, frame: reached.append(number))
+        yield reached
+        signal.signal(signal.SIGTERM, original)
+
+    def test_sigterm_is_a_notice_until_the_watcher_is_closed(self, before):
+        watcher = KubernetesNotices(grace_s=25.0, clock=iter([NOON, NOON + 9]).__next__)
+        assert watcher.poll(NOON) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        notice = taken(watcher, NOON + 3)
+        assert (notice.received_at, notice.deadline) == (NOON, NOON + 25)
+        assert before == []
+        watcher.close()
+        watcher.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert before == [signal.SIGTERM]
+
+    def test_a_handler_that_came_later_is_left_alone(self, before):
+        watcher = KubernetesNotices()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        watcher.close()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+    def test_only_the_main_thread_may_watch(self):
+        refused: list[ConfigurationError] = []
+
+        def elsewhere() -> None:
+            try:
+                KubernetesNotices()
+            except ConfigurationError as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert "main thread" in str(refused[0])
+
+
+@pytest.mark.parametrize("provider", NOTICES.names())
+def test_every_provider_is_asked_well_within_its_grace_period(provider):
+    plugin = NOTICES.find(provider)
+    assert plugin.max_backoff_s <= GRACE_S[provider] / 3
+    assert plugin.asks_url == (provider in HTTP_PROVIDERS)
+
+
+@pytest.mark.parametrize(("interval_s", "backoff_s"), [(0.0, 8.0), (float("inf"), 8.0), (1.0, 0.5)])
+def test_impossible_timing_is_refused(interval_s, backoff_s):
+    with pytest.raises(ConfigurationError, match=" s; give "):
+        NoticePlugin(KubernetesNotices, interval_s, backoff_s)
 
 
 @pytest.mark.parametrize(
     ("provider", "settings", "message"),
     [
-        (
-            "amazon",
-            {},
-            "there is none of that name; .* aws, gcp, azure, alibaba, kubernetes",
-        ),
-        ("aws", {"vm_name": "x"}, "takes no vm_name; it takes base_url, timeout_s"),
         ("aws", {"base_url": "169.254.169.254"}, "not of the form http://HOST:PORT"),
         ("gcp", {"base_url": "ftp://host"}, "not of the form"),
         ("azure", {"base_url": "http://"}, "not of the form"),
@@ -271,11 +310,10 @@ def test_every_provider_is_asked_well_within_its_grace_period():
 )
 def test_wrong_settings_are_refused_at_once(provider, settings, message):
     with pytest.raises(ConfigurationError, match=message):
-        watcher_for(provider, **settings)
+        NOTICES.find(provider).watcher(**settings)
 
 
 def test_notices_and_errors_travel_between_processes():
-    notice = Notice("aws", "terminate", NOON, NOON, "terminate")
+    notice = Notice("aws", NOON, NOON, "terminate")
     assert pickle.loads(pickle.dumps(notice)) == notice
     assert str(pickle.loads(pickle.dumps(NoticeError("no answer")))) == "no answer"
-    assert NOTICES.find("aws").grace_s == 120.0

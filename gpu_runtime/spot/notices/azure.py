@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_runtime.spot.notices.metadata_service import MetadataService, json_object, unexpected, unix_seconds
-from gpu_runtime.spot.notices.notice import Notice, not_before
+from gpu_runtime.spot.notices.metadata_watcher import MetadataWatcher, json_object, unexpected, unix_seconds
+from gpu_runtime.spot.notices.notice import Notice
 
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
 
 
-class AzureNotices:
+class AzureNotices(MetadataWatcher):
     """Watches the scheduled events for a Preempt of this machine.
 
     The service tells every machine of a scale set about all of its machines, so events of other machines
     are ignored. Its first answer after a start may take minutes; until then polls time out.
 
     Args:
-        base_url: address of the metadata service.
-        timeout_s: longest time of a request in seconds.
+        base_url, timeout_s: see `MetadataWatcher`.
         vm_name: this machine's name in `Resources`; None to ask the service.
     """
 
@@ -29,13 +28,13 @@ class AzureNotices:
     def __init__(
         self, base_url: str = "http://169.254.169.254", timeout_s: float = 2.0, vm_name: str | None = None
     ) -> None:
-        self._service = MetadataService(base_url, timeout_s)
+        super().__init__(base_url, timeout_s)
         self._vm_name = vm_name
 
     def poll(self, now: float) -> Notice | None:
-        """See `NoticeWatcher.poll`; the earliest of several events counts."""
+        """See `NoticeWatcher`; the earliest of several events counts."""
         name = self._name().casefold()
-        answer = self._service.get(EVENTS_PATH, _HEADERS)
+        answer = self.ask(EVENTS_PATH, _HEADERS)
         if answer.status != 200:
             raise unexpected(answer, "Azure's scheduled events")
         events = json_object(answer.text, "Azure's scheduled events").get("Events")
@@ -44,19 +43,16 @@ class AzureNotices:
         notices = [self._notice(event, now) for event in events if _takes(event, name)]
         return min(notices, key=lambda notice: (notice.deadline or now, notice.detail), default=None)
 
-    def close(self) -> None:
-        """See `NoticeWatcher.close`."""
-        self._service.close()
-
     def _notice(self, event: dict[str, Any], now: float) -> Notice:
         # An event that has started has no NotBefore any more: the machine may vanish at any moment.
         start = event.get("NotBefore")
-        deadline = not_before(unix_seconds(start), now) if start else now
-        return Notice(self.provider, "terminate", deadline, now, f"Preempt, event {event.get('EventId')}")
+        return self.notice(
+            unix_seconds(start) if start else now, now, f"Preempt, event {event.get('EventId')}"
+        )
 
     def _name(self) -> str:
         if self._vm_name is None:
-            answer = self._service.get(NAME_PATH, _HEADERS)
+            answer = self.ask(NAME_PATH, _HEADERS)
             if answer.status != 200 or not answer.text:
                 raise unexpected(answer, "Azure did not tell this machine's name")
             self._vm_name = answer.text

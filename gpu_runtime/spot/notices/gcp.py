@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from gpu_runtime.spot.notices.metadata_service import MetadataService, unexpected
+from gpu_runtime.spot.notices.metadata_watcher import MetadataWatcher, unexpected
 from gpu_runtime.spot.notices.notice import Notice
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
 
 
-class GcpNotices:
+class GcpNotices(MetadataWatcher):
     """Watches the `preempted` flag of this instance.
 
     The service can hold a request until the flag changes (`wait_for_change`). That is not used, since a
     request that hangs forever could not be distinguished from a dead service.
 
     Args:
-        base_url: address of the metadata service.
-        timeout_s: longest time of a request in seconds.
+        base_url, timeout_s: see `MetadataWatcher`.
         grace_s: seconds from the flag to the loss; Google gives at most 30, and sometimes less.
     """
 
@@ -25,13 +24,13 @@ class GcpNotices:
     def __init__(
         self, base_url: str = "http://metadata.google.internal", timeout_s: float = 2.0, grace_s: float = 30.0
     ) -> None:
-        self._service = MetadataService(base_url, timeout_s)
+        super().__init__(base_url, timeout_s)
         self._grace_s = grace_s
         self._first_seen: float | None = None
 
     def poll(self, now: float) -> Notice | None:
-        """See `NoticeWatcher.poll`."""
-        answer = self._service.get(PREEMPTED_PATH, {"Metadata-Flavor": "Google"})
+        """See `NoticeWatcher`."""
+        answer = self.ask(PREEMPTED_PATH, {"Metadata-Flavor": "Google"})
         flag = answer.text.upper()
         if answer.status != 200 or flag not in ("TRUE", "FALSE"):
             raise unexpected(answer, "GCP's preempted flag")
@@ -40,9 +39,4 @@ class GcpNotices:
             return None
         if self._first_seen is None:
             self._first_seen = now
-        deadline = max(self._first_seen + self._grace_s, now)
-        return Notice(self.provider, "terminate", deadline, now, "preempted is TRUE")
-
-    def close(self) -> None:
-        """See `NoticeWatcher.close`."""
-        self._service.close()
+        return self.notice(self._first_seen + self._grace_s, now, "preempted is TRUE")

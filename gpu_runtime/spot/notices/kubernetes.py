@@ -45,11 +45,11 @@ class KubernetesNotices:
         self._closed = False
 
     def poll(self, now: float) -> Notice | None:
-        """See `NoticeWatcher.poll`; never raises."""
+        """See `NoticeWatcher`; never raises."""
         received_at = self._received_at
         if received_at is None:
             return None
-        return Notice(self.provider, "terminate", received_at + self._grace_s, received_at, "SIGTERM")
+        return Notice(self.provider, received_at + self._grace_s, received_at, "SIGTERM")
 
     def close(self) -> None:
         """Restore the previous SIGTERM handler, unless other code has replaced ours since.

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-NoticeKind = Literal["terminate", "rebalance"]
-
-
-def not_before(at: float | None, now: float) -> float | None:
-    """Return a provider's deadline, or now if it has already passed."""
-    return None if at is None else max(at, now)
+from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -19,8 +12,6 @@ class Notice:
 
     Attributes:
         provider: name of the provider.
-        kind: `terminate`: the machine will be taken; `rebalance`: it is likelier than usual to be taken,
-            which is advice only.
         deadline: earliest time of the loss in unix seconds, never before `received_at`; None if the provider
             gives no readable time. Not part of equality, since a deadline in the past moves with the clock.
         received_at: time at which it was read, in unix seconds; not part of equality either.
@@ -28,7 +19,6 @@ class Notice:
     """
 
     provider: str
-    kind: NoticeKind
     deadline: float | None = field(compare=False)
     received_at: float = field(compare=False)
     detail: str

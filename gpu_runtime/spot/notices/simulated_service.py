@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +30,7 @@ class SimulatedService:
 
     answers: dict[str, Any] = field(default_factory=dict)
     otherwise: Any = 404
-    asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    asked: MutableSequence[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -60,7 +61,8 @@ class SimulatedNotices:
     """
 
     def __init__(self, worker_in_url: str) -> None:
-        self._service = SimulatedService(otherwise="FALSE", asked=_Forgetful())
+        # Hours of polls would fill the memory: no request is kept.
+        self._service = SimulatedService(otherwise="FALSE", asked=deque(maxlen=0))
         self._worker_in_url = worker_in_url
         self.url = ""
 
@@ -79,13 +81,6 @@ class SimulatedNotices:
     def withdraw(self, worker: str) -> None:
         """Withdraw a worker's notice."""
         self._service.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
-
-
-class _Forgetful(list[tuple[str, str, dict[str, str]]]):
-    """A list that keeps nothing, since hours of polls would fill the memory."""
-
-    def append(self, asked: tuple[str, str, dict[str, str]]) -> None:
-        pass
 
 
 class _Server(ThreadingHTTPServer):

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from gpu_runtime.spot.notices.notice import Notice
 from storage.errors import ConfigurationError, NoticeError
 
 LARGEST_BODY_BYTES = 262_144
@@ -27,8 +28,8 @@ class Answer:
     text: str
 
 
-class MetadataService:
-    """A metadata service at one address.
+class MetadataWatcher:
+    """Base class of the watchers that ask a metadata service.
 
     Args:
         base_url: `http://HOST[:PORT]`, without the paths of the provider.
@@ -38,7 +39,9 @@ class MetadataService:
         ConfigurationError: the URL or the timeout is invalid.
     """
 
-    def __init__(self, base_url: str, timeout_s: float) -> None:
+    provider: str
+
+    def __init__(self, base_url: str, timeout_s: float = 2.0) -> None:
         if not (math.isfinite(timeout_s) and timeout_s > 0):
             raise ConfigurationError(f"the time-out is {timeout_s} s; give a number of seconds above 0")
         self._base_url = checked_url(base_url)
@@ -46,23 +49,16 @@ class MetadataService:
         # Ignores proxies of the environment: link-local addresses mean this machine, not the proxy.
         self._client = httpx.Client(timeout=timeout_s, trust_env=False)
 
-    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """GET `path`; any status code is a valid answer.
+    def close(self) -> None:
+        """See `NoticeWatcher`."""
+        self._client.close()
+
+    def ask(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
+        """Request `path`, without a body; any status code is a valid answer.
 
         Raises:
             NoticeError: the connection failed, the answer took too long, or its body is too large.
         """
-        return self._ask("GET", path, headers)
-
-    def put(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
-        """PUT `path` without a body; raises what `get` does."""
-        return self._ask("PUT", path, headers)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
-    def _ask(self, method: str, path: str, headers: Mapping[str, str] | None) -> Answer:
         url = self._base_url + path
         # httpx limits the wait for each chunk only; a slow stream could block us forever.
         last_moment = time.monotonic() + self._timeout_s
@@ -82,6 +78,10 @@ class MetadataService:
         except httpx.HTTPError as error:
             raise NoticeError(f"{url} cannot be reached: {error}") from error
         return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())
+
+    def notice(self, deadline: float | None, now: float, detail: str) -> Notice:
+        """Return a notice of this provider; a deadline that has passed becomes now."""
+        return Notice(self.provider, None if deadline is None else max(deadline, now), now, detail)
 
 
 def checked_url(base_url: str) -> str:
@@ -106,12 +106,7 @@ def checked_url(base_url: str) -> str:
 
 def unexpected(answer: Answer, what: str) -> NoticeError:
     """Return the error for an answer that cannot be understood."""
-    return NoticeError(f"{what}: status {answer.status}, body {shown(answer.text)}; asking again later")
-
-
-def shown(text: str) -> str:
-    """Return the beginning of a body, for a message."""
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
+    return NoticeError(f"{what}: status {answer.status}, body {_shown(answer.text)}; asking again later")
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:
@@ -123,17 +118,16 @@ def json_object(text: str, what: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NoticeError(f"{what}: {shown(text)} is not JSON; asking again later") from error
+        raise NoticeError(f"{what}: {_shown(text)} is not JSON; asking again later") from error
     if not isinstance(value, dict):
-        raise NoticeError(f"{what}: expected a JSON object, got {shown(text)}; asking again later")
+        raise NoticeError(f"{what}: expected a JSON object, got {_shown(text)}; asking again later")
     return value
 
 
 def unix_seconds(text: object) -> float | None:
-    """Return a provider's time, ISO 8601 or RFC 1123, in unix seconds; UTC if it names no time zone.
+    """Return a provider's time in unix seconds; None if it is neither ISO 8601 nor RFC 1123.
 
-    Returns:
-        Unix seconds; None if it has neither format.
+    A time without a time zone is UTC.
     """
     if not isinstance(text, str):
         return None
@@ -144,3 +138,7 @@ def unix_seconds(text: object) -> float | None:
         except (ValueError, OverflowError):
             continue
     return None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")

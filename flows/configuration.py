@@ -79,7 +79,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     prompts = config.prompts.model_copy(
         update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
     )
-    model = config.model.with_absolute_folder()
+    model = config.model.with_absolute_paths()
     price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
     return config.model_copy(update={"prompts": prompts, "model": model, "price": price})
 

@@ -35,6 +35,7 @@ def model_card(
         reward += f" {json.dumps(config.reward.options)}"
     facts = {
         "Base model": f"`{config.model.path}` ({config.model.family})",
+        **({"Started from": _adapter(row)} if config.model.adapter else {}),
         "Trained": f"{kind}, by {objective}; the moving average after iteration {iteration} of "
         f"{config.iterations}, policy of run `{row.run_id}`",
         "Reward": f"{reward}, {config.reward.signal}",
@@ -60,6 +61,12 @@ def model_card(
 
 def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
     return f"`{path}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
+
+
+def _adapter(row: RunRow) -> str:
+    reference = "and" if row.config.model.reference == "adapter" else "but not"
+    named = _file(row.config.model.adapter, row.environment, "digest adapter")
+    return f"{named}, {reference} in the reference policy"
 
 
 def _pair(result: Mapping[str, Any], name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
+from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.registry import chosen_scorer
 from storage.config.run_config import RunConfig
@@ -22,20 +23,23 @@ _SHOWN = 12
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """Return SHA-256 (hexadecimal) of the prompt files and of the model's files, to be stored with the run.
+    """Return SHA-256 (hexadecimal) of the prompt files and the model's and adapter's files, to be stored.
 
     Returns:
         `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of the list
-        of digests and names that `sha256sum` prints of the model's files. A dataset of several files, and a
-        prompt file with the images that its rows name, have such a list too.
+        of digests and names that `sha256sum` prints of the model's files. A dataset of several files, a
+        prompt file with the images that its rows name, and the adapter that a run starts from (`digest
+        adapter`) have such a list too.
 
     Raises:
         PromptFileError, ModelError: a file is missing.
     """
+    adapter = config.model.adapter
     return {
         "digest prompts.train": _digest_prompts(config.prompts.train),
         "digest prompts.evaluate": _digest_prompts(config.prompts.evaluate),
         "digest model": _digest_list(family_of(config.model).files(config.model)),
+        **({"digest adapter": _digest_list(lora_files(adapter))} if adapter else {}),
     }
 
 
@@ -57,7 +61,7 @@ def gives_verdict(config: RunConfig) -> bool:
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
-    """Refuse to resume a run with prompts or a model that differ from those at its start.
+    """Refuse to resume a run with prompts, a model or an adapter that differ from those at its start.
 
     Args:
         environment: the run's environment with the digests from its start; a run without digests, from
@@ -72,6 +76,7 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
         "digest prompts.train": f"prompts.train = {config.prompts.train!r}",
         "digest prompts.evaluate": f"prompts.evaluate = {config.prompts.evaluate!r}",
         "digest model": f"model.path = {config.model.path!r}",
+        "digest adapter": f"model.adapter = {config.model.adapter!r}",
     }
     changed = [
         f"{values[name]} (SHA-256 {digest[:_SHOWN]}, was {environment[name][:_SHOWN]})"

@@ -214,9 +214,9 @@ class WorkerProvisioner:
         else:
             place = self._training_place(index) if trains else None
             arguments = self._config, trains, watches, name, self._history.place, place, self._meeting
-            actor = self._cluster.start(
-                name, device_worker, *arguments, gpu=True, market=market, reads=[self._config.model.path]
-            )
+            model = self._config.model
+            reads = [model.path, model.adapter] if trains and model.adapter else [model.path]
+            actor = self._cluster.start(name, device_worker, *arguments, gpu=True, market=market, reads=reads)
             device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded

@@ -10,6 +10,7 @@ import torch
 
 from gpu_runtime.learning.sharding import local_shard
 from gpu_runtime.learning.weights import WeightState
+from gpu_runtime.models.files.lora_file import read_lora
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError
@@ -19,20 +20,32 @@ class Policy:
     """A model and the part of its weights that is trained.
 
     With `lora` only low-rank adapters are trained, and the reference policy is the same model with
-    the adapters off. With `full` all weights are trained, and the reference is a copy of them as loaded.
+    the adapters off, or with those it started from. With `full` all weights are trained, and the reference is
+    a copy of them as loaded.
 
     Args:
         model: loaded model; its transformer gets the adapters.
         adaptation: settings of what to train.
         seed: seed of the adapters' random half, so that every worker builds the same ones.
-        keeps_reference: True if `reference()` will be used; `full` needs memory for it.
+        keeps_reference: True if `reference()` will be used; a copy of weights needs memory for it.
+        adapter: LoRA to start from (`model.adapter`); empty to start at the model itself.
+        adapter_is_reference: True if that LoRA belongs to the reference policy.
+
+    Raises:
+        ModelError: if no weight can be trained, or the LoRA does not fit.
     """
 
     is_gathered = True
     """True if this process can generate by itself."""
 
     def __init__(
-        self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int, keeps_reference: bool = True
+        self,
+        model: DiffusionModel,
+        adaptation: AdaptationConfig,
+        seed: int,
+        keeps_reference: bool = True,
+        adapter: str = "",
+        adapter_is_reference: bool = False,
     ) -> None:
         self.model = model
         self._lora = adaptation.mode == "lora"
@@ -49,8 +62,11 @@ class Policy:
         if not self.trained:
             raise ModelError("no weight of the model is trainable; check adaptation.targets")
         _refuse_coarse(self.trained)
+        if adapter:
+            shapes = {name: tuple(weight.shape) for name, weight in self.trained.items()}
+            self.load(read_lora(adapter, adaptation, shapes))
         self._reference: dict[str, torch.Tensor] = {}
-        if keeps_reference and not self._lora:
+        if keeps_reference and (adapter_is_reference or not self._lora):
             self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
     def _prepare(self, transformer: torch.nn.Module) -> None:
@@ -95,7 +111,7 @@ class Policy:
     def reference(self) -> Iterator[None]:
         """Make the model the reference policy within this context."""
         transformer = self.model.transformer
-        if self._lora:
+        if not self._reference and self._lora:
             transformer.disable_adapters()  # pyright: ignore[reportCallIssue]
             try:
                 yield

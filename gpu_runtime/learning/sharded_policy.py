@@ -37,7 +37,7 @@ class ShardedPolicy(Policy):
         adaptation: settings of what to train.
         seed: seed of the adapters' random half.
         group: group of the training processes.
-        keeps_reference: True if `reference()` will be used.
+        keeps_reference, adapter, adapter_is_reference: as for `Policy`; every process reads the same file.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class ShardedPolicy(Policy):
         seed: int,
         group: dist.ProcessGroup,
         keeps_reference: bool = True,
+        adapter: str = "",
+        adapter_is_reference: bool = False,
     ) -> None:
         self.group = group
         self.is_gathered = False
-        super().__init__(model, adaptation, seed, keeps_reference)
+        super().__init__(model, adaptation, seed, keeps_reference, adapter, adapter_is_reference)
 
     def gather(self) -> None:
         """Gather all weights here, to generate with; a collective. `divide` releases them."""

@@ -139,7 +139,7 @@ def _refuse_pipeline_settings(settings: ModelConfig) -> None:
     defaults = ModelConfig.model_fields
     changed = [
         f"model.{name}={getattr(settings, name)!r}"
-        for name in sorted(defaults.keys() - {"family", "path", "device"})
+        for name in sorted(defaults.keys() - {"family", "path", "device", "adapter", "reference"})
         if getattr(settings, name) != defaults[name].default
     ]
     if changed:

@@ -12,26 +12,30 @@ from storage.config.run_config import RunConfig
 
 
 def build_policy(
-    model: DiffusionModel, config: RunConfig, keeps_reference: bool, training_group: TrainingMembership | None
+    model: DiffusionModel, config: RunConfig, trains: bool, training_group: TrainingMembership | None
 ) -> Policy:
     """Build the policy of a worker.
 
     Args:
         model: loaded model.
         config: the run's configuration.
-        keeps_reference: True if the reference policy will be used.
+        trains: True if it trains: only then does it need the reference policy, and the adapter to start from,
+            which the others receive with the first weights.
         training_group: worker's membership, if it trains with others; it waits for them.
 
     Raises:
         GroupBrokenError: if those did not come.
+        ModelError: if the adapter is not on this host, or does not fit.
     """
+    keeps_reference = trains and config.keeps_reference
+    start = (config.model.adapter, config.model.reference == "adapter") if trains else ("", False)
     if training_group is None:
-        return Policy(model, config.adaptation, config.seed, keeps_reference)
+        return Policy(model, config.adaptation, config.seed, keeps_reference, *start)
     # Imported here: FSDP takes long to import, and only devices that train together need it.
     from gpu_runtime.learning.sharded_policy import ShardedPolicy
 
     group = meet(training_group, model.device)
-    return ShardedPolicy(model, config.adaptation, config.seed, group, keeps_reference)
+    return ShardedPolicy(model, config.adaptation, config.seed, group, keeps_reference, *start)
 
 
 def build_trainer(

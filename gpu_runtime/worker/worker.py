@@ -82,9 +82,8 @@ class DeviceWorker:
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         self._device = device_name(config.model)
-        keeps_reference = trains and config.keeps_reference
         self._training_group = training_group
-        self._policy = build_policy(self._model, config, keeps_reference, training_group)
+        self._policy = build_policy(self._model, config, trains, training_group)
         self._sampler = Sampler(self._model, config.sampling)
         self._begin_work()
         self._trainer = build_trainer(self._policy, self._sampler, config, training_group) if trains else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from storage.config.section import OptionValues, Section
 
@@ -26,6 +26,13 @@ class ModelConfig(Section):
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
     families also take a name in the hub's cache of the machine, as in Qwen/Qwen-Image."""
+
+    adapter: str = ""
+    """LoRA to start from: a folder or .safetensors file as `spotlight export`, diffusers or peft write it.
+    Rank and layers must be those of `adaptation`; its own alpha counts. Empty starts at the model itself."""
+
+    reference: Literal["base", "adapter"] = "base"
+    """The reference policy of a KL where a run starts from `adapter`: the model without it, or with it."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where tensors live; `auto` takes CUDA when the worker is given a GPU."""
@@ -67,6 +74,14 @@ class ModelConfig(Section):
     options: OptionValues = Field(default={})
     """What the family itself declares; those of the project declare nothing."""
 
+    @model_validator(mode="after")
+    def _reference_exists(self) -> Self:
+        if self.reference == "adapter" and not self.adapter:
+            raise ValueError(
+                "model.reference is adapter, but no model.adapter is named; name one, or set it to base"
+            )
+        return self
+
     @property
     def key(self) -> str:
         """The model and its size, as profiles and learning curves name them."""
@@ -74,8 +89,10 @@ class ModelConfig(Section):
             return self.path
         return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}"
 
-    def with_absolute_folder(self) -> Self:
-        """The folder as it is seen from here; names of the hub's cache stay as they are."""
+    def with_absolute_paths(self) -> Self:
+        """Return paths as they are seen from here; names of the hub's cache stay as they are."""
         folder = os.path.expanduser(self.path)
         is_path = os.path.isdir(folder) or self.path.startswith(("~", "."))
-        return self.model_copy(update={"path": os.path.abspath(folder)}) if is_path else self
+        adapter = self.adapter and os.path.abspath(os.path.expanduser(self.adapter))
+        path = os.path.abspath(folder) if is_path else self.path
+        return self.model_copy(update={"path": path, "adapter": adapter})

@@ -115,7 +115,7 @@ class AlgorithmConfig(Section):
     `train` does, with advantages of 0, as DiffusionNFT's: they take time and make the others weigh less."""
 
     kl_weight: float = Field(default=0.0, ge=0, le=1e6)
-    """Weight beta of the KL to the reference policy (the model before training)."""
+    """Weight beta of the KL to the reference policy: the model before training (see `model.reference`)."""
 
     ratio_tolerance: float = Field(default=1e-5, gt=0, le=1)
     """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` looks at one
@@ -336,6 +336,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "
                 "GPU is looked at; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_trained(self) -> Self:
+        if self.model.adapter and self.adaptation.mode != "lora":
+            raise ValueError(
+                f"model.adapter is {quoted(self.model.adapter)} with adaptation.mode={self.adaptation.mode}, "
+                "which trains no adapters; set adaptation.mode=lora, or merge it into the model first"
             )
         return self
 

@@ -41,7 +41,8 @@ def check(config: RunConfig) -> list[str]:
 
     Raises:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
-        ModelError: the model's files are missing or do not fit, or no layer is named to be trained.
+        ModelError: files of the model or of its adapter are missing or do not fit, or no layer is named to be
+            trained.
     """
     inputs = check_inputs(config)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
@@ -68,7 +69,8 @@ def check(config: RunConfig) -> list[str]:
                 judge.check(prompt)
         _judge_blank("evaluation.judge", outline, judge, inputs.evaluate[0])
     # Last, as it adds its adapters to the transformer, the only part it inspects.
-    Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
+    layers = cast("DiffusionModel", outline)
+    Policy(layers, config.adaptation, config.seed, keeps_reference=False, adapter=config.model.adapter)
     trained = {prompt.identity for prompt in inputs.train}
     shared = [prompt.text for prompt in inputs.evaluate if prompt.identity in trained]
     if shared:

@@ -14,6 +14,7 @@ from gpu_runtime.cluster.address import refuse_silent_address, refuse_unusable_f
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
 from gpu_runtime.learning.registry import read_objective_options
+from gpu_runtime.models.files.lora_file import check_lora
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
@@ -72,7 +73,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     Raises:
         ConfigurationError, PromptFileError: a value that the run cannot work with, or a server that does not
             answer.
-        ModelError: a folder of weights is missing.
+        ModelError: a folder of weights is missing, or the adapter to start from does not fit.
     """
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
@@ -80,6 +81,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     check_capacity(config)
     family = family_of(config.model)
     family.find(config.model)
+    if config.model.adapter:
+        check_lora(config.model.adapter, config.adaptation)
     fits_model, source_size = family.prompt_check(config.model), family.source_size(config.model)
     scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
     _check_gpu_of_scorers(config, scorer, judge)

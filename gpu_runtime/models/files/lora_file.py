@@ -145,10 +145,10 @@ def read_lora(
             value = opened.get_tensor(name).to(torch.float32).numpy()
             state[_policy_name(path, name)] = value * factor if ".lora_B." in name else value
     missing, further = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys())
-    for odd, told in ((missing, "it lacks"), (further, "it has")):
+    for odd, verb in ((missing, "lacks"), (further, "has")):
         if odd:
             layer = odd[0].partition(".lora_")[0]
-            problem = f"it is of other layers than adaptation.targets names: {told} {layer}"
+            problem = f"it is of other layers than adaptation.targets names: it {verb} {layer}"
             raise ModelError(_refusal(path, problem, "set adaptation.targets to the layers that it has"))
     for name, value in state.items():
         if value.shape != shapes[name]:
@@ -197,8 +197,8 @@ def _scale(path: str, files: list[Path], adaptation: AdaptationConfig) -> float:
     odd = [f"{name}={settings[name]}" for name in _OTHER_KINDS if settings.get(name)]
     alpha = settings.get("lora_alpha", adaptation.rank)
     if odd or not isinstance(alpha, int | float):
-        told = ", ".join(odd) or f"lora_alpha={alpha!r}"
-        raise ModelError(_refusal(path, f"it has {told}", "name a LoRA with one rank and one alpha"))
+        found = ", ".join(odd) or f"lora_alpha={alpha!r}"
+        raise ModelError(_refusal(path, f"it has {found}", "name a LoRA with one rank and one alpha"))
     return alpha / adaptation.rank
 
 

@@ -1,13 +1,16 @@
-"""The number of spot instances that a run rents for its next iteration, by measured times and prices. Pure.
+"""How many spot devices a run rents, and when trainers leave a rollout, by measured times and prices. Pure.
 
-The live run and the simulator call the same function. With R reserved devices, n spot devices, B batches of b
-seconds each and r seconds of an iteration without rollout, an iteration takes
+The live run and the simulator call the same functions. With R reserved devices, n spot devices, B batches of
+b seconds each and r seconds of an iteration without rollout, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
 device's time beside training that is of use (1 if it explores there, 0 if it idles). Another instance
 pays off while the time that it saves, times what waits meanwhile, is more than its price: while C falls.
-Where trainers leave the rollout (`gpu_runtime/fleet/seeding_window.py`), T(n) is given by
-`IterationForecast.course`. How fast the number grows is bounded by the rule of AstraFlow
-(`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f the trainer's share of waiting.
+How fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉,
+f the trainer's share of waiting.
+
+RLBoost (arXiv 2510.19225) calls the time that trainers roll out before they train seeding: too short, and
+they wait for samples; too long, and the spot devices wait for them. Here trainers decide before each of their
+batches (`runtime.trainers_leave`), and T(n) is given by `IterationForecast.course`.
 """
 
 from __future__ import annotations
@@ -15,9 +18,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from gpu_runtime.fleet.seeding_window import trainers_go_on
 
 LEAST_GAIN = 0.02
 """Share of an iteration's cost that giving instances back must save: getting an instance back costs another
@@ -112,6 +114,11 @@ class RentingTerms:
         spot_s = spot * (iteration_s - self.use_of_rest * forecast.idle_s(devices))
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
+    def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:
+        """Return the cost in dollars of the iterations left, and of starting the devices above `held`."""
+        starting_s = max(0, spot - held) * forecast.start_s
+        return forecast.left * self.cost_usd(forecast, spot) + self.spot_usd_per_hour * starting_s / 3600
+
 
 @dataclass(frozen=True)
 class CapacityDecision:
@@ -142,33 +149,11 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
         return CapacityDecision(terms.most, f"nothing has been measured yet: {_devices(terms.most)} at first")
     held = min(held, terms.most)
     reach = min(terms.most, max(held, most_generators(forecast, terms.reserved + held) - terms.reserved))
-    cost = [_cost_to_the_end(forecast, terms, spot, held) for spot in range(reach + 1)]
+    cost = [terms.cost_to_the_end(forecast, spot, held) for spot in range(reach + 1)]
     best = min(range(reach + 1), key=lambda spot: (cost[spot], spot))
     if best < held and cost[best] > (1 - LEAST_GAIN) * cost[held]:
         best = held
     return CapacityDecision(best, _reason(forecast, terms, held, best))
-
-
-def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
-    """Decide by AstraFlow's rule with prices: more spot devices if training waits and the run costs no more.
-
-    Where training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
-    all that it rolls out, so this is G: no device is given back. No live run rents by this rule.
-
-    Args:
-        forecast: forecast of the next iteration; None before times have been measured: `held` then stays.
-        terms: prices and bounds.
-        held: spot devices rented now.
-    """
-    if forecast is None:
-        return CapacityDecision(held, f"nothing has been measured yet: {_devices(held)} as before")
-    held = min(held, terms.most)
-    asked = min(terms.most, most_generators(forecast, terms.reserved + held) - terms.reserved)
-    costs_more = _cost_to_the_end(forecast, terms, asked, held) > _cost_to_the_end(
-        forecast, terms, held, held
-    )
-    wanted = held if costs_more else asked
-    return CapacityDecision(wanted, _reason(forecast, terms, held, wanted))
 
 
 def most_generators(forecast: IterationForecast, generators: int) -> int:
@@ -251,9 +236,58 @@ class MeasuredTimes:
         return IterationForecast(batches, batch_s, rest_s, start_s, left, trainers, train_s)
 
 
-def _cost_to_the_end(forecast: IterationForecast, terms: RentingTerms, spot: int, held: int) -> float:
-    starting_s = max(0, spot - held) * forecast.start_s
-    return forecast.left * terms.cost_usd(forecast, spot) + terms.spot_usd_per_hour * starting_s / 3600
+def trainers_go_on(batches: float, others: int, batch_s: float, train_s: float) -> bool:
+    """Return True if one more batch for the trainers lets the rollout and the training end sooner.
+
+    Args:
+        batches: batches left of the rollout.
+        others: devices that roll out and do not train, at least 1.
+        batch_s: seconds of a batch.
+        train_s: seconds of training that can be done beside the rollout.
+    """
+    return batches * batch_s / others > train_s + batch_s
+
+
+class LiveWindow:
+    """The decision whether trainers go on with a rollout, taken before each of their batches.
+
+    The rule regards the work left now, so a lost spot device brings the trainers back, and no number of
+    devices has to be remembered. On a tie, they train first.
+    """
+
+    def __init__(self) -> None:
+        self._batch_s: float | None = None
+        self._others = 0  # when the last note was written
+        self._notes: list[str] = []
+
+    def on_rolled_out(self, lease_s: Sequence[float]) -> None:
+        """Record the end of a rollout, with the seconds of each of its batches."""
+        if lease_s:
+            self._batch_s = statistics.median(lease_s)
+
+    def goes_on(self, batches: float, others: int, train_s: float | None) -> bool:
+        """Return True if one more batch for the trainers lets the rollout and the training end sooner.
+
+        Args:
+            batches: batches left of the rollout.
+            others: devices that roll out and do not train.
+            train_s: seconds of training that can be done beside the rollout; None if not known.
+        """
+        if train_s is None or self._batch_s is None or others == 0:
+            return True
+        goes_on = trainers_go_on(batches, others, self._batch_s, train_s)
+        if not goes_on and others != self._others:
+            self._others, left_s = others, batches * self._batch_s / others
+            self._notes.append(
+                f"trainers leave rollouts before the end: beside {others} other devices, which need "
+                f"{left_s:.1f} s for the rest of this one, training takes {train_s:.1f} s"
+            )
+        return goes_on
+
+    def take_notes(self) -> list[str]:
+        """Return why trainers left, once for each number of other devices, since the last call."""
+        taken, self._notes = self._notes, []
+        return taken
 
 
 def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: int) -> str:

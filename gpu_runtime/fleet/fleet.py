@@ -17,11 +17,10 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.exploration.registry import strategy_of
-from gpu_runtime.fleet.capacity_decision import TrainingTime
+from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import rented_capacity
-from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone

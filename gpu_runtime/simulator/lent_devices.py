@@ -1,4 +1,10 @@
-"""Devices that a serving fleet lends and calls back in a simulated run, by its load over the day. Pure."""
+"""Devices that a serving fleet lends and calls back in a simulated run, by its load over the day. Pure.
+
+The simulated lender decides as ROSE does: it lends devices while their requests can wait for a step, that is,
+while the deadline of a request, less its own predicted time, leaves more than the time of a step. Under
+pressure it halves the devices lent and freezes that number until the next training step. A live lender of the
+provider `lending` decides itself.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.spot.traces.replay import ReplayStep
 
 LOOK_EVERY_S = 60.0
 """Seconds for which a load stays constant; looking at it more often would change nothing."""
 
 _DAY_S = 86400.0
+
+_CUT = 2
+"""Divisor of the number of lent devices when the serving side needs a device back."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,39 @@ class ServingLoad:
 
 
 ASSUMED_LOAD = ServingLoad()
+
+
+class LendingRule:
+    """The number of devices that a serving fleet lends.
+
+    Args:
+        devices: largest number that a run takes.
+        slack_s: seconds that a serving request can wait.
+        step_s: seconds of a denoising step, after which a device that was called back is free.
+    """
+
+    def __init__(self, devices: int, slack_s: float, step_s: float) -> None:
+        self.lent = 0
+        """Devices lent for the next step."""
+        self._most = devices if slack_s > step_s else 0
+        self._frozen = False
+
+    def look(self, free: int) -> int:
+        """Decide for the next step, and return how many devices are lent.
+
+        Args:
+            free: devices that no serving request needs now.
+        """
+        if free < self.lent:
+            self.lent = min(free, self.lent // _CUT)
+            self._frozen = True
+        elif not self._frozen:
+            self.lent = min(free, self._most)
+        return self.lent
+
+    def on_training(self) -> None:
+        """Allow more devices to be lent again, as the run trains."""
+        self._frozen = False
 
 
 class LentDevices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpu_runtime.fleet.seeding_window import LiveWindow
+from gpu_runtime.fleet.capacity_decision import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
 from storage.record.records import Market

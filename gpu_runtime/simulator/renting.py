@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 from gpu_runtime.fleet.capacity_decision import (
+    IterationForecast,
     MeasuredTimes,
     RentingTerms,
     TrainingTime,
     decide_capacity,
-    scale_generators,
+    most_generators,
 )
 from gpu_runtime.simulator.fleet import FleetPlan, SimulatedFleet
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 
-_DECISIONS = {"cheapest": decide_capacity, "astraflow": scale_generators}
+
+def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> int:
+    """Return the spot devices wanted by AstraFlow's rule: more if training waits and the run costs no more.
+
+    Where training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
+    all that it rolls out, so this is G: no device is given back. No live run rents by this rule.
+
+    Args:
+        forecast: forecast of the next iteration; None before times have been measured: `held` then stays.
+        terms: prices and bounds.
+        held: spot devices rented now.
+    """
+    if forecast is None:
+        return held
+    held = min(held, terms.most)
+    asked = min(terms.most, most_generators(forecast, terms.reserved + held) - terms.reserved)
+    costs_more = terms.cost_to_the_end(forecast, asked, held) > terms.cost_to_the_end(forecast, held, held)
+    return held if costs_more else asked
 
 
 class Renting:
@@ -84,6 +102,10 @@ class Renting:
         reserved_usd, spot_usd = plan.price_at("reserved", at_s), plan.price_at("spot", at_s)
         terms = RentingTerms(plan.reserved, reserved_usd, spot_usd, plan.spot, 0.0)
         forecast = self._measured.forecast(batches, left, self._leaving)
-        wanted = _DECISIONS[plan.decided](forecast, terms, self._fleet.spot_rented).wanted
+        held = self._fleet.spot_rented
+        if plan.decided == "astraflow":
+            wanted = scale_generators(forecast, terms, held)
+        else:
+            wanted = decide_capacity(forecast, terms, held).wanted
         self._fleet.want(wanted)
         return wanted

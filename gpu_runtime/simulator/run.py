@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
-from gpu_runtime.fleet.capacity_decision import TrainingTime
-from gpu_runtime.fleet.seeding_window import LiveWindow, most_useful_spot, solved_window_s
+from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
@@ -195,12 +194,14 @@ class Simulation:
         train_s = work.images * times.train_sample / TICKS_PER_S
         trainers = fleet.trainers
         if train_s:
-            useful = math.floor(most_useful_spot(rollout_s, 1, 0.0, len(trainers), train_s))
+            # Beyond so many, RLBoost's `N_prem`, each one waits for the trainers, even without a window.
+            useful = math.floor(rollout_s / train_s)
             plan = self._plan.fleet
             fleet.want(min(plan.spot, max(1, useful - (plan.reserved - plan.trainers))))
         fleet.take_in()
         others = sum(device.serves and not device.trains for device in fleet)
-        window_s = solved_window_s(rollout_s, train_s, len(trainers), others)
+        # After it, the rest takes the others as long as training: rollout = window · all + train · others.
+        window_s = max(0.0, (rollout_s - others * train_s) / (len(trainers) + others))
         with self._timed("rollout"):
             outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
         # In the order in which they are judged.

@@ -20,8 +20,8 @@ from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
+from gpu_runtime.fleet.capacity_decision import LiveWindow
 from gpu_runtime.fleet.fleet import Fleet
-from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score

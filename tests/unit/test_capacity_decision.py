@@ -8,13 +8,14 @@ import pytest
 
 from gpu_runtime.fleet.capacity_decision import (
     IterationForecast,
+    LiveWindow,
     MeasuredTimes,
     RentingTerms,
     TrainingTime,
     decide_capacity,
     most_generators,
-    scale_generators,
 )
+from gpu_runtime.simulator.renting import scale_generators
 
 # Twelve batches of 10 s, 30 s of training; one reserved device at $10 an hour, spot devices at $2.
 WORK = IterationForecast(batches=12, batch_s=10.0, rest_s=30.0)
@@ -178,13 +179,33 @@ def test_the_newest_iterations_count_by_their_median():
 
 def test_astraflow_s_rule_is_followed_where_the_run_then_costs_no_more():
     """From one device to five: 10 x 150 = 1500 dollar-seconds become 18 x 60 = 1080; at 5 dollars, 1800."""
-    assert scale_generators(WORK, TERMS, held=0).wanted == 4
-    dear = RentingTerms(1, 10.0, 5.0, most=8)
-    held = scale_generators(WORK, dear, held=0)
-    assert held.wanted == 0 and "0 spot devices as before: 1 more would save 60.0 s" in held.reason
-    assert scale_generators(WORK, RentingTerms(1, 10.0, 2.0, most=2), held=0).wanted == 2, (
-        "the settings' most"
-    )
-    assert scale_generators(None, TERMS, held=3).wanted == 3
+    assert scale_generators(WORK, TERMS, held=0) == 4
+    assert scale_generators(WORK, RentingTerms(1, 10.0, 5.0, most=8), held=0) == 0
+    assert scale_generators(WORK, RentingTerms(1, 10.0, 2.0, most=2), held=0) == 2, "the settings' most"
+    assert scale_generators(None, TERMS, held=3) == 3
     # f = 1 / 100: hardly any waiting, and all that is generated is trained on.
-    assert scale_generators(IterationForecast(1, 1.0, 99.0), TERMS, held=5).wanted == 5
+    assert scale_generators(IterationForecast(1, 1.0, 99.0), TERMS, held=5) == 5
+
+
+def test_trainers_go_on_while_a_batch_of_theirs_lets_both_end_sooner():
+    window = LiveWindow()
+    assert window.goes_on(0.5, 3, 10.0), "no batch has been timed"
+    window.on_rolled_out([1.0, 2.0, 9.0])
+    assert window.goes_on(0.5, 3, None), "no training has been timed"
+    assert window.goes_on(0.5, 0, 10.0), "no other device can"
+    # Three devices need 12 s for 18 batches of 2 s: as long as a batch and then 10 s of training.
+    assert window.goes_on(18.5, 3, 10.0) and not window.goes_on(18.0, 3, 10.0)
+    window.on_rolled_out([])
+    assert window.goes_on(18.0, 2, 10.0), "one of them was lost"
+    assert window.goes_on(18.0, 3, 9.5), "a part is trained on"
+
+
+def test_why_trainers_left_is_said_once_for_a_number_of_others():
+    window = LiveWindow()
+    window.on_rolled_out([2.0])
+    for others in (3, 3, 2, 3):
+        window.goes_on(6.0, others, 10.0)
+    notes = window.take_notes()
+    assert [note.split("beside ")[1].split(" ")[0] for note in notes] == ["3", "2", "3"]
+    assert "need 4.0 s for the rest" in notes[0] and "training takes 10.0 s" in notes[0]
+    assert window.take_notes() == []

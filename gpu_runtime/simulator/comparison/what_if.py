@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.comparison.break_even import cost_line
 from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.lent_devices import LentDevices
+from gpu_runtime.simulator.lent_devices import LendingRule, LentDevices
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun

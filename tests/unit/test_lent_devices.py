@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.lent_devices import LentDevices, ServingLoad
+from gpu_runtime.simulator.lent_devices import LendingRule, LentDevices, ServingLoad
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S

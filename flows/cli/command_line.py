@@ -175,6 +175,35 @@ app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN", rich_help_pan
 
 
 @app.command(
+    epilog="Example: spotlight compare-strategies --preset glyphs-stale --iterations 20 --seeds 3",
+    rich_help_panel=RUNS,
+)
+def compare_strategies(
+    iterations: Annotated[int, typer.Option(help="Of each run; more than before: its runs go on.")],
+    preset: Preset = None,
+    strategies: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="The first is compared with; plain and the preset's own by default, or off_policy.",
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Run seeds, from the preset's on.")] = 1,
+    name: Annotated[
+        str | None, typer.Option(help="Beginning of the runs' identifiers; the same name goes on with them.")
+    ] = None,
+    set_: Sets = None,
+    ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The answer as one line of JSON.")] = False,
+) -> None:
+    """Train with and without exploration, seed by seed, and say which scores higher, and how sure that is."""
+    from flows.cli.compare_strategies import Comparison
+
+    Comparison(preset, set_ or (), iterations, strategies, seeds, name, cluster, ray_address).run(as_json)
+
+
+@app.command(
     epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora",
     rich_help_panel=RUNS,
 )

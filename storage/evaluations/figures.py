@@ -164,3 +164,15 @@ def _interval(mean: float, variance: float, size: float, lowest: float) -> Estim
     squares = size * (variance + (mean - centre) ** 2) + (lowest - centre) ** 2 + (1 - centre) ** 2
     half = float(stdtrit(total - 1, (1 + LEVEL) / 2)) * math.sqrt(squares) / total
     return Estimate(mean, max(lowest, min(mean, centre - half)), min(1.0, max(mean, centre + half)))
+
+
+def over_seeds(values: Sequence[float], lowest: float = 0.0) -> Estimate:
+    """Return the mean of a figure of independent runs and Student's interval, within `lowest` and 1.
+
+    Args:
+        values: one value per run, at least two.
+        lowest: smallest possible value.
+    """
+    mean, count = statistics.fmean(values), len(values)
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(count)
+    return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half))

@@ -112,19 +112,19 @@ def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, 
     own = next((config for other, config in rows if other == run_id), None)
     if own is None:
         return {}
-    wanted, own_seed = _without_seed(own)
+    wanted, own_seed = without_seed(own)
     if own_seed is None:
         return {}
     found: dict[int, str] = {}
     for other, config in rows:
-        settings, seed = _without_seed(config)
+        settings, seed = without_seed(config)
         if seed is not None and settings == wanted:
             found[seed] = other
     found[own_seed] = run_id
     return dict(sorted(found.items()))
 
 
-def _without_seed(config: str) -> tuple[dict[str, Any], int | None]:
+def without_seed(config: str) -> tuple[dict[str, Any], int | None]:
     """Return the settings that must be equal, and the seed; None if a configuration has none."""
     settings = json.loads(config)
     if not isinstance(settings, dict):

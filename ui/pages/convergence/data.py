@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import streamlit as st
-from scipy.special import stdtrit
 
+from storage.evaluations.figures import over_seeds
 from storage.home import Home
 from storage.record.queries import comparisons
 from storage.record.queries import runs as queries
@@ -71,10 +70,8 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     runs = len(set(courses["run_id"].tolist()))
     rows = []
     for iteration, part in courses.groupby("iteration", sort=True):
-        values = part[measure].to_numpy(dtype=float)
-        if runs < 2 or len(values) < runs:
+        if runs < 2 or len(part) < runs:
             continue
-        margin = float(stdtrit(runs - 1, 0.975)) * float(values.std(ddof=1)) / np.sqrt(runs)
-        mean = float(values.mean())
-        rows.append((iteration, mean, max(0.0, mean - margin), min(1.0, mean + margin), runs))
+        found = over_seeds(part[measure].tolist())
+        rows.append((iteration, found.mean, found.low, found.high, runs))
     return pd.DataFrame(rows, columns=["iteration", "mean", "low", "high", "seeds"])

@@ -1,0 +1,261 @@
+"""Comparison of exploration strategies by runs that differ in nothing else but their seed.
+
+An iteration that explores may train on more samples, take longer and cost more, so the held-out scores are
+compared at equal iterations, equal trained samples, equal paid device time and equal dollars: at the largest
+amount that both runs of a pair have reached. Between two evaluations, a prompt's score is interpolated.
+Evaluations cost the same with every strategy and do not count; nor does the start before the first iteration.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from storage.evaluations.figures import Estimate, over_seeds, tagged_estimates
+from storage.ledger.modelled import MODELLED, is_modelled
+from storage.record.queries.comparisons import without_seed
+from storage.record.reading import RecordConnection
+from storage.record.results import too_short
+
+Arms = Mapping[str, Mapping[int, str]]
+"""Runs by seed, by strategy; the first strategy is the one that the others are compared with."""
+
+
+class Amount(NamedTuple):
+    """Something that two runs are compared at equal amounts of.
+
+    Attributes:
+        title: its name in a sentence.
+        form: format of an amount.
+    """
+
+    title: str
+    form: str
+
+
+AMOUNTS: Mapping[str, Amount] = {
+    "iterations": Amount("iterations", "{:,.0f}"),
+    "samples": Amount("trained samples", "{:,.0f}"),
+    "device_s": Amount("paid device time", "{:,.0f} s"),
+    "usd": Amount("dollars", "${:.3g}"),
+}
+
+_PROMPTS, _SEEDS = "95 % t interval over held-out prompts", "95 % t interval over run seeds"
+
+
+@dataclass(frozen=True)
+class _Course:
+    """The held-out scores of a run by evaluated iteration and prompt, and the amounts reached by then."""
+
+    scores: Mapping[int, Mapping[str, float]]
+    reached: Mapping[str, Sequence[float]]
+
+    def at(self, amount: str, value: float) -> dict[str, float]:
+        """Return the score of each prompt at an amount, which is at most the last one reached."""
+        reached, evaluated = self.reached[amount], list(self.scores)
+        after = int(np.searchsorted(reached, value))
+        late = self.scores[evaluated[after]]
+        if after == 0 or reached[after] == value:
+            return dict(late)
+        early = self.scores[evaluated[after - 1]]
+        share = (value - reached[after - 1]) / (reached[after] - reached[after - 1])
+        return {
+            prompt: (1 - share) * early[prompt] + share * score
+            for prompt, score in late.items()
+            if prompt in early
+        }
+
+
+def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
+    """Return the runs by strategy and seed; empty unless they differ in nothing else, and two share a seed.
+
+    Their name and cluster may differ too. `plain` comes first, then the strategies in the order of the runs.
+    """
+    configs = dict(connection.execute("SELECT run_id, config FROM runs").fetchall())
+    arms: dict[str, dict[int, str]] = {}
+    common: list[Any] = []
+    for run_id in run_ids:
+        settings, seed = without_seed(configs.get(run_id, "{}"))
+        exploration = settings.get("exploration")
+        exploration = exploration if isinstance(exploration, dict) else {}
+        strategy = exploration.get("strategy")
+        if not isinstance(strategy, str) or seed is None or seed in arms.get(strategy, {}):
+            return {}
+        others = {key: value for key, value in exploration.items() if key not in ("strategy", "options")}
+        common.append(settings | {"exploration": others})
+        arms.setdefault(strategy, {})[seed] = run_id
+    if len(arms) < 2 or any(settings != common[0] for settings in common):
+        return {}
+    ordered = sorted(arms, key=lambda strategy: strategy != "plain")
+    with_pairs = [name for name in ordered if arms[name].keys() & arms[ordered[0]].keys()]
+    return {name: arms[name] for name in with_pairs} if len(with_pairs) > 1 else {}
+
+
+def compared_strategies(connection: RecordConnection, arms: Arms) -> dict[str, Any]:
+    """Return by how much each strategy scores higher than the first one, at equal amounts, as JSON values.
+
+    Only seeds count with which both were evaluated after training. With one seed, the interval is over
+    held-out prompts, paired by text; with several, it is over run seeds.
+
+    Returns:
+        `baseline`, `runs` (by strategy and seed), `modelled` (True if no device was rented for any of them),
+        and `strategies`: for each other one, by name, `seeds`, `interval` (what it is over), `too_short` (why
+        it is too early to judge; empty if it is not) and `at_equal`, by the names of `AMOUNTS`: `amount` (the
+        mean over seeds), `baseline` and `score` (means), `difference`, `low`, `high`, and `is_clear` (the
+        interval excludes 0, and it is not too early). `at_equal` lacks what a pair has used none of.
+    """
+    baseline, *others = arms
+    ran = [run_id for runs in arms.values() for run_id in runs.values()]
+    courses = {run_id: _read_course(connection, run_id) for run_id in ran}
+    facts = {
+        run_id: (json.loads(config), json.loads(environment))
+        for run_id, config, environment in connection.execute(
+            "SELECT run_id, config, environment FROM runs"
+        ).fetchall()
+        if run_id in courses
+    }
+    return {
+        "baseline": baseline,
+        "runs": {strategy: {str(seed): run for seed, run in runs.items()} for strategy, runs in arms.items()},
+        "modelled": all(is_modelled(config, environment) for config, environment in facts.values()),
+        "strategies": {name: _compared(courses, arms[baseline], arms[name]) for name in others},
+    }
+
+
+def _compared(
+    courses: Mapping[str, _Course], before: Mapping[int, str], after: Mapping[int, str]
+) -> dict[str, Any]:
+    both = {seed: (courses[before[seed]], courses[after[seed]]) for seed in before.keys() & after.keys()}
+    seeds = sorted(seed for seed, pair in both.items() if all(max(one.scores, default=0) for one in pair))
+    pairs = [both[seed] for seed in seeds]
+    short = too_short(min((max(course.scores) for pair in pairs for course in pair), default=0))
+    at_equal = {name: _at_equal(pairs, name, not short) for name in AMOUNTS}
+    return {
+        "seeds": seeds,
+        "interval": _SEEDS if len(seeds) > 1 else _PROMPTS,
+        "too_short": short,
+        "at_equal": {name: found for name, found in at_equal.items() if found is not None},
+    }
+
+
+def _at_equal(pairs: Sequence[tuple[_Course, _Course]], name: str, may_claim: bool) -> dict[str, Any] | None:
+    """Return the figures at equal amounts of one kind; None without pairs, or if one used none of it."""
+    amounts, befores, afters, differences = [], [], [], []
+    for pair in pairs:
+        amount = min(course.reached[name][-1] for course in pair)
+        if amount <= 0:
+            return None
+        before, after = (course.at(name, amount) for course in pair)
+        shared = [prompt for prompt in before if prompt in after]
+        if not shared:
+            return None
+        amounts.append(amount)
+        befores.append(statistics.fmean(before[prompt] for prompt in shared))
+        afters.append(statistics.fmean(after[prompt] for prompt in shared))
+        differences = [after[prompt] - before[prompt] for prompt in shared]
+    if not pairs:
+        return None
+    found = (
+        over_seeds([late - early for early, late in zip(befores, afters, strict=True)], -1.0)
+        if len(pairs) > 1
+        else tagged_estimates(differences, [""] * len(differences), -1.0).overall
+    )
+    return {
+        "amount": statistics.fmean(amounts),
+        "baseline": statistics.fmean(befores),
+        "score": statistics.fmean(afters),
+        "difference": found.mean,
+        "low": found.low,
+        "high": found.high,
+        "is_clear": may_claim and _excludes_0(found),
+    }
+
+
+def _excludes_0(found: Estimate) -> bool:
+    return found.low > 0 or found.high < 0
+
+
+def _read_course(connection: RecordConnection, run_id: str) -> _Course:
+    rows = connection.execute(
+        "SELECT iteration, prompt, avg(score) FROM evaluation_images JOIN prompts USING (run_id, prompt_id) "
+        "WHERE run_id = ? AND purpose = 'evaluate' AND error IS NULL GROUP BY ALL ORDER BY ALL",
+        [run_id],
+    ).fetchall()
+    scores: dict[int, dict[str, float]] = {}
+    for iteration, prompt, score in rows:
+        scores.setdefault(iteration, {})[prompt] = score
+    trained = connection.execute(
+        "SELECT iteration, count(advantage) FROM samples WHERE run_id = ? GROUP BY iteration ORDER BY ALL",
+        [run_id],
+    ).fetchall()
+    paid = connection.execute(
+        "SELECT iteration, sum(device_s), sum(usd) FROM costs "
+        "WHERE run_id = ? AND phase <> 'evaluation' AND iteration > 0 GROUP BY iteration ORDER BY ALL",
+        [run_id],
+    ).fetchall()
+    evaluated = list(scores)
+    return _Course(
+        scores,
+        {
+            "iterations": [float(iteration) for iteration in evaluated],
+            "samples": _up_to(evaluated, trained, 1),
+            "device_s": _up_to(evaluated, paid, 1),
+            "usd": _up_to(evaluated, paid, 2),
+        },
+    )
+
+
+def _up_to(evaluated: Sequence[int], rows: Sequence[Sequence[float]], column: int) -> list[float]:
+    """Return the sum of a column over the iterations up to each evaluated one."""
+    return [float(sum(row[column] for row in rows if row[0] <= iteration)) for iteration in evaluated]
+
+
+def in_words(answer: Mapping[str, Any]) -> list[str]:
+    """Return the answer of `compared_strategies` as sentences, the short answers first."""
+    found = [_short(answer["baseline"], name, each) for name, each in answer["strategies"].items()]
+    for name, each in answer["strategies"].items():
+        seeds = ", ".join(map(str, each["seeds"]))
+        found += [
+            f"{name} minus {answer['baseline']} at equal {AMOUNTS[amount].title} "
+            f"({_amount(amount, one['amount'], answer['modelled'])}): {one['difference']:+.3f} "
+            f"({one['low']:+.3f} to {one['high']:+.3f}), {one['score']:.3f} against {one['baseline']:.3f}."
+            for amount, one in each["at_equal"].items()
+        ]
+        if each["at_equal"]:
+            alone = len(each["seeds"]) == 1
+            more = "; another run seed may give another answer: add seeds" if alone else ""
+            found.append(f"{each['interval']} (run seed{'s' * (not alone)} {seeds}){more}.")
+    return found
+
+
+def _short(baseline: str, name: str, each: Mapping[str, Any]) -> str:
+    """Return which of two strategies scores higher, and at equal amounts of what."""
+    at_equal = each["at_equal"]
+    if not at_equal:
+        return f"{name} against {baseline}: no answer yet, both need an evaluation after training."
+    if each["too_short"]:
+        return f"{name} against {baseline}: {each['too_short']}."
+    higher = [AMOUNTS[a].title for a, one in at_equal.items() if one["is_clear"] and one["difference"] > 0]
+    lower = [AMOUNTS[a].title for a, one in at_equal.items() if one["is_clear"] and one["difference"] < 0]
+    even = [AMOUNTS[a].title for a, one in at_equal.items() if not one["is_clear"]]
+    found = (
+        ("scores clearly higher than", higher),
+        ("scores clearly lower than", lower),
+        ("no clear difference from", even),
+    )
+    parts = [f"{words} {baseline} at equal {_listed(titles)}" for words, titles in found if titles]
+    return f"{name}: {'; '.join(parts)}."
+
+
+def _listed(titles: Sequence[str]) -> str:
+    *first, last = titles
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _amount(name: str, value: float, modelled: bool) -> str:
+    return AMOUNTS[name].form.format(value) + f" {MODELLED}" * (modelled and name == "usd")

@@ -34,7 +34,7 @@ from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
+from gpu_runtime.worker.history import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord

@@ -19,8 +19,8 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_scheduler import DRAFT_CHUNK_STEPS
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.protocol import ImageScorer, Worker
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.protocol import SampleChunk, Worker
+from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
@@ -149,7 +149,7 @@ class FakeDrafter(RemoteActor[Worker]):
         self._script.hung.discard(self.name)
 
 
-class FakeScorer(RemoteActor[ImageScorer]):
+class FakeScorer(RemoteActor[ScoringWorker]):
     """A scorer's process."""
 
     def __init__(self, name: str, script: Script, judge: Judge) -> None:
@@ -179,11 +179,11 @@ class FakePool(ScoringPool):
         """At once, in place of a thread."""
         self._on_event(event)
 
-    def _start(self) -> RemoteActor[ImageScorer]:
+    def _start(self) -> RemoteActor[ScoringWorker]:
         self._started += 1
         return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
 
-    def _end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[Any]) -> None:
+    def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[Any]) -> None:
         """Nobody's clock runs here."""
 
 

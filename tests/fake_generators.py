@@ -157,7 +157,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self.place = place
         self.joined.append(place.members)
         if len(place.members) > 1:
-            self._samples.sp_group = FakeGroupMember(self, place, self.rendezvous)
+            self._samples.sp_group = FakeGroupMember(self, place, self.rendezvous)  # type: ignore[assignment]
 
     def _in_group(self, epoch: int, method: str, *args: Any) -> Any:
         assert self.rendezvous is not None

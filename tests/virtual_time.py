@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.protocol import SampleChunk
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, Script
 
 R = TypeVar("R")

@@ -12,7 +12,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.history_log import HistoryPlace
+from gpu_runtime.worker.history import HistoryPlace
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.clock import process_clock

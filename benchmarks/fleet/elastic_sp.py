@@ -40,7 +40,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig

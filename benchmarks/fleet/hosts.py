@@ -39,8 +39,7 @@ from benchmarks.report import finish, options
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.worker.history_log import lives
-from gpu_runtime.worker.history_tail import HistoryTail, read_history
+from gpu_runtime.worker.history import HistoryTail, lives, read_history
 from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
 from storage.record.checkpoints import CheckpointStore

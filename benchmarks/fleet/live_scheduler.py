@@ -22,8 +22,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker.protocol import WorkerReady
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.protocol import SampleChunk, WorkerReady
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 

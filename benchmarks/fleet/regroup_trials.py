@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.fleet.worker_killer import WorkerKiller
 from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.scheduling.history import DRIVER, MEMBERS_JOINED_BY, HistoryLine
-from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.history import HistoryLog
 from storage.record.records import StateInterval
 
 HANG_S = 10.0

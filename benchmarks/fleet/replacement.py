@@ -32,7 +32,7 @@ from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history import DRIVER, HistoryLine, check_history
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from storage.config.loading import load_config
 from storage.record.records import StandbyTime
 

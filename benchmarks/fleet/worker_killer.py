@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.scheduling.history import HistoryLine
-from gpu_runtime.worker.history_tail import HistoryTail
+from gpu_runtime.worker.history import HistoryTail
 from storage.clock import now
 
 

@@ -23,7 +23,7 @@ from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.local_cluster import LocalCluster
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker.build import device_worker
+from gpu_runtime.worker import device_worker
 from gpu_runtime.worker.protocol import Worker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig

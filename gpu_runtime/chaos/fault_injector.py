@@ -20,7 +20,7 @@ from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, Pendi
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses, process_of
 from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
-from gpu_runtime.worker.history_tail import HistoryTail
+from gpu_runtime.worker.history import HistoryTail
 from storage import clock
 
 _POLL_S = 0.05

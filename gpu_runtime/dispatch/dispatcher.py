@@ -26,9 +26,8 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
 from gpu_runtime.scheduling.pull_scheduler import Counters, PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkItem, WorkLeft
-from gpu_runtime.worker.history_log import HistoryLog, names_of
-from gpu_runtime.worker.protocol import Worker
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.history import HistoryLog, names_of
+from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 

@@ -19,7 +19,7 @@ from gpu_runtime.scheduling.requests import (
     WorkLeft,
 )
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.protocol import SampleChunk
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState

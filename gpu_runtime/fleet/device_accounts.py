@@ -10,7 +10,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.clock import now, process_clock
 from storage.config.run_config import PriceConfig

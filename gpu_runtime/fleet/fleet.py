@@ -29,7 +29,7 @@ from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
 from storage.errors import WorkerLostError

@@ -15,10 +15,9 @@ from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.sequence_parallel.store_address import StoreAddress
-from gpu_runtime.worker.build import device_worker
-from gpu_runtime.worker.history_log import HistoryLog
-from gpu_runtime.worker.protocol import Worker, WorkerReady
-from gpu_runtime.worker.training_membership import TrainingMembership
+from gpu_runtime.worker import device_worker
+from gpu_runtime.worker.history import HistoryLog
+from gpu_runtime.worker.protocol import TrainingMembership, Worker, WorkerReady
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceEventKind, Market

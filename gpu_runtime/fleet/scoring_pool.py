@@ -18,8 +18,7 @@ from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.rewards.registry import model_folders
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, WorkItem
-from gpu_runtime.worker.history_log import HistoryPlace
-from gpu_runtime.worker.protocol import ImageScorer
+from gpu_runtime.worker.history import HistoryPlace
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -89,7 +88,7 @@ class ScoringPool:
         most = max(_IMAGES_A_CALL.values())
         self._queue: PullScheduler[_Image] = PullScheduler(most, math.inf, most)
         self._busy: dict[
-            Future[list[Score]], tuple[RemoteActor[ImageScorer], Lease[_Image], list[_Image]]
+            Future[list[Score]], tuple[RemoteActor[ScoringWorker], Lease[_Image], list[_Image]]
         ] = {}
         self._open: set[_Image] = set()
         self._deaths_in_a_row = 0
@@ -159,13 +158,13 @@ class ScoringPool:
         for actor in self.actors:
             actor.kill()
 
-    def _end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
+    def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[list[Score]]) -> None:
         """Kill a scorer that does not load, or whose call then takes longer than `CALL_LIMIT_S`."""
         loaded = self._loaded[actor.name]
         self._limit(actor, loaded, self._config.runtime.start_timeout_s)
         loaded.add_done_callback(lambda _: self._limit(actor, call, CALL_LIMIT_S))
 
-    def _limit(self, actor: RemoteActor[ImageScorer], call: Future[Any], limit_s: float) -> None:
+    def _limit(self, actor: RemoteActor[ScoringWorker], call: Future[Any], limit_s: float) -> None:
         """Kill a scorer that does not finish a call in time: its calls then end as lost."""
         if call.done():
             return
@@ -179,7 +178,7 @@ class ScoringPool:
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
-    def _end_of(self, actor: RemoteActor[ImageScorer], error: WorkerLostError) -> str:
+    def _end_of(self, actor: RemoteActor[ScoringWorker], error: WorkerLostError) -> str:
         """Return how a scorer ended, in words."""
         if actor.name not in self._hung:
             return str(error)
@@ -233,7 +232,7 @@ class ScoringPool:
                 continue
             actor = free.pop(0)
             call = actor.call(
-                ImageScorer.score,
+                ScoringWorker.score,
                 [image.image.image_HWC for image in images],
                 [image.prompt for image in images],
                 images[0].kind is RequestKind.EVALUATE,  # a lease has images of one kind
@@ -273,7 +272,7 @@ class ScoringPool:
 
     def _on_scorer_lost(
         self,
-        actor: RemoteActor[ImageScorer],
+        actor: RemoteActor[ScoringWorker],
         lease: Lease[_Image],
         images: list[_Image],
         error: WorkerLostError,
@@ -300,7 +299,7 @@ class ScoringPool:
                     )
                 )
 
-    def _start(self) -> RemoteActor[ImageScorer]:
+    def _start(self) -> RemoteActor[ScoringWorker]:
         name = f"scorer-{self._started}"
         self._started += 1
         share = self._config.runtime.scorer_gpu
@@ -311,5 +310,5 @@ class ScoringPool:
         arguments = (self._config.reward, name, self._history, share > 0, judge)
         reads = [folder for one in (self._config.reward, judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
-        self._loaded[name] = actor.call(ImageScorer.ready)
+        self._loaded[name] = actor.call(ScoringWorker.ready)
         return actor

@@ -15,8 +15,8 @@ from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.fleet.slots import pause
 from gpu_runtime.sequence_parallel.store_address import StoreAddress
-from gpu_runtime.worker.build import device_worker
-from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker import device_worker
+from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, Worker
 from storage.config.run_config import RunConfig
 from storage.errors import SpotlightError

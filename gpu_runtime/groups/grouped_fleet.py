@@ -22,8 +22,7 @@ from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, plan_layout
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.protocol import Worker
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.clock import now
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState, GroupRecord

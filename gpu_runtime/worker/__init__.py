@@ -1,1 +1,15 @@
 """What one device does, what can be asked of it, and the history that it writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_runtime.worker.worker import DeviceWorker
+
+
+def device_worker(*args: Any) -> DeviceWorker:
+    """Build a worker from the arguments of its class, in its process: the driver names this without torch."""
+    from gpu_runtime.worker.worker import DeviceWorker
+
+    return DeviceWorker(*args)

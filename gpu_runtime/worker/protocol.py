@@ -1,9 +1,9 @@
 """The calls that the driver may make to the processes that it starts; without importing torch or Ray.
 
-Calls name a method through these protocols (`actor.call(Worker.train, samples)`), so that the type checker
+Calls name a method through the protocol (`actor.call(Worker.train, samples)`), so that the type checker
 follows them from the caller to the method.
 """
-# ruff: noqa: D102 - the implementing classes describe the methods
+# ruff: noqa: D102 - the worker's class describes the methods
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from gpu_runtime.diffusion.samples import SampleState
+    from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
     from gpu_runtime.learning.objectives.protocol import TrainingSample
     from gpu_runtime.learning.report import TrainingReport
     from gpu_runtime.learning.weights import WeightState
-    from gpu_runtime.rewards.protocol import Score
     from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+    from gpu_runtime.sequence_parallel.store_address import StoreAddress
     from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
     from gpu_runtime.spot.notices.notice import Notice
-    from gpu_runtime.worker.history_log import HistoryPlace
-    from gpu_runtime.worker.sample_chunk import SampleChunk
-    from storage.prompts.files import PromptRecord
+    from gpu_runtime.worker.history import HistoryPlace
 
 
 @dataclass(frozen=True)
@@ -55,6 +51,43 @@ class HostUsage:
 
     cpu_s: float
     memory_bytes: int
+
+
+@dataclass(frozen=True)
+class SampleChunk:
+    """A worker's answer to a call for denoising steps: states to commit, or finished samples.
+
+    Attributes:
+        states: states that the samples have reached; empty if they are finished, or no step was done.
+        samples: finished samples, all at once; only the images of drafts that are not trained on, as only
+            scorers need them.
+        notice: machine's preemption notice, if it is under one. Then the device has given the lease up.
+        step_s: mean seconds per denoising step of the call; None if it did none.
+    """
+
+    states: tuple[SampleState, ...] = ()
+    samples: tuple[GeneratedImage, ...] = ()
+    notice: Notice | None = None
+    step_s: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingMembership:
+    """A worker's place among several devices that divide the trained model and its training steps.
+
+    Attributes:
+        rank: number of the device; the first one, 0, returns what all of them have.
+        size: number of devices, at least 2.
+        address: address of the driver's store, at which they meet.
+        meet_s: longest wait for the others while the group is formed.
+        exchange_s: longest wait for another one in an exchange; a backstop, as this process is ended before.
+    """
+
+    rank: int
+    size: int
+    address: StoreAddress
+    meet_s: float
+    exchange_s: float
 
 
 class Worker(Protocol):
@@ -101,13 +134,3 @@ class Worker(Protocol):
     def blobs(self) -> dict[str, bytes]: ...
 
     def restore(self, blobs: Mapping[str, bytes]) -> None: ...
-
-
-class ImageScorer(Protocol):
-    """A scorer's process; `gpu_runtime/worker/scoring_worker.py` describes each call."""
-
-    def ready(self) -> str: ...
-
-    def score(
-        self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool = False
-    ) -> list[Score]: ...

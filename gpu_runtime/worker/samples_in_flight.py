@@ -1,34 +1,21 @@
-"""The samples that one device has in flight: some denoising steps at a time, with states after each call.
-
-Plain Python without Ray, like the worker that holds it.
-"""
+"""The samples that one device has in flight: some denoising steps at a time, with states after each call."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.history_log import HistoryLog, names_of
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.history import HistoryLog, names_of
+from gpu_runtime.worker.protocol import SampleChunk
 from storage.errors import RuntimeFailure
 
-
-class SharedGroup(Protocol):
-    """The group of devices that share each sequence, as one of them sees it."""
-
-    @property
-    def leads(self) -> bool:
-        """True if this device is the leader, which alone sends states and images."""
-        ...
-
-    def any_true(self, said: bool) -> bool:
-        """Return True for all devices if any passes True; all call this at the same point."""
-        ...
+if TYPE_CHECKING:  # all families of diffusers: seconds that devices that work alone save
+    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 
 class SamplesInFlight:
@@ -53,8 +40,8 @@ class SamplesInFlight:
         history: HistoryLog | None = None,
         agrees: bool = False,
     ) -> None:
-        self.sp_group: SharedGroup | None = None
-        """The devices that share each sequence with this one; None while it works alone."""
+        self.sp_group: SequenceParallelMember | None = None
+        """This device's membership in a group that shares each sequence; None while it works alone."""
         self._sampler = sampler
         self._notice = notice
         self._history = history or HistoryLog(None, "")

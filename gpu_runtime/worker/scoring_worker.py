@@ -10,8 +10,7 @@ import numpy as np
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score, SupportsTo
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
-from gpu_runtime.worker.protocol import ImageScorer
+from gpu_runtime.worker.history import HistoryLog, HistoryPlace
 from storage.config.run_config import RewardConfig
 from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
@@ -44,7 +43,13 @@ class ScoringWorker:
         self._judge = None if judge is None else build_scorer(judge)
         for scorer in (self._scorer, self._judge):
             if on_gpu and isinstance(scorer, SupportsTo):
-                _refuse_hidden_gpu()
+                import torch  # only here: scorers without a model start quicker
+
+                if not torch.cuda.is_available():
+                    raise ModelError(
+                        "runtime.scorer_gpu is above 0, but torch sees no GPU in the scorer's process; check "
+                        "the driver and torch's build there, or set it to 0"
+                    )
                 scorer.move("cuda")
 
     def ready(self) -> str:
@@ -69,16 +74,3 @@ class ScoringWorker:
             replace(score, judge=second, usd=score.usd + second.usd)
             for score, second in zip(scores, judged, strict=True)
         ]
-
-
-_: type[ImageScorer] = ScoringWorker  # the type checker compares it with the driver's calls
-
-
-def _refuse_hidden_gpu() -> None:
-    import torch  # imported only here: scorers without a model start quicker
-
-    if not torch.cuda.is_available():
-        raise ModelError(
-            "runtime.scorer_gpu is above 0, but torch sees no GPU in the scorer's process; check the driver "
-            "and torch's build there, or set it to 0"
-        )

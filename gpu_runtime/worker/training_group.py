@@ -1,4 +1,4 @@
-"""The training group as a worker sees it: its rendezvous, and its errors.
+"""The training group as a worker sees it: its rendezvous, its policy and trainer, and its errors.
 
 The group is each process's default group, and lasts as long as the process.
 """
@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import datetime
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.sequence_parallel.process_group import is_group_failure
 from gpu_runtime.sequence_parallel.store_address import StoreAddress
-from gpu_runtime.worker.training_membership import TrainingMembership
+from gpu_runtime.worker.protocol import TrainingMembership
 from storage.errors import GroupBrokenError
 
 _BACKEND = "training_gloo"
 _PREFIX = "training"
 
 
-def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
-    """Form the group, waiting for all its devices.
+def divided(
+    place: TrainingMembership, device: torch.device
+) -> tuple[Callable[..., Policy], Callable[..., Trainer]]:
+    """Form the group, waiting for all its devices; return what builds its policy and its trainer.
 
     Args:
         place: membership of this device.
@@ -48,9 +53,13 @@ def meet(place: TrainingMembership, device: torch.device) -> dist.ProcessGroup:
             f"training device {place.rank} of {place.size} did not meet the others in {place.meet_s:g} s: "
             f"{error}"
         ) from error
+    # Imported here: FSDP takes long to import, and only devices that train together need it.
+    from gpu_runtime.learning.sharded_policy import ShardedPolicy
+    from gpu_runtime.learning.sharded_trainer import ShardedTrainer
+
     group = dist.group.WORLD
     assert group is not None
-    return group
+    return partial(ShardedPolicy, group=group), ShardedTrainer
 
 
 @contextmanager

@@ -1,7 +1,13 @@
 """The worker of one device: a model, its sampler and, on devices that train, the trainer.
 
-Plain Python without Ray, so that a bare machine with torch and diffusers can use it; the actors
-of the runtime wrap it.
+Plain Python without Ray, so that a bare machine with torch and diffusers can use it; clusters wrap it.
+
+- Calls come one at a time, in the order in which the driver makes them; notices are watched beside them.
+- The worker holds one version of the weights. It refuses to generate with another, and forgets the samples in
+  flight when its weights change: no sample is made by two versions.
+- A trainer's own weights come back after others were loaded, and it trains only with its own.
+- Trainers that divide the model make the same calls in the same order; only the first one answers for all.
+- In a group that shares sequences the worker does a call only in the group's epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
@@ -28,13 +35,10 @@ from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import NoticeWatch
-from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
-from gpu_runtime.worker.protocol import HostUsage, Worker, WorkerReady
-from gpu_runtime.worker.sample_chunk import SampleChunk
+from gpu_runtime.worker.history import HistoryLog, HistoryPlace
+from gpu_runtime.worker.protocol import HostUsage, SampleChunk, TrainingMembership, Worker, WorkerReady
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
-from gpu_runtime.worker.trained_weights import build_policy, build_trainer
-from gpu_runtime.worker.training_group import exchanging
-from gpu_runtime.worker.training_membership import TrainingMembership
+from gpu_runtime.worker.training_group import divided, exchanging
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
@@ -62,6 +66,7 @@ class DeviceWorker:
 
     Raises:
         GroupBrokenError: if the others did not come, or the store does not answer.
+        ModelError: if the adapter to start from is not on this host, or does not fit.
     """
 
     def __init__(
@@ -82,11 +87,23 @@ class DeviceWorker:
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         self._device = device_name(config.model)
+        build_policy, build_trainer = Policy, Trainer
+        if training_group is not None:
+            build_policy, build_trainer = divided(training_group, self._model.device)
         self._training_group = training_group
-        self._policy = build_policy(self._model, config, trains, training_group)
+        self._leads = training_group is None or training_group.rank == 0
+        self._policy = build_policy(
+            self._model,
+            config.adaptation,
+            config.seed,
+            keeps_reference=trains and config.keeps_reference,
+            # Others receive the adapter with the first weights.
+            adapter=config.model.adapter if trains else "",
+            adapter_is_reference=trains and config.model.reference == "adapter",
+        )
         self._sampler = Sampler(self._model, config.sampling)
         self._begin_work()
-        self._trainer = build_trainer(self._policy, self._sampler, config, training_group) if trains else None
+        self._trainer = build_trainer(self._policy, self._sampler, config) if trains else None
         self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
         self._member = None
@@ -316,10 +333,6 @@ class DeviceWorker:
         """Begin the work of a place, without samples."""
         noticed = self.notice if self._watch is not None else None
         self._samples = SamplesInFlight(self._sampler, noticed, self._history, self._notices != "none")
-
-    @property
-    def _leads(self) -> bool:
-        return self._training_group is None or self._training_group.leads
 
     def _refuse_other_weights(self, version: WeightsVersion) -> None:
         if self._holds != version:

@@ -18,7 +18,7 @@ from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import ConfigurationError

@@ -13,7 +13,7 @@ from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.replay import Replay, thinned
 from gpu_runtime.spot.traces.summary import summarise
 from gpu_runtime.spot.traces.trace import Trace
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home

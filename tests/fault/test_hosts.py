@@ -18,7 +18,7 @@ from benchmarks.fleet.hosts_network import Host, HostError, HostNetwork, refusal
 from benchmarks.fleet.ray_hosts import RayHosts
 from benchmarks.fleet.slow_link import Link
 from benchmarks.report import ROOT
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from tests.tiny_judges import save_clip
 
 REFUSAL = refusal()

@@ -16,8 +16,7 @@ from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.groups.sharing import MeasuredFleet
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest
-from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import HistoryLog, names_of, new_life, read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone

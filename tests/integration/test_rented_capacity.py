@@ -19,7 +19,7 @@ from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history import check_history
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.fake_capacity import FakeCapacity

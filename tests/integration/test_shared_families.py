@@ -14,7 +14,7 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.worker.history_log import new_life
+from gpu_runtime.worker.history import new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig

@@ -29,8 +29,7 @@ from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
-from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import HistoryLog, names_of, new_life, read_history
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config

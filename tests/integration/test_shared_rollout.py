@@ -15,8 +15,7 @@ from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.history_log import names_of
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import names_of, read_history
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.prompts.of_a_run import load_run_prompts

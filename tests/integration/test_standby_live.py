@@ -18,7 +18,7 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.spot.notices.notice import Notice
-from gpu_runtime.worker.history_tail import HistoryTail, read_history
+from gpu_runtime.worker.history import HistoryTail, read_history
 from storage.config.loading import load_config
 
 SETTINGS = [

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace, new_life
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import HistoryLog, HistoryPlace, new_life, read_history
 from storage.clock import Anchor, Clock, machine_id, process_age_s, process_is_alive, process_start_s
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -121,7 +120,7 @@ def test_the_history_of_a_process_on_the_driver_s_machine_has_the_driver_s_times
     assert driver.place is not None
     code = (
         "import sys, time; real = time.time; time.time = lambda: real() + 86400\n"
-        "from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace\n"
+        "from gpu_runtime.worker.history import HistoryLog, HistoryPlace\n"
         "from storage.clock import Anchor\n"
         "place = HistoryPlace(sys.argv[1], Anchor(sys.argv[2], float(sys.argv[3])))\n"
         "HistoryLog.beside(place, 'spot-0').note('step')"

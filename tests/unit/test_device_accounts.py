@@ -10,7 +10,7 @@ import pytest
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
-from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import WorkerReady
 from storage.config.run_config import PriceConfig
 from tests.fake_cluster import FakeWorker

@@ -16,7 +16,7 @@ from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history import HistoryLog, new_life
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home

@@ -154,7 +154,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
         return velocity(*args)
 
     drafts = SamplesInFlight(sampler)
-    drafts.sp_group = SharedGroup()
+    drafts.sp_group = SharedGroup()  # type: ignore[assignment]
     sampler._model.velocity = count
     try:
         drafts.begin(1, previews(2)[:4])

@@ -20,8 +20,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.worker.history_log import HistoryLog, new_life
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import HistoryLog, new_life, read_history
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script

@@ -18,11 +18,11 @@ from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.notices.gcp import PREEMPTED_PATH
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
-from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history import HistoryLog, new_life
 from storage.clock import process_start_s
 
 SLEEPER = (
-    "import sys, time; from gpu_runtime.worker.history_log import HistoryLog\n"
+    "import sys, time; from gpu_runtime.worker.history import HistoryLog\n"
     "log = HistoryLog(sys.argv[1], sys.argv[2]); print('there', flush=True)\n"
     "for row in sys.stdin: log.note(row.strip(), lease=0, step=1)"
 )

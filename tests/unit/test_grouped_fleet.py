@@ -18,8 +18,7 @@ from gpu_runtime.groups.layout import GroupRegistry
 from gpu_runtime.groups.sharing import MeasuredFleet
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.worker.history_log import HistoryLog, new_life
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import HistoryLog, new_life, read_history
 from storage.errors import RuntimeFailure
 from storage.record.records import GroupRecord
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeRendezvous, Script

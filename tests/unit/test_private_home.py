@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history import HistoryLog, new_life
 from storage.home import Home, close_to_others, is_open_to_others
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore

@@ -16,7 +16,7 @@ from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.worker.protocol import ImageScorer
+from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.tiny_run import request, tiny_config
@@ -123,7 +123,7 @@ def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged()
         deadly.result()
 
 
-class Answering(RemoteActor[ImageScorer]):
+class Answering(RemoteActor[ScoringWorker]):
     """A scorer that answers at once, in the thread that asks."""
 
     def __init__(self, name: str, answer: Any) -> None:

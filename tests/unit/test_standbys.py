@@ -15,7 +15,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history import HistoryLog, new_life
 from gpu_runtime.worker.protocol import HostUsage
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config

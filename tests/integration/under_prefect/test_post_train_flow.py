@@ -14,7 +14,7 @@ from flows.evaluate import evaluate_model
 from flows.post_train import post_train
 from flows.progress import Reporter
 from gpu_runtime.cluster.fork_client import end_fork_server
-from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.history import read_history
 from storage.clock import process_clock
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError

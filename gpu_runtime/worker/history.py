@@ -3,7 +3,7 @@
 A line is one write to an append-only file, so it survives however its process ends; nothing is synced to
 the disk, so a machine that loses power may lose the last lines. Each life of a run, from its start or
 resumption to its end, has its own folder; in it each process has a file, whose first line names the process.
-`gpu_runtime/scheduling/history.py` checks the promises against it.
+`gpu_runtime/scheduling/history.py` checks the promises against it; `HistoryTail` reads it while it grows.
 
 On a machine that does not have the driver's folder, a process writes into the home of that machine
 (`HistoryPlace.folder_here`). All processes on the driver's machine use the driver's clock.
@@ -14,12 +14,13 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from gpu_runtime.scheduling.history import HistoryLine
 from gpu_runtime.scheduling.requests import SampleRequest
 from storage.clock import Anchor, now, process_age_s, process_clock, process_start_s
 from storage.errors import StorageError
@@ -160,3 +161,62 @@ def names_of(requests: Iterable[SampleRequest]) -> list[str]:
         + (f"-steps-{request.schedule_steps}" if request.schedule_steps else "")
         for request in requests
     ]
+
+
+class HistoryTail:
+    """A reader that follows the files of a run's history while they grow.
+
+    Args:
+        folder: folder of the run's whole history; need not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, int] = {}
+        self._left: set[Path] = set()
+        self._read: dict[Path, int] = {}
+        self._names: dict[Path, str] = {}
+
+    def new(self, only: Collection[str] | None = None) -> list[HistoryLine]:
+        """Return complete lines written since the last call: by life, then by file, each in order.
+
+        Args:
+            only: names of processes; other and new processes wait for the next call without it.
+        """
+        if only is None:
+            found = ((int(life.name), path) for life in lives(self._folder) for path in life.glob("*.jsonl"))
+            self._files |= {path: number for number, path in found if path not in self._files}
+        chosen = [
+            (number, path)
+            for path, number in self._files.items()
+            if path not in self._left and (only is None or self._names.get(path) in only)
+        ]
+        return [line for number, path in sorted(chosen) for line in self._new_of(number, path)]
+
+    def leave(self, life: int, name: str) -> None:
+        """Stop reading the file of a process that has ended."""
+        self._left |= {path for path, of in self._names.items() if of == name and self._files[path] == life}
+
+    def _new_of(self, life: int, path: Path) -> list[HistoryLine]:
+        begun = self._read.get(path, 0)
+        if path.stat().st_size == begun:
+            return []
+        with path.open("rb") as file:
+            file.seek(begun)
+            fresh = file.read()
+        # A line without its end is being written, or is all that fitted on a full disk.
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self._read[path] = begun + len(whole)
+        lines: list[HistoryLine] = []
+        for row in whole.splitlines():
+            facts = json.loads(row)
+            event, at = facts.pop("event"), facts.pop("at")
+            if event == "process":
+                self._names[path] = facts["name"]
+            lines.append(HistoryLine(life, self._names[path], at, event, facts))
+        return lines
+
+
+def read_history(folder: Path) -> list[HistoryLine]:
+    """Return a run's whole history, by life, then by file; empty if there is none."""
+    return HistoryTail(folder).new()

@@ -60,12 +60,13 @@ def runs(
 
 
 def presets() -> None:
-    """List the presets."""
+    """List the presets: name, what it was tried on (its evidence), purpose."""
     # Another program gets one line for each.
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
     for preset in list_presets():
+        columns = f"{preset.name:24} {preset.evidence:20} "
         lines = textwrap.wrap(
-            preset.summary, width, initial_indent=f"{preset.name:24} ", subsequent_indent=" " * 25
+            preset.summary, width, initial_indent=columns, subsequent_indent=" " * len(columns)
         )
         typer.echo("\n".join(lines))
 

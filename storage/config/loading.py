@@ -39,6 +39,12 @@ PREFIX = "SPOTLIGHT_"
 OTHER_VARIABLES = frozenset({HOME_VARIABLE, UP_TOKEN_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE})
 """Names of the project in the environment that are no settings of a run."""
 
+EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")
+"""Levels that `evidence = "LEVEL"` at a preset's top may claim; a test compares them with kept results.
+
+The key is no setting of a run. `tiny weights`: the family equals diffusers' on tiny random weights;
+`real weights loaded`: the model's own weights ran; `embedded curve`: a small model learned the task."""
+
 _Layer = tuple[str, dict[str, Any]]
 """Where settings came from, and the settings, nested as in a preset."""
 
@@ -55,19 +61,22 @@ class Preset:
 
     Attributes:
         summary: what it is for: its first line, which is a comment.
+        evidence: one of `EVIDENCE`; empty where it claims nothing.
     """
 
     name: str
     path: Path
     summary: str
+    evidence: str
 
 
 def list_presets(folder: Path = PRESETS) -> list[Preset]:
     """The presets of a folder, by name."""
     presets: list[Preset] = []
     for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem):
-        lines = path.read_text(encoding="utf-8").splitlines() or [""]
-        presets.append(Preset(path.stem, path, lines[0].removeprefix("#").strip()))
+        text = path.read_text(encoding="utf-8")
+        summary = text.partition("\n")[0].removeprefix("#").strip()
+        presets.append(Preset(path.stem, path, summary, tomllib.loads(text).get("evidence", "")))
     return presets
 
 
@@ -170,7 +179,12 @@ def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
 def _preset_layers(preset: str) -> list[_Layer]:
     """Read a preset's bases, in their order, and then the preset itself."""
     values = _read_toml(_preset_path(preset))
-    named = values.pop("extends", [])
+    named, claimed = values.pop("extends", []), values.pop("evidence", EVIDENCE[0])
+    if claimed not in EVIDENCE:
+        raise ConfigurationError(
+            f"preset {preset}: evidence is {quoted(claimed)}; write one of {', '.join(EVIDENCE)}, or leave "
+            "it out"
+        )
     bases = [named] if isinstance(named, str) else named
     known = sorted(path.stem for path in BASES.glob("*.toml"))
     layers: list[_Layer] = []

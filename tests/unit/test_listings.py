@@ -68,5 +68,6 @@ def test_descriptions_of_presets_are_whole_and_break_between_words(home: Home):
     assert all(len(line) <= 80 for line in shown.splitlines())
     listed = [line.split() for line in piped(home, "presets").splitlines()]
     for preset in list_presets():
-        assert f"{preset.name} {preset.summary}" in " ".join(shown.split())
-        assert [preset.name, *preset.summary.split()] in listed
+        line = f"{preset.name} {preset.evidence} {preset.summary}"
+        assert line in " ".join(shown.split())
+        assert line.split() in listed

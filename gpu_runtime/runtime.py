@@ -26,8 +26,7 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.fleet.training_feed import TrainingFeed
-from gpu_runtime.learning.advantages import Advantages
-from gpu_runtime.learning.groups import check_versions, training_samples
+from gpu_runtime.learning.advantages import Advantages, check_versions, training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync
 from gpu_runtime.rewards.guard import refuse_total_failure
@@ -271,7 +270,8 @@ class Runtime:
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
             self._check_versions(rollout)
-            advantages, samples = training_samples(generated, scores, self.config, self.policy_version)
+            algorithm, signal = self.config.algorithm, self.config.reward.signal
+            advantages, samples = training_samples(generated, scores, algorithm, signal, self.policy_version)
             self._use_training_weights()
             report = self._feed.finish(samples)
         except BaseException:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.report import finish, options
 from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration, rollout_requests
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
@@ -66,7 +66,7 @@ def run(config: RunConfig, iterations: int) -> BareResult:
             images = [sample.image_HWC for sample in samples]
             scores = score_all(scorer, images, [by_id[request.prompt_id] for request in requests])
         with _timed(result.train_s):
-            _, kept = training_samples(samples, scores, config)
+            _, kept = training_samples(samples, scores, config.algorithm, config.reward.signal)
             report = worker.train(kept)
         version += bool(report.training_steps)
         worker.use_training_weights(WeightsVersion(version))

@@ -15,7 +15,7 @@ from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.capacity_decision import TrainingTime
 from gpu_runtime.fleet.trainers import Asked, Trainers
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -172,7 +172,8 @@ class TrainingFeed:
             return None
         samples = [sample for sample, _ in judged]
         scores = [score.result() for _, score in judged]
-        _, kept = training_samples(samples, scores, self._config, self._policy_version)
+        algorithm, signal = self._config.algorithm, self._config.reward.signal
+        _, kept = training_samples(samples, scores, algorithm, signal, self._policy_version)
         if not kept:
             return None
         begins = not self._asked

@@ -1,4 +1,7 @@
-"""Group-relative advantages (GRPO, arXiv 2402.03300): a sample compared with the others of its prompt."""
+"""From scored rollouts to samples to train on, by group-relative advantages (GRPO, arXiv 2402.03300).
+
+A sample is compared with the others of its prompt. Shape suffixes: P prompts, G group, K rewards.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from typing import Literal
 
 import numpy as np
 
+from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
+from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.rewards.protocol import Score
+from storage.config.run_config import AlgorithmConfig
+from storage.errors import RewardError, TrainingError
 
 _EPSILON = 1e-4
 """Term added to the deviation, as in Flow-GRPO's public code, so that tiny spreads stay finite."""
@@ -48,12 +56,6 @@ def _normalised(value_G: np.ndarray) -> np.ndarray:
         if np.abs(centred).max() > _NO_SPREAD:
             found_G[counts_G] = centred / (counted.std() + _EPSILON)
     return found_G
-
-
-def _of_each(value_PG: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and deviation of each group, shape (P, 1), with bits that do not depend on other groups."""
-    means, deviations = (np.array([of(row) for row in value_PG])[:, None] for of in (np.mean, np.std))
-    return means, deviations
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,15 @@ def group_advantages(
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
         raise ValueError(f"rewards have shape {reward_PG.shape}; (prompts, at least 2) is needed")
     if judged_P is not None and not judged_P.all():
-        return _spread_out(group_advantages(reward_PG[judged_P], std, drop_equal=drop_equal), judged_P)
+        judged = group_advantages(reward_PG[judged_P], std, drop_equal=drop_equal)
+        value_PG, kept_P = np.zeros(reward_PG.shape), np.zeros(len(judged_P), dtype=bool)
+        value_PG[judged_P], kept_P[judged_P] = judged.value_PG, judged.kept_P
+        return Advantages(value_PG, kept_P, int((~judged_P).sum()))
     reward = reward_PG.astype(np.float64)
     if not np.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
-    mean_P1, deviation_P1 = _of_each(reward)
+    # Row by row, so that a group's bits do not depend on other groups.
+    mean_P1, deviation_P1 = (np.array([of(row) for row in reward])[:, None] for of in (np.mean, np.std))
     centred = reward - mean_P1
     differs_P = np.abs(centred).max(axis=1) > _NO_SPREAD
     if std == "group":
@@ -114,9 +120,80 @@ def group_advantages(
     return Advantages(value, differs_P if drop_equal else np.ones_like(differs_P))
 
 
-def _spread_out(judged: Advantages, judged_P: np.ndarray) -> Advantages:
-    """Return the advantages of the judged groups at their indices among all groups."""
-    value_PG = np.zeros((len(judged_P), judged.value_PG.shape[1]))
-    kept_P = np.zeros(len(judged_P), dtype=bool)
-    value_PG[judged_P], kept_P[judged_P] = judged.value_PG, judged.kept_P
-    return Advantages(value_PG, kept_P, int((~judged_P).sum()))
+def training_samples(
+    samples: Sequence[GeneratedSample],
+    scores: Sequence[Score],
+    algorithm: AlgorithmConfig,
+    signal: Literal["graded", "exact"] = "graded",
+    policy_version: int | None = None,
+) -> tuple[Advantages, list[TrainingSample]]:
+    """Return advantages of P groups of G, and the samples to train on: those of groups with variance.
+
+    Groups without variance are included if `algorithm.zero_variance_groups` is `train`.
+    A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
+    Rewards are the `normalised_sum` of scores' terms, if they have terms, and else the scores' values.
+
+    Args:
+        samples: P * G samples, the groups one after another.
+        scores: their scores, in the same order.
+        algorithm: settings of how advantages are normalised.
+        signal: figure of a score that counts (`reward.signal`).
+        policy_version: version of the weights that training begins with; samples of another one are stale.
+            None: the version that drew all samples.
+
+    Raises:
+        RewardError: if no group is judged whole.
+    """
+    rewards = [score.value if signal == "graded" else float(score.exact) for score in scores]
+    prompts = list(dict.fromkeys(sample.request.prompt_id for sample in samples))
+    reward_PG = np.array(rewards, dtype=np.float64).reshape(len(prompts), -1)
+    failed = np.array([score.error is not None for score in scores]).reshape(reward_PG.shape)
+    judged_P = np.asarray(~failed.any(axis=1))
+    if not judged_P.any():
+        first = next(score.error for score in scores if score.error is not None)
+        raise RewardError(
+            f"the scorer failed on {int(failed.sum())} of {len(scores)} images, at least one in each of the "
+            f"{len(prompts)} prompt groups; a group with a failed image is not trained on, so none is left. "
+            f"The first error was: {first}. Check the scorer, then resume the run"
+        )
+    weights = next(([term.weight for term in score.terms] for score in scores if score.terms), [])
+    if weights:
+        nothing = [0.0] * len(weights)  # of a dropped group, whose values do not matter
+        term_BK = np.array([[term.value for term in score.terms] or nothing for score in scores], np.float64)
+        reward_PG = normalised_sum(term_BK.T.reshape(len(weights), *reward_PG.shape), weights)
+    drop_equal = algorithm.zero_variance_groups == "drop"
+    advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P, drop_equal)
+    kept = advantages.kept_P.repeat(reward_PG.shape[1]).tolist()
+    values = advantages.value_PG.flatten().tolist()
+    return advantages, [
+        TrainingSample(
+            sample.request, sample.trajectory, sample.latents_SC, value,
+            stale=policy_version not in (None, sample.request.policy_version),
+        )
+        for sample, value, keep in zip(samples, values, kept, strict=True)
+        if keep
+    ]  # fmt: skip
+
+
+def check_versions(samples: Sequence[GeneratedSample], policy_version: int, oldest: int) -> None:
+    """Refuse samples of weights that training must not learn from.
+
+    For samples of the current weights the ratio at the first update is checked too. For older ones this is
+    the only check: a device computes with weights of a version only while their checksum is that version's.
+
+    Args:
+        samples: samples of an iteration.
+        policy_version: version of the weights that training begins with.
+        oldest: oldest version allowed; below `policy_version` only where a strategy trains on its drafts.
+
+    Raises:
+        TrainingError: if one is of another version.
+    """
+    for sample in samples:
+        if not oldest <= sample.request.policy_version <= policy_version:
+            request = sample.request
+            raise TrainingError(
+                f"the sample of prompt {request.prompt_id}, seed {request.seed_index} in iteration "
+                f"{request.iteration} is of weights v{request.policy_version}; training from "
+                f"v{policy_version} takes v{oldest} to v{policy_version}. Resume from the last checkpoint"
+            )

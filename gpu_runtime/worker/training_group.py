@@ -54,8 +54,7 @@ def divided(
             f"{error}"
         ) from error
     # Imported here: FSDP takes long to import, and only devices that train together need it.
-    from gpu_runtime.learning.sharded_policy import ShardedPolicy
-    from gpu_runtime.learning.sharded_trainer import ShardedTrainer
+    from gpu_runtime.learning.sharded_training import ShardedPolicy, ShardedTrainer
 
     group = dist.group.WORLD
     assert group is not None

@@ -26,7 +26,6 @@ from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.models.loading import device_name, load_model
 from gpu_runtime.models.protocol import DiffusionModel
@@ -314,13 +313,13 @@ class DeviceWorker:
     def blobs(self) -> dict[str, bytes]:
         """Return a trainer's complete state, for a checkpoint; {} on all trainers but the first."""
         with exchanging(self._training_group):
-            blobs = trainer_blobs(self._the_trainer())
+            blobs = self._the_trainer().blobs()
         return blobs if self._leads else {}
 
     def restore(self, blobs: Mapping[str, bytes]) -> None:
         """Continue from a checkpoint's state."""
         self._set_aside = None
-        restore_trainer(self._the_trainer(), blobs)
+        self._the_trainer().restore(blobs)
 
     def _open_history(self, name: str, watches: bool, history: HistoryPlace | None) -> None:
         """Open the history of a place, and watch for its notices."""

@@ -13,10 +13,8 @@ from safetensors.numpy import load
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import TrainingReport
-from gpu_runtime.learning.sharded_policy import ShardedPolicy
-from gpu_runtime.learning.sharded_trainer import ShardedTrainer
+from gpu_runtime.learning.sharded_training import ShardedPolicy, ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
-from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
@@ -78,7 +76,7 @@ def shared_training(
         run.policy.load(state)
         assert all(is_sharded(weight) for weight in run.policy.trained.values())
         report, gradients = gradients_of(run.trainer, samples)
-        found[name] = report, gradients, trainer_blobs(run.trainer)
+        found[name] = report, gradients, run.trainer.blobs()
     return found
 
 
@@ -99,7 +97,7 @@ def answers(single: dict[str, TinyRun]) -> tuple[dict[str, Any], list[dict[str, 
     alone = {}
     for name, run in single.items():
         report, gradients = gradients_of(run.trainer, work[name][1])
-        alone[name] = report, gradients, trainer_blobs(run.trainer)
+        alone[name] = report, gradients, run.trainer.blobs()
     return alone, shared
 
 
@@ -152,14 +150,14 @@ def test_all_processes_hold_the_same_checkpoint(answers: Any):
 
 def gone_on_from(group: InstanceGroup, sections: dict[str, Any], blobs: dict[str, bytes]) -> Any:
     run = ShardedRun(tiny_config(**sections), group)
-    restore_trainer(run.trainer, blobs)
+    run.trainer.restore(blobs)
     for moments in run.trainer.optimizer.state.values():
         # safetensors reads a file's tensors in an order of its own in each process.
         ordered = sorted(moments.items(), reverse=group.rank == 1)
         moments.clear()
         moments.update(ordered)
     held = sum(value.size for value in run.policy.local_state().values())
-    return trainer_blobs(run.trainer), held, run.trainer.average_state()
+    return run.trainer.blobs(), held, run.trainer.average_state()
 
 
 @pytest.mark.parametrize("name", ["lora", "full"])
@@ -299,7 +297,7 @@ def in_parts(
             with torch.no_grad():
                 _ = [velocity_of(runs[1].model) for _ in range(group.rank)]
         one_by_one.finish()
-        found[name] = [trainer_blobs(trainer) for trainer in (at_once, one_by_one)]
+        found[name] = [trainer.blobs() for trainer in (at_once, one_by_one)]
     return found
 
 

@@ -12,7 +12,7 @@ from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import rollout_requests
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
@@ -73,7 +73,7 @@ def iteration(runtime: Runtime, number: int):
 def train_alone(worker: DeviceWorker, config, rolled: Rollout, scores):
     """The same training step by one trainer; its report."""
     generated = [delivered.sample for delivered in rolled.delivered]
-    return worker.train(training_samples(generated, scores, config)[1])
+    return worker.train(training_samples(generated, scores, config.algorithm, config.reward.signal)[1])
 
 
 def off(ours: dict[str, bytes], theirs: dict[str, bytes], before: dict[str, bytes], part: str) -> float:

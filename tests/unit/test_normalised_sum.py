@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_runtime.learning.advantages import normalised_sum
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import normalised_sum, training_samples
 from gpu_runtime.rewards.protocol import Score, Term
 from storage.config.run_config import RunConfig
 from tests.tiny_run import TinyRun, request, tiny_config
@@ -55,7 +54,7 @@ def advantages(scores: list[Score]) -> list[float]:
     run = TinyRun(tiny_config())
     wanted = [request(prompt, seed) for prompt in range(len(scores) // 2) for seed in range(2)]
     config = RunConfig.model_validate({"algorithm": {"advantage_std": "none"}})
-    found, _ = training_samples(run.sampler.generate(wanted), scores, config)
+    found, _ = training_samples(run.sampler.generate(wanted), scores, config.algorithm)
     return found.value_PG.flatten().tolist()
 
 

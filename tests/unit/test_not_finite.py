@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpu_runtime.learning.trainer_state import trainer_blobs
 from gpu_runtime.learning.weights import refuse_not_finite
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
@@ -126,7 +125,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch: pytest.MonkeyP
 def test_nothing_that_is_not_finite_goes_into_a_checkpoint(part: str):
     run = TinyRun(tiny_config())
     run.trainer.train(run.rollout())
-    trainer_blobs(run.trainer)
+    run.trainer.blobs()
     name, weight = next(iter(run.policy.trained.items()))
     with torch.no_grad():
         if part == "weights":
@@ -136,7 +135,7 @@ def test_nothing_that_is_not_finite_goes_into_a_checkpoint(part: str):
         else:
             run.trainer.optimizer.state[weight]["exp_avg_sq"].view(-1)[0] = math.inf
     with pytest.raises(TrainingError, match=rf"1 of the .*{name} are not finite in the checkpoint's {part}"):
-        trainer_blobs(run.trainer)
+        run.trainer.blobs()
 
 
 def test_weights_that_are_not_finite_are_not_published():

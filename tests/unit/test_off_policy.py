@@ -23,7 +23,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
-from gpu_runtime.learning.groups import check_versions, training_samples
+from gpu_runtime.learning.advantages import check_versions, training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, Term
@@ -206,8 +206,8 @@ def test_samples_of_an_older_version_are_stale_and_of_any_other_refused(made):
     samples = [one.sample for one in made]
     rows = [sample for sample in samples if sample.request.seed_index < 2]
     config = tiny_config()
-    _, of_now = training_samples(rows, scores[:2] * 2, config, policy_version=0)
-    _, older = training_samples(rows, scores[:2] * 2, config, policy_version=1)
+    _, of_now = training_samples(rows, scores[:2] * 2, config.algorithm, policy_version=0)
+    _, older = training_samples(rows, scores[:2] * 2, config.algorithm, policy_version=1)
     assert {one.stale for one in of_now} == {False} and {one.stale for one in older} == {True}
     check_versions(samples, 0, 0)
     check_versions(samples, 1, 0)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import VLM_TEMPLATE, VlmOptions
 from gpu_runtime.rewards.registry import build_scorer, chosen_judge, chosen_scorer
@@ -222,7 +222,7 @@ def test_one_image_costs_its_prompt_group_and_nothing_else(judge: Judge):
     judge.faults = [says(200, completion("???"))]
     scores = score_each(scorer(judge, attempts=1, queue=1), IMAGES, PROMPTS)
     assert [score.error is None for score in scores] == [False] + [True] * 5
-    advantages, kept = training_samples(samples, scores, run.config)
+    advantages, kept = training_samples(samples, scores, run.config.algorithm)
     assert [(sample.request.prompt_id, sample.request.seed_index) for sample in kept] == [
         (1, 0), (1, 1), (2, 0), (2, 1),
     ]  # fmt: skip

@@ -1,10 +1,12 @@
-"""The optimiser step against gradients worked row by row, and what it refuses."""
+"""The optimiser step against gradients worked row by row; its batches, its average, and what it refuses."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,8 @@ import pytest
 import torch
 
 from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
-from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
+from gpu_runtime.learning.trainer import Accumulation, MovingAverage
 from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
@@ -271,9 +273,9 @@ def test_a_restored_trainer_goes_on_to_the_same_bits(mode: str) -> None:
     settings = config(mode, algorithm={"kl_weight": 0.5}, optimizer={"ema_interval": 2})
     whole = TinyRun(settings)
     whole.trainer.train(whole.rollout(1))
-    blobs = trainer_blobs(whole.trainer)
+    blobs = whole.trainer.blobs()
     resumed = TinyRun(settings)
-    restore_trainer(resumed.trainer, blobs)
+    resumed.trainer.restore(blobs)
     for iteration in (2, 3):
         for run in (whole, resumed):
             run.trainer.train(run.rollout(iteration))
@@ -289,8 +291,180 @@ def test_the_learning_rate_rises_evenly_over_the_warm_up_and_after_a_restore() -
         run.trainer.train(run.rollout(iteration))
         rates.append(run.trainer.optimizer.param_groups[0]["lr"])
     restored = TinyRun(settings)
-    restore_trainer(restored.trainer, trainer_blobs(run.trainer))
+    restored.trainer.restore(run.trainer.blobs())
     for iteration in range(4, 7):
         restored.trainer.train(restored.rollout(iteration))
         rates.append(restored.trainer.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
+
+
+class CountingObjective:
+    """Two rows a sample; notes what is computed, with which weight."""
+
+    def __init__(self) -> None:
+        self.computed: list[tuple[list[Row], float]] = []
+
+    def rows(self, samples: Sequence[Any]) -> list[Row]:
+        return [Row(sample, place) for sample in samples for place in range(2)]
+
+    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
+        self.computed.append((list(rows), weight))
+        return BatchTerms(weight * len(rows), 0.0, 0.0, float("nan") if "bad" in rows[0] else 0.0)
+
+
+def accumulated(parts: Sequence[Sequence[Any]], rank: int = 0, processes: int = 1) -> CountingObjective:
+    objective: Any = CountingObjective()
+    update = Accumulation(objective, 3, rank, processes)
+    for part in parts:
+        update.add(part)
+    update.end()
+    assert update.rows == 2 * sum(map(len, parts))
+    assert update.terms.loss == sum(len(rows) for rows, weight in objective.computed if weight)
+    return objective
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_batches_do_not_depend_on_what_comes_with_what(processes: int) -> None:
+    samples = list("abcdefg")  # fourteen rows: four batches of three and one of two
+    rows = CountingObjective().rows(samples)
+    batches = [rows[first : first + 3] for first in range(0, len(rows), 3)]
+    for cuts in itertools.combinations(range(1, 7), 2):
+        parts = [samples[: cuts[0]], samples[cuts[0] : cuts[1]], samples[cuts[1] :]]
+        everywhere = [accumulated(parts, rank, processes).computed for rank in range(processes)]
+        weighed = [[rows for rows, weight in computed if weight] for computed in everywhere]
+        assert [weighed[n % processes][n // processes] for n in range(5)] == batches
+        assert sum(map(len, weighed)) == 5
+        assert len({len(computed) for computed in everywhere}) == 1, "each batch takes every process"
+
+
+def test_whole_batches_are_computed_at_once() -> None:
+    objective: Any = CountingObjective()
+    update: Any = Accumulation(objective, 3, 0, 2)
+    update.add("ab")
+    assert not objective.computed, "four rows are less than a batch for each of two processes"
+    update.add("c")
+    assert len(objective.computed) == 1
+
+
+def test_a_deviation_that_is_no_number_stays_one() -> None:
+    objective: Any = CountingObjective()
+    update: Any = Accumulation(objective, 3)
+    update.add(["bad", "b", "c", "d"])
+    assert update.terms.deviation != update.terms.deviation
+
+
+def one_by_one(run: TinyRun, samples: Sequence[TrainingSample]) -> None:
+    """Prompt groups in their order; samples of a group in any."""
+    for prompt in sorted({sample.request.prompt_id for sample in samples}):
+        run.trainer.add(shuffled([s for s in samples if s.request.prompt_id == prompt], prompt))
+
+
+@pytest.mark.parametrize("objective", ["grpo", "nft"])
+@pytest.mark.parametrize("updates", [1, 2, 3])
+@pytest.mark.parametrize("size", [4, 5])
+def test_a_group_at_a_time_gives_the_bits_of_all_at_once(objective: str, updates: int, size: int) -> None:
+    algorithm = {"objective": objective, "updates_per_iteration": updates, "kl_weight": 0.5}
+    settings = tiny_config(algorithm=algorithm, sampling={"batch_size": size})
+    at_once, parts = TinyRun(settings), TinyRun(settings)
+    samples = at_once.rollout()
+    report = at_once.trainer.train(samples)
+    parts.trainer.begin()
+    one_by_one(parts, samples[:2])
+    parts.trainer.begin()  # an iteration that does not come to its end leaves nothing behind
+    one_by_one(parts, samples)
+    assert parts.trainer.finish() == report
+    assert parts.trainer.blobs() == at_once.trainer.blobs()
+
+
+def test_gradients_are_there_before_the_last_group_has_come_and_weights_stay() -> None:
+    run = TinyRun(tiny_config())
+    samples, before = run.rollout(), run.trainer.blobs()
+    run.trainer.begin()
+    run.trainer.add(samples[:2])
+    assert any(weight.grad is not None for weight in run.policy.trained.values())
+    assert run.trainer.blobs() == before
+
+
+def test_groups_out_of_their_order_are_a_defect() -> None:
+    run = TinyRun(tiny_config())
+    samples = run.rollout()
+    run.trainer.begin()
+    run.trainer.add(samples[2:])
+    with pytest.raises(AssertionError, match="order of their prompts"):
+        run.trainer.add(samples[:2])
+
+
+def test_weights_that_changed_since_the_gradients_were_added_are_refused() -> None:
+    run = TinyRun(tiny_config())
+    samples = run.rollout()
+    run.trainer.begin()
+    run.perturb()
+    run.trainer.add(samples)
+    with pytest.raises(TrainingError, match="probability ratio"):
+        run.trainer.finish()
+
+
+def weights(*values: float) -> dict[str, np.ndarray]:
+    """A state of one tensor."""
+    return {"w": np.array(values, np.float32)}
+
+
+def test_first_updates_forget_fast() -> None:
+    # Decays 2/11 and 3/12: 0 * 2/11 + 11 * 9/11 = 9, then 9 * 0.25 + 5 * 0.75 = 6.
+    average = MovingAverage(weights(0, 0), decay=0.9, interval=1)
+    average.update(lambda: weights(11, 0))
+    assert average.state["w"].tolist() == pytest.approx([9, 0], abs=1e-6)
+    average.update(lambda: weights(5, 0))
+    assert average.state["w"].tolist() == pytest.approx([6, 0], abs=1e-6)
+
+
+def test_decay_is_the_upper_limit() -> None:
+    average = MovingAverage(weights(1), decay=0.1, interval=1)
+    average.update(lambda: weights(11))  # 0.1 * 1 + 0.9 * 11
+    assert average.state["w"].tolist() == pytest.approx([10], abs=1e-6)
+
+
+def test_decay_zero_is_the_weights_themselves() -> None:
+    average = MovingAverage(weights(3), decay=0.0, interval=1)
+    average.update(lambda: weights(0.1))
+    assert np.array_equal(average.state["w"], weights(0.1)["w"])
+
+
+def test_only_every_interval_moves_the_average() -> None:
+    # Only the third training step counts, as the first update: 0 * 2/11 + 11 * 9/11.
+    average = MovingAverage(weights(0), decay=0.9, interval=3)
+
+    def unread() -> dict[str, np.ndarray]:
+        raise AssertionError("copies weights that are not needed")
+
+    for _ in range(2):
+        average.update(unread)
+        assert average.state["w"].tolist() == [0]
+    average.update(lambda: weights(11))
+    assert average.state["w"].tolist() == pytest.approx([9], abs=1e-6)
+    assert average.training_steps == 3
+
+
+def test_average_shares_no_memory_with_what_it_was_given() -> None:
+    start, loaded = weights(1), weights(2)
+    average = MovingAverage(start, decay=0.5, interval=1)
+    average.update(lambda: weights(5))
+    assert start["w"].tolist() == [1]
+    average.load(loaded, training_steps=0)
+    average.update(lambda: weights(5))
+    assert loaded["w"].tolist() == [2]
+
+
+def test_loaded_average_goes_on_to_the_same_bits() -> None:
+    states = [weights(*row) for row in np.random.default_rng(0).standard_normal((9, 5))]
+    whole, first = (MovingAverage(states[0], decay=0.9, interval=2) for _ in range(2))
+    for state in states[1:]:
+        whole.update(partial(dict, state))
+    for state in states[1:4]:
+        first.update(partial(dict, state))
+    resumed = MovingAverage(states[8], decay=0.9, interval=2)
+    resumed.load(first.state, first.training_steps)
+    for state in states[4:]:
+        resumed.update(partial(dict, state))
+    assert np.array_equal(resumed.state["w"], whole.state["w"])
+    assert resumed.state["w"].dtype == np.float32

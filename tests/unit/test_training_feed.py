@@ -15,7 +15,7 @@ from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.fleet import training_feed
 from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.fleet.training_feed import TrainingFeed
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -77,7 +77,7 @@ class Stage:
     def trained(self) -> list[Any]:
         """What the whole iteration is trained on."""
         scores = [score.result() for score in self.scores]
-        return training_samples(EXPECTED, scores, self.config, 0)[1]
+        return training_samples(EXPECTED, scores, self.config.algorithm, policy_version=0)[1]
 
     def end(self) -> None:
         """The trainers have done what they were given."""

@@ -61,7 +61,7 @@ class GrpoObjective:
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> None:
         self._policy = policy
         self._kl_weight, self._clip_range = config.algorithm.kl_weight, options.clip_range
-        self._steps = StochasticSteps(policy, sampler, config)
+        self._steps = StochasticSteps(policy, sampler, config.sampling)
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Return 0: log-probabilities of the old policy come with the trajectories."""

@@ -67,7 +67,7 @@ class NftObjective:
         self._sampler = sampler
         self._config = config
         self._options = options
-        self._steps = StochasticSteps(policy, sampler, config)
+        self._steps = StochasticSteps(policy, sampler, config.sampling)
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:

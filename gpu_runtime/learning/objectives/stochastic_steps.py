@@ -13,7 +13,7 @@ from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, tran
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.protocol import Conditioning
-from storage.config.run_config import RunConfig
+from storage.config.run_config import SamplingConfig
 
 _BATCHES = 4
 """Most batches of steps used to measure how far samples of older weights are from the policy."""
@@ -43,13 +43,13 @@ class StochasticSteps:
     Args:
         policy: policy to train.
         sampler: sampler of the rollout.
-        config: the run's configuration.
+        sampling: settings of the sampler.
     """
 
-    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig) -> None:
+    def __init__(self, policy: Policy, sampler: Sampler, sampling: SamplingConfig) -> None:
         self._policy = policy
         self._sampler = sampler
-        self._sampling = config.sampling
+        self._sampling = sampling
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
         """Return a row for every stochastic step of every sample."""

@@ -1,16 +1,17 @@
-"""A policy whose weights are divided over several training processes (torch's FSDP2).
+"""Training on several devices: a policy with weights divided over processes (torch's FSDP2), and its trainer.
 
 Each process holds a part of every weight, gathers a block's weights when that block computes, and releases
 them again. Then all processes must do the same things in the same order: each forward pass, `state`,
-`load` of the same weights.
+`load` of the same weights. Between `gather` and `divide` each process has all weights beside its part.
+Then forward passes, `state` and `load` need no other process, so each process generates by itself.
 
-Between `gather` and `divide` each process has all weights beside its part of them. Then forward passes,
-`state` and `load` need no other process, so each process generates by itself.
+Every process is given all samples and computes every n-th batch; gradients are summed. Means, the check
+of the ratio, the gradient's norm, and so all decisions, are the same in all processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,11 +20,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharding import gathered_like, local_shard, sharded_like
+from gpu_runtime.learning.trainer import Accumulation, Trainer
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config.run_config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig, RunConfig
 
 
 class ShardedPolicy(Policy):
@@ -146,3 +151,51 @@ class ShardedPolicy(Policy):
             module.set_force_sum_reduction_for_comms(True)
         # FSDP would do this in its first forward pass, but `divide` may come before that.
         self._root._get_fsdp_state()._lazy_init()
+
+
+class ShardedTrainer(Trainer):
+    """A trainer with its process's part of the optimiser and of the moving average.
+
+    A process that fails in the middle of an update leaves the others waiting until they are ended, or until
+    the group's time-out.
+
+    Args:
+        policy: policy with divided weights.
+        sampler: source of conditioning and schedule, the same as in the rollout.
+        config: the run's configuration.
+    """
+
+    def __init__(self, policy: ShardedPolicy, sampler: Sampler, config: RunConfig) -> None:
+        self._divided, self._group = policy, policy.group
+        super().__init__(policy, sampler, config)
+        self._device = policy.model.device
+
+    def add(self, samples: Sequence[TrainingSample]) -> None:
+        """Add whole prompt groups; the weights are divided afterwards.
+
+        Raises:
+            TrainingError: as for one process; all processes raise the same.
+        """
+        self._divided.divide()
+        super().add(samples)
+
+    def finish(self) -> TrainingReport:
+        """Take the training steps; the weights are divided afterwards.
+
+        Raises:
+            TrainingError: as for one process; all processes raise the same.
+        """
+        self._divided.divide()
+        return super().finish()
+
+    def _accumulation(self) -> Accumulation:
+        size = self._config.sampling.batch_size
+        return Accumulation(self._objective, size, self._group.rank(), self._group.size())
+
+    def _of_all(self, terms: BatchTerms) -> BatchTerms:
+        """Return the sums of all processes' batches, and the largest deviation."""
+        found = torch.tensor(terms, dtype=torch.float64).to(self._device)
+        gathered = [torch.empty_like(found) for _ in range(self._group.size())]
+        dist.all_gather(gathered, found, group=self._group)
+        terms_N6 = torch.stack(gathered).cpu()
+        return BatchTerms(*terms_N6.sum(dim=0).tolist())._replace(deviation=float(terms_N6[:, 3].max()))

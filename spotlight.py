@@ -210,6 +210,8 @@ def resume(
     run_id: str,
     *,
     iterations: int | None = None,
+    budget_usd: float | None = None,
+    budget_hours: float | None = None,
     cluster: Cluster | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
@@ -219,6 +221,8 @@ def resume(
     Args:
         run_id: the run: its identifier, the beginning of it, or `last`.
         iterations: total of the run: a finished run continues up to it; None keeps it.
+        budget_usd, budget_hours: new budget of the run, with which one that ended at it continues; None
+            keeps it.
         cluster: the kind of cluster that starts the processes; None keeps the recorded one.
         ray_address: a running Ray cluster; None keeps the recorded one.
         take_over: resume also a run that is marked as running on a machine that is gone.
@@ -229,12 +233,9 @@ def resume(
     from flows import start
 
     summary = start.resume(
-        _identifier(run_id),
-        iterations=iterations,
-        cluster=cluster,
-        ray_address=ray_address,
-        take_over=take_over,
-    )
+        _identifier(run_id), iterations=iterations, budget_usd=budget_usd, budget_hours=budget_hours,
+        cluster=cluster, ray_address=ray_address, take_over=take_over,
+    )  # fmt: skip
     return _result(summary)
 
 

@@ -41,9 +41,9 @@ def given_configuration(
 
 
 def configuration_to_resume(
-    config: RunConfig, cluster: str | None, ray_address: str | None, iterations: int | None = None
+    config: RunConfig, cluster: str | None, ray_address: str | None, limits: Sequence[str] = ()
 ) -> RunConfig:
-    """Return an earlier run's configuration with the changes a resumed run may make: cluster and iterations.
+    """Return an earlier run's configuration with the changes a resumed run may make: cluster and limits.
 
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
@@ -51,13 +51,12 @@ def configuration_to_resume(
         config: the one that the run was started with.
         cluster: the kind of cluster that starts the processes; None keeps it, unless an address is given.
         ray_address: a running Ray cluster; None keeps it.
-        iterations: total number for the run; None keeps it.
+        limits: settings of how long it may go on, `name=value` each.
 
     Raises:
         ConfigurationError: these do not fit each other or the run.
     """
-    changes = _cluster_setting(cluster, ray_address)
-    changes += [] if iterations is None else [f"iterations={iterations}"]
+    changes = [*_cluster_setting(cluster, ray_address), *limits]
     environ = {name: os.environ[name] for name in _PLACES if name in os.environ}
     return load_config(None, changes, environ, config) if changes or environ else config
 

@@ -43,6 +43,7 @@ from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
 from tasks.inputs import gives_verdict, input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up
+from tasks.iteration.budget import keep_to_budget
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.seeds import review_seeds
@@ -91,7 +92,8 @@ def train_run(
             with names_what_ended(run_id, needed, config.runtime.ray_address):
                 summary = _train(session)
         store.set_summary(run_id, summary)
-        store.set_status(run_id, "finished")
+        log.note("finished")
+        store.set_status(run_id, "finished", session.ended_early or None)
     except BaseException as error:
         # The error that ended the run matters more than a disk that refuses to record it.
         log.note(f"ended: {_reason(error)}")
@@ -221,13 +223,16 @@ def _train(session: Session) -> dict[str, Any]:
                 session, rolled, scores, trained, review, started_at, ended_at, collected
             )
             _note_troubles(session, collected.notes)
+            keep_to_budget(session, record)
             committing = commit.submit(session, record)
             started_at = ended_at
-            if config.evaluates_after(iteration):
+            if session.evaluates_after(iteration):
                 committing.result()
                 if _evaluate_if_due(session, iteration):
                     plan = None  # drafted with weights that were given up
                 started_at = now()
+            if iteration == session.last_iteration:
+                break
     finally:
         report.end()
         if committing is not None:
@@ -237,6 +242,8 @@ def _train(session: Session) -> dict[str, Any]:
     for device in result["unjoined_devices"]:
         reporter().note(f"{device['device']} never joined the run: {device['reason']}")
     reporter().result(result)
+    if session.ended_early:
+        reporter().note(f"ended early: {session.ended_early}")
     return result
 
 
@@ -286,7 +293,7 @@ def _note_troubles(session: Session, capacity: list[str]) -> None:
 
 def _evaluate_if_due(session: Session, iteration: int) -> bool:
     """Evaluate and respond to alarms; return True if the weights are then those of an earlier checkpoint."""
-    if not session.config.evaluates_after(iteration):
+    if not session.evaluates_after(iteration):
         return False
     started_at = now()
     evaluation = evaluate(session, iteration)

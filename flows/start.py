@@ -77,6 +77,8 @@ def resume(
     run_id: str,
     *,
     iterations: int | None = None,
+    budget_usd: float | None = None,
+    budget_hours: float | None = None,
     cluster: str | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
@@ -87,6 +89,8 @@ def resume(
         run_id: the run.
         iterations: total, more than are done: a finished run continues up to it; None keeps the recorded
             total.
+        budget_usd: new `budget.usd`, with which a run that ended at its budget goes on; None keeps it.
+        budget_hours: new `budget.hours`; None keeps it.
         cluster: the kind of cluster that starts the processes; None keeps the recorded one.
         ray_address: a running Ray cluster; None keeps the recorded one.
         take_over: True to resume also a run that is marked as running on another machine, which is gone.
@@ -100,10 +104,12 @@ def resume(
     with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
         home = Home.from_environment().ensure()
         fetch_where_unknown(home, run_id)
-        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, iterations)
+        given = {"iterations": iterations, "budget.usd": budget_usd, "budget.hours": budget_hours}
+        limits = [f"{name}={value}" for name, value in given.items() if value is not None]
+        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits)
         look_at_inputs(config)
-        if iterations is not None:
-            RunStore(home).set_iterations(run_id, iterations)
+        if limits:
+            RunStore(home).set_limits(run_id, config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
         return post_train_under_server(home, run_id, config)
 
@@ -228,7 +234,7 @@ def resumed_configuration(
     cluster: str | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
-    iterations: int | None = None,
+    limits: Sequence[str] = (),
 ) -> RunConfig:
     """Return the configuration for resuming a run; arguments as for `resume`.
 
@@ -238,24 +244,26 @@ def resumed_configuration(
         cluster: `ray` or `local`; None for the recorded one.
         ray_address: address of a running Ray cluster.
         take_over: True to accept a run that seems to be running elsewhere.
-        iterations: total of the run; None for the recorded number.
+        limits: new total of iterations or new budget, as settings `name=value`.
 
     Raises:
-        SpotlightError: the run does not exist, it is running or has no iteration left, or its inputs have
-            changed.
+        SpotlightError: the run does not exist, it is running or has no iteration or budget left, or its
+            inputs have changed.
     """
     from tasks.inputs import refuse_changed_inputs
+    from tasks.iteration.budget import refuse_spent_budget
 
     row = run_to_resume(home, run_id)
     if take_over and row.status == "running":
         store = RunStore(home)
         store.take_over(row)
         row = store.run(run_id)
-    if iterations is None:
+    if not limits:
         check_resumable(row)
-    else:
-        check_iterations(row, iterations)
-    config = configuration_to_resume(row.config, cluster, ray_address, iterations)
+    config = configuration_to_resume(row.config, cluster, ray_address, limits)
+    if limits:
+        check_iterations(row, config.iterations)
+    refuse_spent_budget(RunStore(home).records, row, config)
     refuse_changed_inputs(row.environment, config)
     return config
 

@@ -121,6 +121,10 @@ def resume(
     iterations: Annotated[
         int | None, typer.Option(help="How many it has in all: a finished run goes on to these.")
     ] = None,
+    budget_usd: Annotated[
+        float | None, typer.Option(help="A new budget.usd: a run that ended at its budget goes on.")
+    ] = None,
+    budget_hours: Annotated[float | None, typer.Option(help="A new budget.hours.")] = None,
     ray_address: RayAddress = None,
     cluster: ClusterKind = None,
     take_over: Annotated[
@@ -135,7 +139,13 @@ def resume(
     """Resume a run that was killed, cancelled or failed, from its last committed iteration."""
     _print_json(
         start.resume(
-            run_id, iterations=iterations, cluster=cluster, ray_address=ray_address, take_over=take_over
+            run_id,
+            iterations=iterations,
+            budget_usd=budget_usd,
+            budget_hours=budget_hours,
+            cluster=cluster,
+            ray_address=ray_address,
+            take_over=take_over,
         )
     )
 

@@ -53,6 +53,8 @@ ALIASES = {
     "save_freq": "checkpoint.every",
     "eval_every": "evaluation.every",
     "eval_freq": "evaluation.every",
+    "max_hours": "budget.hours",
+    "max_cost": "budget.usd",
 }
 """Names that users of other trainers type, and the setting that each of them means."""
 

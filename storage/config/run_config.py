@@ -276,6 +276,18 @@ class PriceConfig(Section):
         return self
 
 
+class BudgetConfig(Section):
+    """Limits of what a run uses, all its lives together; it ends early, at a checkpoint."""
+
+    usd: float = Field(default=0.0, ge=0, le=1e9)
+    """Dollars for devices (at `price`) and for judges with a price; 0 is no limit. No iteration begins that
+    would exceed it if it cost as much as the last one: the run ends with an evaluation, and goes on with
+    `spotlight resume RUN --budget-usd N`."""
+
+    hours: float = Field(default=0.0, ge=0, le=1e6)
+    """Hours of work; 0 is no limit. It ends a run as `usd` does, and `--budget-hours N` raises it."""
+
+
 class CheckpointConfig(Section):
     """Checkpoints to resume from, and their copies."""
 
@@ -327,6 +339,7 @@ class RunConfig(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
     price: PriceConfig = PriceConfig()
+    budget: BudgetConfig = BudgetConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
 
@@ -345,6 +358,15 @@ class RunConfig(Section):
             raise ValueError(
                 f"model.adapter is {quoted(self.model.adapter)} with adaptation.mode={self.adaptation.mode}, "
                 "which trains no adapters; set adaptation.mode=lora, or merge it into the model first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _budget_has_prices(self) -> Self:
+        if self.budget.usd and not (self.price.reserved_usd_per_hour or self.price.book):
+            raise ValueError(
+                f"budget.usd is {self.budget.usd:g}, but price.reserved_usd_per_hour is 0, so that no dollar "
+                "would be counted; set the price, or set budget.hours instead"
             )
         return self
 

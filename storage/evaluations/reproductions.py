@@ -15,7 +15,7 @@ from urllib.parse import quote
 from pydantic import TypeAdapter, ValidationError
 
 from storage.config.loading import stored_config
-from storage.config.run_config import RunConfig
+from storage.config.run_config import BudgetConfig, RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
@@ -125,7 +125,12 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     checkpoint = CheckpointStore(store.home.run(run_id), 1).load_latest()
     blobs = checkpoint.blobs if checkpoint is not None else {}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(blobs.items())}
-    config = row.config.model_dump(mode="json")
+    done = row.last_iteration or row.config.iterations
+    if done < row.config.iterations:  # it ended at its budget, with drafts for an iteration that was not done
+        digests = {name: value for name, value in digests.items() if not name.startswith("drafts")}
+    # Time and prices decide when a budget is reached: only the iterations that were done can be done again.
+    repeated = row.config.model_copy(update={"iterations": done, "budget": BudgetConfig()})
+    config = repeated.model_dump(mode="json")
     return Reference(run_id, config, row.environment, digests, dict(sorted(rewards)), scores, prompts)
 
 

@@ -186,28 +186,28 @@ class RunStore:
         ended_at = None if status == "running" else now()
         self._update(run_id, {"status": status, "ended_at": ended_at, "error": error})
 
-    def set_iterations(self, run_id: str, iterations: int) -> None:
-        """Change the total number of iterations of a run; a finished run can then be resumed.
+    def set_limits(self, run_id: str, config: RunConfig) -> None:
+        """Change the total number of iterations of a run and its budget; a finished run can then be resumed.
 
         Args:
-            iterations: new total.
+            config: settings with the new limits; the others stay as they are recorded.
 
         Raises:
             ConfigurationError: the run has already done that many, or another process works on it.
         """
-        folder, before = self._known(run_id), 0
+        folder, limits = self._known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
+        before: dict[str, Any] = {}
 
         def changed(identity: dict[str, Any]) -> dict[str, Any]:
-            nonlocal before
-            check_iterations(_row(folder, identity), iterations)
-            before = identity["config"]["iterations"]
-            status = "interrupted" if identity["status"] == "finished" else identity["status"]
-            config = identity["config"] | {"iterations": iterations}
-            return identity | {"config": config, "status": status, "summary": {}}
+            check_iterations(_row(folder, identity), config.iterations)
+            before.update(identity["config"])
+            again = {"status": "interrupted", "error": None} if identity["status"] == "finished" else {}
+            return identity | again | {"config": identity["config"] | limits, "summary": {}}
 
         folder.change(RUN_FILE, changed)
-        if before != iterations:
-            self.add_event(run_id, "iterations", f"{iterations} in all from now on, {before} before")
+        for name, value in limits.items():
+            if before.get(name) != value:
+                self.add_event(run_id, "limits", f"{name} is {value} from now on, {before.get(name)} before")
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value.
@@ -369,8 +369,11 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     """
     refuse_simulated(row)
     if row.status == "finished":
+        early = f"run {row.run_id!r} is finished early: {row.error}"
         raise ConfigurationError(
-            f"run {row.run_id!r} is finished after {row.last_iteration} iterations; for more of them: "
+            early
+            if row.error
+            else f"run {row.run_id!r} is finished after {row.last_iteration} iterations; for more of them: "
             f"`spotlight resume {row.run_id} --iterations N`"
         )
     host = socket.gethostname()

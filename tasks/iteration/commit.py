@@ -49,8 +49,8 @@ def commit(session: Session, record: IterationRecord) -> None:
 
 
 def _commit(session: Session, record: IterationRecord) -> None:
-    config = session.config
-    if record.iteration % config.checkpoint.every == 0 or record.iteration == config.iterations:
+    every = session.config.checkpoint.every
+    if record.iteration % every == 0 or record.iteration == session.last_iteration:
         session.checkpoints.save(
             record.iteration,
             session.runtime.blobs(record.iteration + 1),

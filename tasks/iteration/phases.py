@@ -79,6 +79,6 @@ def evaluate(session: Session, iteration: int) -> Evaluation:
     The first and the last evaluation have all of them, the others those that every evaluation has.
     """
     runtime = session.runtime
-    is_end = iteration in (0, session.config.iterations)
+    is_end = iteration in (0, session.last_iteration)
     with session.timed("evaluate"):
         return runtime.evaluate(runtime.evaluate_prompts if is_end else runtime.compared_prompts)

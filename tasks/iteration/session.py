@@ -45,6 +45,8 @@ class Session:
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
+        last_iteration: the iteration after which the run ends.
+        ended_early: why that is not the last one of the settings; empty if it is.
         mirror: mirror that copies its checkpoints off the machine; None if nothing is copied.
         next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
         losses_noted: number of lost workers with an event already.
@@ -79,6 +81,8 @@ class Session:
         self._opened = opened
         self._cancelled = False
         self.first_iteration = 1
+        self.last_iteration = config.iterations
+        self.ended_early = ""
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
         self.failed_starts_noted = 0
@@ -142,6 +146,10 @@ class Session:
         if kinds != self.devices_noted:
             self.devices_noted = kinds
             self.store.set_fact(self.run_id, DEVICES, ", ".join(sorted(kinds)))
+
+    def evaluates_after(self, iteration: int) -> bool:
+        """Return True if a held-out evaluation follows an iteration (0: before the first)."""
+        return iteration == self.last_iteration or self.config.evaluates_after(iteration)
 
     def take_seconds(self) -> dict[str, float]:
         """Return the phase times since the last call, as metrics (`rollout_s`, ...)."""

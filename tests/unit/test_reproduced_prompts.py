@@ -42,7 +42,9 @@ def config() -> RunConfig:
 
 def test_a_run_done_again_has_all_of_them_before_and_after(config: RunConfig):
     devices = Asked(config)
-    session: Any = SimpleNamespace(config=config, runtime=devices, timed=lambda phase: nullcontext())
+    session: Any = SimpleNamespace(
+        config=config, last_iteration=config.iterations, runtime=devices, timed=lambda phase: nullcontext()
+    )
     for iteration in (0, config.evaluation.every, config.iterations):
         evaluate.fn(session, iteration)
     assert devices.asked == [553, 96, 553]

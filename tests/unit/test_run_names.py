@@ -68,14 +68,14 @@ def test_a_finished_run_can_go_on(store: RunStore):
     write_sample_run(store, "r", iterations=2)
     for iterations in (1, 2):
         with pytest.raises(ConfigurationError, match=f"has done 2 iterations; .* {iterations} is not more"):
-            store.set_iterations("r", iterations)
+            store.set_limits("r", RunConfig(iterations=iterations))
     assert store.run("r").status == "finished"
-    store.set_iterations("r", 5)
+    store.set_limits("r", RunConfig(iterations=5))
     row = store.run("r")
     assert (row.status, row.config.iterations, row.summary) == ("interrupted", 5, {})
     store.resume_run("r", os.getpid())
     with pytest.raises(ConfigurationError, match="is going on in process"):
-        store.set_iterations("r", 6)
+        store.set_limits("r", RunConfig(iterations=6))
 
 
 def test_stop_ends_the_process_of_a_run(store: RunStore):

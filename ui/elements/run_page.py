@@ -221,6 +221,8 @@ def _show_trouble(view: RunView) -> None:
         error = ending_in_words(view.row.error or "")
         reason = f": {plain_markdown(error.rstrip('.'))}" if error else ""
         st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
+    elif view.row.error:
+        st.info(f"The run ended early: {plain_markdown(view.row.error)}", icon=":material/payments:")
 
 
 def _advice(run_id: str, error: str | None) -> str:

@@ -1,0 +1,156 @@
+"""The budget of a run: no iteration begins that would exceed it.
+
+An iteration is expected to cost as much as the last one. The held-out evaluation that ends a run counts too,
+so that a run that ends early has one within its budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+from storage.record.reading import Records
+from storage.record.records import JUDGE_USD, IterationRecord
+
+if TYPE_CHECKING:  # `resume` does not wait for Prefect to refuse a run
+    from storage.record.run_store import RunRow
+    from tasks.iteration.session import Session
+
+_TRAINER = "reserved-0"
+"""The worker that exists whenever the run is at work, and only then."""
+
+_PARTS = """
+    WITH begun AS (
+        SELECT 'iteration' AS phase, iteration, started_at AS begun_at FROM iterations WHERE run_id = $run
+        UNION ALL SELECT 'evaluation', iteration, started_at FROM evaluations WHERE run_id = $run
+    ), paid AS (
+        SELECT phase, iteration, usd_per_hour, (worker = $trainer)::INTEGER AS at_work,
+            (ended_at - started_at) / 3600 AS hours,
+            greatest(0, ended_at - greatest(started_at, begun_at)) / 3600 AS own_hours
+        FROM worker_states LEFT JOIN begun USING (phase, iteration) WHERE run_id = $run
+    ), judged AS (
+        SELECT 'iteration' AS phase, iteration, value FROM iteration_metrics
+            WHERE run_id = $run AND name = $judge
+        UNION ALL SELECT 'evaluation', iteration, value FROM evaluation_image_figures
+            WHERE run_id = $run AND name = $judge
+    )
+    SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM (
+        SELECT phase, iteration, hours * usd_per_hour AS usd, hours * at_work AS hours,
+            own_hours * usd_per_hour AS own_usd, own_hours * at_work AS own_hours FROM paid
+        UNION ALL SELECT phase, iteration, value, 0, value, 0 FROM judged
+    ) GROUP BY phase, iteration ORDER BY iteration
+"""
+"""Dollars and hours of each iteration and evaluation; `own` leaves out the start of devices before it."""
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Dollars and hours of a run.
+
+    Attributes:
+        usd, hours: used so far, discarded work included; `hours` are those at work.
+        next_usd, next_hours: expected for another iteration and an evaluation.
+    """
+
+    usd: float
+    hours: float
+    next_usd: float
+    next_hours: float
+
+
+def spending(records: Records, run_id: str, record: IterationRecord | None = None) -> Spending:
+    """Return what a run has used, by its record.
+
+    Args:
+        records: records of the home.
+        run_id: the run.
+        record: its last iteration, if that is not committed yet.
+    """
+    values = {"run": run_id, "trainer": _TRAINER, "judge": JUDGE_USD}
+    with records.reading(run_id) as connection:
+        parts = connection.execute(_PARTS, values).fetchall()
+    if record is not None:
+        parts.append(_part(record))
+    own = {phase: used for phase, _, _, _, *used in parts}  # of the last one each
+    ahead = [own.get(phase, [0.0, 0.0]) for phase in ("iteration", "evaluation")]
+    return Spending(
+        sum(usd for _, _, usd, *_ in parts),
+        sum(hours for _, _, _, hours, *_ in parts),
+        *map(sum, zip(*ahead, strict=True)),
+    )
+
+
+def _part(record: IterationRecord) -> tuple[str, int, float, float, float, float]:
+    judge_usd, usd, hours, own_usd, own_hours = record.metrics.get(JUDGE_USD, 0.0), 0.0, 0.0, 0.0, 0.0
+    for interval in record.intervals:
+        all_s = interval.ended_at - interval.started_at
+        own_s = max(0.0, interval.ended_at - max(interval.started_at, record.started_at))
+        usd += all_s * interval.usd_per_hour / 3600
+        own_usd += own_s * interval.usd_per_hour / 3600
+        if interval.worker == _TRAINER:
+            hours += all_s / 3600
+            own_hours += own_s / 3600
+    return "iteration", record.iteration, usd + judge_usd, hours, own_usd + judge_usd, own_hours
+
+
+def reached_budget(run_id: str, config: RunConfig, done: int, used: Spending) -> str:
+    """Return why a run must not begin another iteration; empty if it may.
+
+    Args:
+        run_id: the run.
+        config: its settings.
+        done: number of its iterations so far.
+        used: what it has used.
+    """
+    for name, limit, now, ahead, form in (
+        ("usd", config.budget.usd, used.usd, used.next_usd, "${}"),
+        ("hours", config.budget.hours, used.hours, used.next_hours, "{} h"),
+    ):
+        if limit and now + ahead > limit:
+            return (
+                f"budget.{name} is {limit:g}: after iteration {done} of {config.iterations} the run has used "
+                f"{form.format(_digits(now))}, and another iteration with the evaluation after it would take "
+                f"about {form.format(_digits(ahead))}; go on with `spotlight resume {run_id} "
+                f"--budget-{name} N`, N above {_digits(now + ahead)}"
+            )
+    return ""
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value >= 1 else f"{value:.2g}"
+
+
+def keep_to_budget(session: Session, record: IterationRecord) -> None:
+    """Make an iteration the run's last one if another would exceed the budget.
+
+    Args:
+        session: the run.
+        record: the iteration, before it is committed.
+    """
+    config, done = session.config, record.iteration
+    if not (config.budget.usd or config.budget.hours) or done >= session.last_iteration:
+        return
+    used = spending(session.store.records, session.run_id, record)
+    if reached := reached_budget(session.run_id, config, done, used):
+        session.last_iteration, session.ended_early = done, reached
+        session.store.add_event(session.run_id, "budget", reached)
+
+
+def refuse_spent_budget(records: Records, row: RunRow, config: RunConfig) -> None:
+    """Refuse to resume a run that has no budget for another iteration.
+
+    Args:
+        records: records of the home.
+        row: run to be resumed.
+        config: settings with which it would go on.
+
+    Raises:
+        ConfigurationError: another iteration would exceed the budget; the message tells how to raise it.
+    """
+    done = row.last_iteration or 0
+    if not 0 < done < config.iterations or not (config.budget.usd or config.budget.hours):
+        return
+    if reached := reached_budget(row.run_id, config, done, spending(records, row.run_id)):
+        raise ConfigurationError(reached)

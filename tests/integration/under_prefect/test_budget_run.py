@@ -1,0 +1,44 @@
+"""A live run that ends at its budget, with a checkpoint and an evaluation, and goes on to the same bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows import start
+from flows.post_train import post_train
+from storage.config.loading import load_config
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
+from storage.record.results import evaluated_iterations
+from storage.record.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+
+
+def blobs(home: Home, run_id: str) -> tuple[int, dict[str, bytes]]:
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
+    assert checkpoint is not None
+    return checkpoint.iteration, checkpoint.blobs
+
+
+def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home):
+    settings = ["iterations=2", "runtime.cluster=local", "runtime.spot_workers=1", "checkpoint.every=5"]
+    post_train(load_config("smoke", settings, {}), "whole")
+    small = load_config("smoke", [*settings, "budget.hours=1e-6"], {})
+    result = post_train(small, "small")
+    store = RunStore(home)
+    row = store.run("small")
+    assert result["iterations"] == 1 and result["score_after"] is not None
+    assert (
+        row.status == "finished" and row.error is not None and row.error.startswith("budget.hours is 1e-06")
+    )
+    assert blobs(home, "small")[0] == 1, "though a checkpoint is due every 5 iterations"
+    assert evaluated_iterations(store.records, "small") == {0, 1}
+    with pytest.raises(ConfigurationError, match=r"finished early: budget\.hours"):
+        start.resumed_configuration(home, "small")
+    raised = start.resumed_configuration(home, "small", limits=["budget.hours=5"])
+    store.set_limits("small", raised)
+    post_train(raised, "small")
+    assert store.run("small").error is None
+    assert blobs(home, "small") == blobs(home, "whole")

@@ -1,0 +1,140 @@
+"""A run's budget: when it ends, what is counted, and how it goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from flows import start
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+from storage.evaluations.reproductions import reference_of
+from storage.home import Home
+from storage.record.records import JUDGE_USD, StateInterval
+from storage.record.run_store import RunStore
+from tasks.iteration.budget import keep_to_budget, spending
+from tests.sample_run import evaluation_record, iteration_record
+
+AT = 1_700_000_000.0
+ITERATION_USD, EVALUATION_USD = 18 * 16.0 / 3600, 9 * 16.0 / 3600
+"""18 s and 9 s of three devices at 10.98, 2.51 and 2.51 dollars an hour."""
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return RunStore(Home(tmp_path).ensure())
+
+
+def begun(store: RunStore, iterations: int, **budget: float) -> RunConfig:
+    """A run with an evaluation and so many iterations."""
+    config = RunConfig.model_validate({"iterations": 9, "budget": budget})
+    store.create_run("r", config, {}, os.getpid())
+    store.commit_evaluation(evaluation_record("r", 0, AT, 4, 2))
+    for iteration in range(1, iterations + 1):
+        store.commit_iteration(iteration_record("r", iteration, AT + 18 * iteration, 8))
+    return config
+
+
+def after(store: RunStore, config: RunConfig, record: Any) -> Any:
+    """The session after an iteration that is not committed yet."""
+    session: Any = SimpleNamespace(
+        run_id="r", config=config, store=store, last_iteration=config.iterations, ended_early=""
+    )
+    keep_to_budget(session, record)
+    return session
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "last"),
+    [
+        ("usd", EVALUATION_USD + 3 * ITERATION_USD + EVALUATION_USD + 0.001, 9),
+        ("usd", EVALUATION_USD + 3 * ITERATION_USD + EVALUATION_USD - 0.001, 2),
+        ("usd", 0.001, 2),
+        ("hours", (9 + 3 * 18 + 9) / 3600 + 1e-6, 9),
+        ("hours", (9 + 3 * 18 + 9) / 3600 - 1e-6, 2),
+        ("usd", 0.0, 9),
+    ],
+)
+def test_a_run_ends_before_the_iteration_that_would_exceed_its_budget(
+    store: RunStore, name: str, limit: float, last: int
+):
+    config = begun(store, 1, **{name: limit})
+    session = after(store, config, iteration_record("r", 2, AT + 36, 8))
+    assert session.last_iteration == last
+    events = [(event["kind"], event["message"]) for event in store.folder("r").events()]
+    assert events == ([("budget", session.ended_early)] if last == 2 else [])
+    if last == 2:
+        assert session.ended_early.startswith(
+            f"budget.{name} is {limit:g}: after iteration 2 of 9 the run has"
+        )
+        assert f"`spotlight resume r --budget-{name} N`" in session.ended_early
+
+
+def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_again(store: RunStore):
+    begun(store, 2)
+    store.discard_after("r", 1)
+    record = iteration_record("r", 2, AT + 1000, 8)
+    loading = StateInterval("reserved-0", "reserved", "load", AT + 640, AT + 1000, 10.0)
+    record = dataclasses.replace(
+        record, metrics=record.metrics | {JUDGE_USD: 0.5}, intervals=[loading, *record.intervals]
+    )
+    for uncommitted in (True, False):
+        if not uncommitted:
+            store.commit_iteration(record)
+        used = spending(store.records, "r", record if uncommitted else None)
+        assert used.usd == pytest.approx(EVALUATION_USD + 3 * ITERATION_USD + 1.0 + 0.5)
+        assert used.hours == pytest.approx((9 + 3 * 18 + 360) / 3600)
+        assert used.next_usd == pytest.approx(ITERATION_USD + 0.5 + EVALUATION_USD)
+        assert used.next_hours == pytest.approx(27 / 3600)
+
+
+def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    passed: list[RunConfig] = []
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
+    monkeypatch.setattr(
+        start, "post_train_under_server", lambda home, run_id, config: passed.append(config) or {}
+    )
+    begun(store, 2, usd=0.25)
+    store.set_status("r", "finished", "budget.usd is 0.25: N above 0.32")
+    with pytest.raises(ConfigurationError, match=r"'r' is finished early: budget.usd is 0.25: N above 0.32"):
+        start.resume("r")
+    for limits in ({"budget_usd": 0.3}, {"iterations": 20}):
+        with pytest.raises(ConfigurationError, match=r"has used \$0.2, .*--budget-usd N`, N above 0.32"):
+            start.resume("r", **limits)
+    assert store.run("r").status == "finished" and store.run("r").config.budget.usd == 0.25
+    start.resume("r", budget_usd=0.5)
+    row = store.run("r")
+    assert (row.status, row.error, row.config.budget.usd, passed[0].budget.usd) == (
+        "interrupted",
+        None,
+        0.5,
+        0.5,
+    )
+    assert "0.5" in store.folder("r").events()[-1]["message"]
+    store.set_status("r", "failed", "a killed run is no different")
+    store.set_limits("r", RunConfig.model_validate({"iterations": 9, "budget": {"usd": 0.25}}))
+    with pytest.raises(ConfigurationError, match="--budget-usd N`"):
+        start.resume("r")
+    start.resume("r", budget_usd=0)
+    assert passed[1].budget.usd == 0, "no limit from now on"
+
+
+def test_a_run_that_ended_early_is_reproduced_as_far_as_it_went(store: RunStore):
+    begun(store, 2, usd=0.25)
+    store.set_status("r", "finished", "budget.usd is 0.25")
+    config = reference_of(store, "r").run_config
+    assert (config.iterations, config.budget.usd) == (2, 0)
+
+
+def test_dollars_that_nobody_counts_are_refused():
+    with pytest.raises(ValidationError, match=r"budget\.usd is 5, but price\.reserved_usd_per_hour is 0"):
+        RunConfig.model_validate(
+            {"budget": {"usd": 5}, "price": {"reserved_usd_per_hour": 0, "spot_usd_per_hour": 0}}
+        )

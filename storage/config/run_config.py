@@ -281,11 +281,11 @@ class BudgetConfig(Section):
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
     """Dollars for devices (at `price`) and for judges with a price; 0 is no limit. No iteration begins that
-    would exceed it if it cost as much as the last one: the run ends with an evaluation, and goes on with
-    `spotlight resume RUN --budget-usd N`."""
+    would exceed it if it cost as much as the last one: the run ends with an evaluation, and
+    `spotlight resume` goes on with a higher `--budget-usd`."""
 
     hours: float = Field(default=0.0, ge=0, le=1e6)
-    """Hours of work; 0 is no limit. It ends a run as `usd` does, and `--budget-hours N` raises it."""
+    """Hours of work; 0 is no limit. It ends a run as `usd` does, and `--budget-hours` raises it."""
 
 
 class CheckpointConfig(Section):

@@ -105,7 +105,8 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
     store.set_status("r", "finished", "budget.usd is 0.25: N above 0.32")
     with pytest.raises(ConfigurationError, match=r"'r' is finished early: budget.usd is 0.25: N above 0.32"):
         start.resume("r")
-    for limits in ({"budget_usd": 0.3}, {"iterations": 20}):
+    too_little: list[dict[str, Any]] = [{"budget_usd": 0.3}, {"iterations": 20}]
+    for limits in too_little:
         with pytest.raises(ConfigurationError, match=r"has used \$0.2, .*--budget-usd N`, N above 0.32"):
             start.resume("r", **limits)
     assert store.run("r").status == "finished" and store.run("r").config.budget.usd == 0.25

@@ -25,7 +25,7 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
-from gpu_runtime.fleet.training_feed import TrainingFeed
+from gpu_runtime.fleet.trainers import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages, check_versions, training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync

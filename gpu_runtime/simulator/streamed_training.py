@@ -25,7 +25,7 @@ def judged_groups(outcome: PhaseOutcome, work: PhaseWork, group: int) -> list[in
 
 
 def fed_groups(judged: Sequence[int], algorithm: AlgorithmConfig) -> list[int]:
-    """Return when trainers may begin with each group, as `gpu_runtime/fleet/training_feed.py` feeds them.
+    """Return when trainers may begin with each group, as `gpu_runtime/fleet/trainers.py` feeds them.
 
     The first update's groups are fed in order, each once it and those before it are judged. All others are
     fed once everything is judged, as are all groups if advantages depend on all rewards.

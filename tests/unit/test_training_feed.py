@@ -12,9 +12,8 @@ import pytest
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.fleet import training_feed
-from gpu_runtime.fleet.trainers import Trainers
-from gpu_runtime.fleet.training_feed import TrainingFeed
+from gpu_runtime.fleet import trainers as module
+from gpu_runtime.fleet.trainers import Trainers, TrainingFeed
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
@@ -231,7 +230,7 @@ def test_a_trainer_that_has_died_ends_the_training():
 
 def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(training_feed, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stage = Stage(updates_per_iteration=2)
     assert stage.feed.left_s is None, "nothing has been trained yet"
     stage.deliver(*range(16))

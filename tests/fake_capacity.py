@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 
 
-class FakeCapacity:
+class FakeCapacity(CapacityProvider):
     """A provider without instances.
 
     Attributes:
@@ -16,6 +16,7 @@ class FakeCapacity:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.offers: list[Offer] = []
         self.asked: list[int] = []
         self.released: list[str] = []
@@ -33,10 +34,6 @@ class FakeCapacity:
         """As of a provider."""
         self.released.append(instance)
         self.offers = [offer for offer in self.offers if offer.instance != instance]
-
-    def take_troubles(self) -> list[str]:
-        """As of a provider."""
-        return []
 
     def close(self) -> None:
         """As of a provider."""

@@ -17,10 +17,11 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
-from gpu_runtime.fleet.rented_capacity import rented_capacity
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
@@ -89,7 +90,8 @@ class Fleet:
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, history, self.collector, address)
         """Processes that take the slots of lost workers."""
-        self._rented = rented_capacity(config, cluster)
+        provider = build_capacity(config.runtime, cluster)
+        self._rented = None if provider is None else RentedCapacity(provider, config)
         self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
         """States, paid time and events of the devices."""
         self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
@@ -422,7 +424,7 @@ class Fleet:
             start_s = self.accounts.on_joined(device, ready)
             self._devices.append(device)
         if self._rented is not None and device.market == "spot":
-            self._rented.on_started(start_s)
+            self._rented.measured.add_start(start_s)
 
     @property
     def _available(self) -> list[Device]:

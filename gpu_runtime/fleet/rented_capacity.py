@@ -10,10 +10,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
-from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.capacity_decision import (
     MeasuredTimes,
     RentingTerms,
@@ -26,17 +24,6 @@ _LOOK_EVERY_S = 0.5
 """Seconds between two requests to a provider during a phase; with a cluster each is a call."""
 
 
-def rented_capacity(config: RunConfig, cluster: Cluster) -> RentedCapacity | None:
-    """Return the spot instances of a run; None if the settings alone fix the number of devices.
-
-    Args:
-        config: configuration of the run.
-        cluster: cluster on which its workers run.
-    """
-    provider = build_capacity(config, cluster)
-    return None if provider is None else RentedCapacity(provider, config)
-
-
 class RentedCapacity:
     """The instances that a provider offers, and the run's workers on them.
 
@@ -44,20 +31,24 @@ class RentedCapacity:
         provider: source of instances.
         config: configuration of the run: prices, and the largest number of devices.
         clock: function that returns the seconds of a monotonic clock.
+
+    Attributes:
+        measured: times of the past iterations, by which it decides.
     """
 
     def __init__(
         self, provider: CapacityProvider, config: RunConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._provider = provider
-        self._config = config
+        self._price = config.price
+        self._batch_size = config.sampling.batch_size
         self._clock = clock
         most = config.runtime.spot_workers
         assert isinstance(most, int), "read_capacity_options refuses auto"
         self._most = most
         self._use_of_rest = float(strategy_of(config).drafts_beside_training)
         self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
-        self._measured = MeasuredTimes(config.algorithm.updates_per_iteration)
+        self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
         self._usd_per_hour: dict[str, float] = {}  # by worker: price of the offer that it was put on
@@ -81,18 +72,18 @@ class RentedCapacity:
         """
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
-            self._measured.add_rest(rest_s, training if self._leaving else None)
+            self.measured.add_rest(rest_s, training if self._leaving else None)
             self._rolled_out_at_s = None  # an iteration whose samples are all drafts rolls nothing out
-        self._decide(-(-requests // self._config.sampling.batch_size), left, reserved)
+        self._decide(-(-requests // self._batch_size), left, reserved)
         self.look(at_once=True)
         self._give_back()
 
     def _decide(self, batches: int, left: int, reserved: int) -> None:
-        price, wanted_before = self._config.price, self._wanted
+        price, wanted_before = self._price, self._wanted
         terms = RentingTerms(
             reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._use_of_rest
         )
-        forecast = self._measured.forecast(batches, left, self._leaving)
+        forecast = self.measured.forecast(batches, left, self._leaving)
         decision = decide_capacity(forecast, terms, self.devices)
         self._wanted, self._reason = decision.wanted, decision.reason
         if self._wanted != wanted_before:
@@ -109,7 +100,7 @@ class RentedCapacity:
             if offer.usd_per_hour is not None
             for _ in range(offer.devices)
         ]
-        return statistics.median(said) if said else self._config.price.spot_usd_per_hour
+        return statistics.median(said) if said else self._price.spot_usd_per_hour
 
     @property
     def devices(self) -> int:
@@ -176,11 +167,7 @@ class RentedCapacity:
 
     def usd_per_hour(self, worker: str) -> float:
         """Return the price of a worker's device, even after its instance is gone."""
-        return self._usd_per_hour.get(worker, self._config.price.spot_usd_per_hour)
-
-    def on_started(self, seconds: float) -> None:
-        """Record the paid seconds until a worker had loaded."""
-        self._measured.add_start(seconds)
+        return self._usd_per_hour.get(worker, self._price.spot_usd_per_hour)
 
     def on_evaluated(self, seconds: float) -> None:
         """Record the seconds of an evaluation, which are not part of an iteration."""
@@ -189,7 +176,7 @@ class RentedCapacity:
     def on_rolled_out(self, lease_s: Sequence[float]) -> None:
         """Record the end of a rollout, with the seconds of each of its batches."""
         if lease_s:
-            self._measured.add_batch_time(statistics.median(lease_s))
+            self.measured.add_batch_time(statistics.median(lease_s))
         self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
 
     def take_notes(self) -> list[str]:

@@ -78,7 +78,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
     _check_notices(config.runtime)
-    check_capacity(config)
+    check_capacity(config.runtime)
     family = family_of(config.model)
     family.find(config.model)
     if config.model.adapter:

@@ -60,7 +60,7 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     provider = FakeCapacity()
-    plugin = CapacityPlugin(lambda config, cluster, options: provider)
+    plugin = CapacityPlugin(lambda runtime, cluster, options: provider)
     monkeypatch.setitem(CAPACITY._own, "fake", plugin)
     # What is offered here does not depend on the machine's speed.
     monkeypatch.setattr(rented_capacity, "decide_capacity", all_of_them)

@@ -21,8 +21,9 @@ from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_c
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import CapacityError, ConfigurationError
-from storage.record.records import Market
+from tests.fake_cluster import FakeCluster
 
 LIMIT_S = 60.0
 
@@ -161,31 +162,17 @@ class TestCommand:
         CommandOptions(acquire="cd . && true", release="X=1 env").check()
 
 
-class FakeAutoscaler:
-    """A cluster whose autoscaler does nothing."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.has = 0
-        self.broken = False
-
-    def request_spot_devices(self, devices: int) -> None:
-        if self.broken:
-            raise CapacityError("it cannot be asked")
-        self.asked.append(devices)
-
-    def devices(self) -> dict[Market, int]:
-        return {"reserved": 1, "spot": self.has}
-
-
 class TestAutoscaler:
-    def test_is_asked_when_the_number_changes_and_offers_what_the_cluster_has(self):
-        cluster = FakeAutoscaler()
+    @pytest.fixture
+    def cluster(self) -> FakeCluster:
+        return FakeCluster()
+
+    def test_is_asked_when_the_number_changes_and_offers_what_the_cluster_has(self, cluster):
         provider = AutoscalerCapacity(cluster)
         provider.wanted(3, None)
         provider.wanted(3, None)
-        assert (cluster.asked, names(provider)) == ([3], [])
-        cluster.has = 4
+        assert (cluster.requested, names(provider)) == ([3], [])
+        cluster.has["spot"] = 4
         assert names(provider) == ["device-0", "device-1", "device-2"]
         provider.wanted(1, None)
         assert names(provider) == ["device-0", "device-1", "device-2"], "the run says which ones go"
@@ -193,30 +180,33 @@ class TestAutoscaler:
         provider.release("device-2")
         assert names(provider) == ["device-1"]
         provider.close()
-        assert cluster.asked == [3, 1, 0]
+        assert cluster.requested == [3, 1, 0]
 
-    def test_a_lost_device_is_offered_until_its_worker_is_lost_and_another_one_when_it_is_there(self):
-        cluster = FakeAutoscaler()
-        cluster.has = 2
+    def test_a_lost_device_is_offered_until_its_worker_is_lost_and_another_one_when_it_is_there(
+        self, cluster
+    ):
+        cluster.has["spot"] = 2
         provider = AutoscalerCapacity(cluster)
         provider.wanted(2, None)
         assert names(provider) == ["device-0", "device-1"]
-        cluster.has = 1
+        cluster.has["spot"] = 1
         assert names(provider) == ["device-0", "device-1"], "the number does not say which one is gone"
         provider.release("device-0")
         assert names(provider) == ["device-1"]
-        cluster.has = 2
+        cluster.has["spot"] = 2
         assert names(provider) == ["device-1", "device-2"]
 
-    def test_that_cannot_be_asked_is_asked_again(self):
-        cluster = FakeAutoscaler()
-        cluster.broken = True
+    def test_that_cannot_be_asked_is_asked_again(self, cluster, monkeypatch):
+        def refuse(devices: int) -> None:
+            raise CapacityError("it cannot be asked")
+
         provider = AutoscalerCapacity(cluster)
-        provider.wanted(2, None)
+        with monkeypatch.context() as broken:
+            broken.setattr(cluster, "request_spot_devices", refuse)
+            provider.wanted(2, None)
         assert provider.take_troubles() == ["it cannot be asked"]
-        cluster.broken = False
         provider.wanted(2, None)
-        assert cluster.asked == [2] and provider.take_troubles() == []
+        assert cluster.requested == [2] and provider.take_troubles() == []
 
 
 class TestLendingExample:
@@ -358,6 +348,6 @@ class TestSettings:
     def test_files_and_autoscalers_are_looked_for_before_a_run(self):
         missing = {"capacity": "trace", "options": {"file": "no-such-trace.csv"}}
         with pytest.raises(ConfigurationError, match=r"runtime\.options\.file.*no-such-trace"):
-            check_capacity(RunConfig.model_validate({"runtime": missing}))
+            check_capacity(RuntimeConfig.model_validate(missing))
         with pytest.raises(ConfigurationError, match="asks the autoscaler of a Ray cluster"):
-            check_capacity(RunConfig.model_validate({"runtime": {"capacity": "ray"}}))
+            check_capacity(RuntimeConfig(capacity="ray"))

@@ -59,8 +59,8 @@ class Stage:
 
     def measured(self, batch_s: float, rest_s: float) -> None:
         for _ in range(5):
-            self.rented._measured.add_batch_time(batch_s)
-            self.rented._measured.add_rest(rest_s, None)
+            self.rented.measured.add_batch_time(batch_s)
+            self.rented.measured.add_rest(rest_s, None)
 
     def events(self) -> list[tuple[str, str, str]]:
         return [
@@ -71,7 +71,7 @@ class Stage:
 @pytest.fixture
 def provider(monkeypatch: pytest.MonkeyPatch) -> FakeCapacity:
     fake = FakeCapacity()
-    plugin = CapacityPlugin(lambda config, cluster, options: fake)
+    plugin = CapacityPlugin(lambda runtime, cluster, options: fake)
     monkeypatch.setitem(CAPACITY._own, "fake", plugin)
     return fake
 
@@ -312,9 +312,9 @@ def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provi
     rented.on_rolled_out([4.0, 6.0, 5.0])
     now[0] = 17.0
     rented.on_evaluated(7.0)
-    rented.on_started(3.0)
+    rented.measured.add_start(3.0)
     rented.decide(8, 2, 1, TrainingTime())
-    forecast = rented._measured.forecast(2, 2)
+    forecast = rented.measured.forecast(2, 2)
     assert forecast is not None
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
 
@@ -348,9 +348,9 @@ def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):
     for at_s, requests in ((10.0, 0), (100.0, 8)):
         now[0] = at_s
         rented.decide(requests, 2, 1, TrainingTime())
-    forecast = rented._measured.forecast(2, 2)
+    forecast = rented.measured.forecast(2, 2)
     assert forecast is not None and forecast.rest_s == 10.0
-    assert len(rented._measured._rest_s) == 1
+    assert len(rented.measured._rest_s) == 1
 
 
 def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_other():
@@ -374,8 +374,8 @@ def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_othe
     assert prepare() == ["reserved-0", "spot-1", "spot-2"] and fleet.lost == ["spot-0"]
     rented = fleet._rented
     assert rented is not None
-    rented._measured.add_batch_time(1.0)
-    rented._measured.add_rest(1000.0, None)
+    rented.measured.add_batch_time(1.0)
+    rented.measured.add_rest(1000.0, None)
     fleet.decide_capacity(4, 4, TrainingTime())
     assert prepare() == ["reserved-0"] and fleet.lost == ["spot-0"]
     left = [event.worker for event in fleet.collector.close().device_events if event.kind == "left"]

@@ -8,48 +8,34 @@ instances back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
-from typing import Protocol
 
-from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from storage.errors import CapacityError
-from storage.record.records import Market
 
 
-class ScalingCluster(Protocol):
-    """The part of a cluster that the provider needs."""
-
-    def request_spot_devices(self, devices: int) -> None:
-        """Ask the autoscaler to have instances for so many spot devices.
-
-        Raises:
-            CapacityError: the autoscaler cannot be reached.
-        """
-        ...
-
-    def devices(self) -> Mapping[Market, int]:
-        """Return the number of devices that the cluster has now, by market."""
-        ...
-
-
-class AutoscalerCapacity:
+class AutoscalerCapacity(CapacityProvider):
     """A provider that asks the autoscaler of the run's cluster.
 
     Args:
         cluster: cluster of the run.
     """
 
-    def __init__(self, cluster: ScalingCluster) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
         self._cluster = cluster
         self._wanted = 0
         self._asked: int | None = None
         self._held: list[Offer] = []
         self._numbers = count()
-        self._troubles: list[str] = []
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """See `CapacityProvider`; the autoscaler is asked when the number changes."""
+        """See `CapacityProvider`; the autoscaler is asked when the number changes.
+
+        It keeps retrying what it cannot do; `ray status` shows why.
+        """
         self._wanted = devices
         if devices == self._asked:
             return
@@ -70,11 +56,6 @@ class AutoscalerCapacity:
     def release(self, instance: str) -> None:
         """See `CapacityProvider`; the end of the worker has left its instance without work."""
         self._held = [offer for offer in self._held if offer.instance != instance]
-
-    def take_troubles(self) -> list[str]:
-        """See `CapacityProvider`. An autoscaler keeps retrying what it cannot do; `ray status` shows why."""
-        taken, self._troubles = self._troubles, []
-        return taken
 
     def close(self) -> None:
         """Ask the autoscaler for no more devices."""

@@ -16,7 +16,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError, quoted
 from storage.processes import environment_for_others
@@ -87,7 +86,7 @@ class AcquireAnswer(Section):
     instances: tuple[AcquiredInstance, ...] = Field(max_length=_MOST_DEVICES)
 
 
-class CommandCapacity:
+class CommandCapacity(CapacityProvider):
     """A provider that runs the commands, one at a time, in a background thread.
 
     Args:
@@ -96,15 +95,14 @@ class CommandCapacity:
     """
 
     def __init__(self, options: CommandOptions, cluster: str = "") -> None:
+        super().__init__()
         self._options = options
         self._cluster = cluster
-        self._lock = threading.Lock()
         self._commands = ThreadPoolExecutor(1, thread_name_prefix="capacity")
         self._acquiring: Future[None] | None = None
         self._held: dict[str, Offer] = {}
         self._running: subprocess.Popen[str] | None = None
         self._closing = False
-        self._troubles: list[str] = []
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
         """See `CapacityProvider`; runs `acquire` for the missing devices, unless it is already running."""
@@ -125,12 +123,6 @@ class CommandCapacity:
         with self._lock:
             if self._held.pop(instance, None) is not None:
                 self._commands.submit(self._give_back, instance)
-
-    def take_troubles(self) -> list[str]:
-        """See `CapacityProvider`."""
-        with self._lock:
-            taken, self._troubles = self._troubles, []
-        return taken
 
     def close(self) -> None:
         """Give back all instances, including those that a running `acquire` still brings, and wait for it."""

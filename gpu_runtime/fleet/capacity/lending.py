@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError
 from storage.text import one_line
@@ -89,7 +89,7 @@ def lent_by(client: httpx.Client) -> list[Offer]:
     return [Offer(one.instance, one.devices, one.usd_per_hour, one.called_back) for one in lent.instances]
 
 
-class LendingCapacity:
+class LendingCapacity(CapacityProvider):
     """A provider that asks a lender in a background thread.
 
     Args:
@@ -100,14 +100,13 @@ class LendingCapacity:
     def __init__(self, options: LendingOptions, ask_every_s: float = _ASK_EVERY_S) -> None:
         import httpx
 
+        super().__init__()
         self._client = httpx.Client(base_url=options.url, timeout=options.timeout_s)
         self._ask_every_s = ask_every_s
-        self._lock = threading.Lock()
         self._offers: list[Offer] = []
         self._to_say: list[tuple[str, dict[str, Any]]] = []
         self._released: set[str] = set()
         self._refused: set[str] = set()  # released, but the lender refused it: not released again
-        self._troubles: list[str] = []
         self._silent = False
         self._wake = threading.Event()
         self._closing = False
@@ -126,12 +125,6 @@ class LendingCapacity:
     def release(self, instance: str) -> None:
         """See `CapacityProvider`."""
         self._say("/release", {"instance": instance})
-
-    def take_troubles(self) -> list[str]:
-        """See `CapacityProvider`."""
-        with self._lock:
-            taken, self._troubles = self._troubles, []
-        return taken
 
     def close(self) -> None:
         """Set the wanted number of devices to 0 and give all back, before returning."""

@@ -1,10 +1,11 @@
-"""The protocol of providers of spot instances, and their offers."""
+"""What providers of spot instances offer, and what all of them have in common."""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,17 @@ class Offer:
     called_back: str = ""
 
 
-class CapacityProvider(Protocol):
-    """A source of spot instances. No call blocks: slow work runs in the background."""
+class CapacityProvider(ABC):
+    """A source of spot instances. No call blocks: slow work runs in the background.
 
+    Subclasses add to `_troubles`, under `_lock` where several threads do.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._troubles: list[str] = []
+
+    @abstractmethod
     def wanted(self, devices: int, deadline_s: float | None) -> None:
         """Set how many devices the run wants from now on, including those that it has.
 
@@ -36,26 +45,27 @@ class CapacityProvider(Protocol):
             devices: number wanted in all.
             deadline_s: seconds after which more devices are of no use; None if that is not known.
         """
-        ...
 
+    @abstractmethod
     def offered(self) -> Sequence[Offer]:
         """Return the instances that the run may use now, in the order in which they came.
 
         An instance that is no longer among them is gone.
         """
-        ...
 
+    @abstractmethod
     def release(self, instance: str) -> None:
         """Release an instance that the run no longer uses: it was given back, or its worker died.
 
         It is not offered again under this name, unless the provider starts it again.
         """
-        ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give all instances back at the end of the run, and wait until that is done."""
 
     def take_troubles(self) -> list[str]:
         """Return what went wrong since the last call, in words."""
-        ...
-
-    def close(self) -> None:
-        """Give all instances back at the end of the run, and wait until that is done."""
-        ...
+        with self._lock:
+            taken, self._troubles = self._troubles, []
+        return taken

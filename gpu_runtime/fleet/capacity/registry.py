@@ -14,7 +14,7 @@ from gpu_runtime.fleet.capacity.protocol import CapacityProvider
 from gpu_runtime.fleet.capacity.trace import TraceCapacity, TraceOptions
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
-from storage.config.runtime import AUTO, FIXED_CAPACITY
+from storage.config.runtime import AUTO, FIXED_CAPACITY, RuntimeConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError, TraceError
 
@@ -24,29 +24,29 @@ class CapacityPlugin:
     """A provider that `runtime.capacity` can name, and how settings become one.
 
     Attributes:
-        build: function that makes it from the run's configuration, cluster and options; None if the settings
+        build: function that makes it from the run's `[runtime]`, cluster and options; None if the settings
             alone fix the number of devices.
         options: section of its options in `[runtime.options]`.
         check: function that refuses unusable settings with `ConfigurationError`, before anything starts.
     """
 
-    build: Callable[[RunConfig, Cluster, Any], CapacityProvider] | None
+    build: Callable[[RuntimeConfig, Cluster, Any], CapacityProvider] | None
     options: type[Section] = NoOptions
-    check: Callable[[RunConfig, Any], None] = lambda config, options: None
+    check: Callable[[RuntimeConfig, Any], None] = lambda runtime, options: None
 
 
-def _check_trace(config: RunConfig, options: TraceOptions) -> None:
+def _check_trace(runtime: RuntimeConfig, options: TraceOptions) -> None:
     try:
         options.read()
     except TraceError as error:
         raise ConfigurationError(f"runtime.options.file: {error}") from error
 
 
-def _check_autoscaler(config: RunConfig, options: NoOptions) -> None:
-    if not config.runtime.ray_address:
+def _check_autoscaler(runtime: RuntimeConfig, options: NoOptions) -> None:
+    if not runtime.ray_address:
         raise ConfigurationError(
-            f"runtime.capacity = {config.runtime.capacity!r} asks the autoscaler of a Ray cluster, but "
-            f"runtime.cluster = {config.runtime.cluster!r} starts processes on this machine; give the "
+            f"runtime.capacity = {runtime.capacity!r} asks the autoscaler of a Ray cluster, but "
+            f"runtime.cluster = {runtime.cluster!r} starts processes on this machine; give the "
             "address of a cluster that has an autoscaler, or leave runtime.capacity out"
         )
 
@@ -58,22 +58,22 @@ CAPACITY = Registry(
     {
         FIXED_CAPACITY: CapacityPlugin(None),
         "trace": CapacityPlugin(
-            lambda config, cluster, options: TraceCapacity(options.read(), options.notice_s),
+            lambda runtime, cluster, options: TraceCapacity(options.read(), options.notice_s),
             TraceOptions,
             _check_trace,
         ),
         "command": CapacityPlugin(
-            lambda config, cluster, options: CommandCapacity(options, config.runtime.ray_address),
+            lambda runtime, cluster, options: CommandCapacity(options, runtime.ray_address),
             CommandOptions,
-            lambda config, options: options.check(),
+            lambda runtime, options: options.check(),
         ),
         "lending": CapacityPlugin(
-            lambda config, cluster, options: LendingCapacity(options),
+            lambda runtime, cluster, options: LendingCapacity(options),
             LendingOptions,
-            lambda config, options: options.check(),
+            lambda runtime, options: options.check(),
         ),
         "ray": CapacityPlugin(
-            lambda config, cluster, options: AutoscalerCapacity(cluster), check=_check_autoscaler
+            lambda runtime, cluster, options: AutoscalerCapacity(cluster), check=_check_autoscaler
         ),
     },
 )
@@ -85,48 +85,42 @@ def read_capacity_options(config: RunConfig) -> RunConfig:
     Raises:
         ConfigurationError: no provider has that name, an option is wrong, or another setting conflicts.
     """
-    plugin = CAPACITY.find(config.runtime.capacity)
-    options = _options(config, plugin)
-    if plugin.build is not None:
-        _refuse_what_does_not_fit(config)
-    runtime = config.runtime.model_copy(update={"options": as_values(options)})
-    return config.model_copy(update={"runtime": runtime})
-
-
-def check_capacity(config: RunConfig) -> None:
-    """Check that this machine has the files and programs that the provider needs.
-
-    Raises:
-        ConfigurationError: something is missing.
-    """
-    plugin = CAPACITY.find(config.runtime.capacity)
-    plugin.check(config, _options(config, plugin))
-
-
-def build_capacity(config: RunConfig, cluster: Cluster) -> CapacityProvider | None:
-    """Return the provider that the settings name; None if the settings alone fix the number of devices.
-
-    Raises:
-        ConfigurationError: no provider has that name, or an option is wrong.
-    """
-    plugin = CAPACITY.find(config.runtime.capacity)
-    return None if plugin.build is None else plugin.build(config, cluster, _options(config, plugin))
-
-
-def _options(config: RunConfig, plugin: CapacityPlugin) -> Section:
-    return read_options("runtime.options", plugin.options, config.runtime.options)
-
-
-def _refuse_what_does_not_fit(config: RunConfig) -> None:
     runtime, named = config.runtime, f"runtime.capacity = {config.runtime.capacity!r}"
-    if runtime.spot_workers in (0, AUTO):
+    plugin, options = _plugin(runtime)
+    if plugin.build is not None and runtime.spot_workers in (0, AUTO):
         raise ConfigurationError(
             f"{named} decides how many spot devices there are, up to runtime.spot_workers, which is "
             f"{runtime.spot_workers}; set it to the most that you would pay for"
         )
-    if config.sequence_parallel.largest > 1:
+    if plugin.build is not None and config.sequence_parallel.largest > 1:
         raise ConfigurationError(
             f"{named} takes single devices in and gives them back, but sequence_parallel shares "
             f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
             "together; leave one of them out"
         )
+    return config.model_copy(update={"runtime": runtime.model_copy(update={"options": as_values(options)})})
+
+
+def check_capacity(runtime: RuntimeConfig) -> None:
+    """Check that this machine has the files and programs that the provider needs.
+
+    Raises:
+        ConfigurationError: something is missing.
+    """
+    plugin, options = _plugin(runtime)
+    plugin.check(runtime, options)
+
+
+def build_capacity(runtime: RuntimeConfig, cluster: Cluster) -> CapacityProvider | None:
+    """Return the provider that the settings name; None if the settings alone fix the number of devices.
+
+    Raises:
+        ConfigurationError: no provider has that name, or an option is wrong.
+    """
+    plugin, options = _plugin(runtime)
+    return None if plugin.build is None else plugin.build(runtime, cluster, options)
+
+
+def _plugin(runtime: RuntimeConfig) -> tuple[CapacityPlugin, Section]:
+    plugin = CAPACITY.find(runtime.capacity)
+    return plugin, read_options("runtime.options", plugin.options, runtime.options)

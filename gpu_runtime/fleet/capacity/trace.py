@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
 from gpu_runtime.spot.traces.trace import Trace
@@ -43,7 +43,7 @@ class TraceOptions(Section):
         return trace.scaled(self.speed)
 
 
-class TraceCapacity:
+class TraceCapacity(CapacityProvider):
     """A provider that offers the instances of a trace, up to the number wanted, from its creation on.
 
     An instance that was given back is offered again while the trace has it, after those not yet offered.
@@ -57,6 +57,7 @@ class TraceCapacity:
     def __init__(
         self, trace: Trace, notice_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self._replay = Replay(trace, notice_s)
         self._clock = clock
         self._began_s = clock()
@@ -84,10 +85,6 @@ class TraceCapacity:
         """See `CapacityProvider`."""
         if self._held.pop(instance, None) is not None:
             self._free.append(instance)
-
-    def take_troubles(self) -> list[str]:
-        """Return no troubles: a trace cannot fail."""
-        return []
 
     def close(self) -> None:
         """Forget the instances; nothing is rented."""

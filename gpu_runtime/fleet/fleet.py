@@ -20,10 +20,9 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
-from gpu_runtime.fleet.provisioner import WorkerProvisioner
+from gpu_runtime.fleet.provisioner import Standbys, WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import FailedStart, pause
-from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing

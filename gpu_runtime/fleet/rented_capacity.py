@@ -122,19 +122,15 @@ class RentedCapacity:
                 if offer.called_back and offer.instance not in self._instance_of.values():
                     self._release(offer.instance)
 
-    def assign(self, worker: str) -> Offer:
-        """Put a new worker on an instance that has room, and return the instance's offer.
-
-        Args:
-            worker: name of the worker.
-        """
+    def assign(self, worker: str) -> None:
+        """Put a new worker on an instance that has room."""
         used = list(self._instance_of.values())
         for offer in self._staying:
             if used.count(offer.instance) < offer.devices:
                 self._instance_of[worker] = offer.instance
                 if offer.usd_per_hour is not None:
                     self._usd_per_hour[worker] = offer.usd_per_hour
-                return offer
+                return
         raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
 
     def is_gone(self, worker: str) -> bool:

@@ -1,19 +1,81 @@
-"""A profile from a result of `benchmarks.gpu_day`: one GPU's times for Qwen-Image's transformer."""
+"""A GPU's profile: counted from a model's published sizes, and measured where `benchmarks.gpu_day` did.
+
+A counted time is operations over an achieved share of the GPU's peak, plus bytes over its bandwidth. The
+share is a range, so every counted figure is one; `tests/unit/test_counted_profile.py` compares the ranges
+with published timings, and prints how far these are from the middle.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
+from storage.config.model import OWN_SIDE
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, quoted
 from storage.text import read_json_model, read_text_file
+
+_TERA = 1e12
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A kind of GPU, by its maker's data sheet, and the share of its peak that these models achieve.
+
+    Attributes:
+        name: name by which users choose it.
+        memory_gib: memory that a process sees, in GiB.
+        peak: operations a second in bfloat16 with float32 sums, dense.
+        float32: operations a second in float32 without tensor cores.
+        bandwidth: bytes a second of its memory.
+        share: lowest and highest share of `peak` that published runs of these models achieve in matrix
+            products, eager to compiled with the fastest attention.
+        linked: True if the devices of a machine share samples over NVLink.
+    """
+
+    name: str
+    memory_gib: float
+    peak: float
+    float32: float
+    bandwidth: float
+    share: tuple[float, float]
+    linked: bool = True
+
+
+GPUS = (
+    Gpu("RTX4090", 23.5, 165.2 * _TERA, 82.6 * _TERA, 1.008 * _TERA, (0.40, 0.80), linked=False),
+    Gpu("A100", 79.1, 312 * _TERA, 19.5 * _TERA, 2.039 * _TERA, (0.36, 0.66)),
+    Gpu("H100", 79.1, 989 * _TERA, 67 * _TERA, 3.35 * _TERA, (0.27, 0.66)),
+    Gpu("H200", 139.8, 989 * _TERA, 67 * _TERA, 4.8 * _TERA, (0.27, 0.66)),
+)
+"""GPUs that can be counted; A100 and H100 are those of 80 GB with SXM. No timing of an RTX 4090 in bfloat16
+was found: its share is assumed to be above the others', as smaller GPUs are easier to fill."""
+
+DEFAULT_GPU = "H100"
+"""The GPU whose profile is taken where neither a profile nor a GPU is named; the default prices are its."""
+
+_FLOAT32, _BFLOAT16 = 4, 2
+_FLOAT32_SHARE = 0.5
+"""Share of the float32 peak that decoding achieves at least; assumed."""
+
+_HOST_BYTES_PER_S = (12e9, 50e9)
+"""Lowest and highest rate between the host's memory and a GPU (PCIe 4 and 5), for offloaded encoders."""
+
+_SHARED = {2: (1.71, 0.06), 4: (3.04, 0.14), 8: (5.39, 0.23)}
+"""How many times as fast devices that share samples are, and the deviation of its logarithm: the geometric
+mean of operations with the bytes of two exchanges a layer at 300 GB/s, and of FLUX.1-dev's published speed-up
+on 2 and 4 H100 (xDiT, docs/performance/flux.md, compiled: 1.60 and 2.64)."""
+
+_SHARING = ("qwen-image", "flux")
+"""Families for which that was counted or published."""
 
 _FAMILY = "qwen-image"
 _STAGES = ("qwen_image", "variants")
@@ -92,20 +154,173 @@ def read_gpu_result(path: Path) -> GpuDayResult:
     return read_json_model(path, "GPU result", GpuDayResult, "docs/explanation/what-if.md")
 
 
-def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profile:
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU that a user names, as in `H100` or `rtx 4090`; None if there is none."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("rtx")
+    return next((gpu for gpu in GPUS if plain == gpu.name.lower().removeprefix("rtx")), None)
+
+
+def named_gpu(name: str) -> Gpu:
+    """Return the GPU that a user names.
+
+    Raises:
+        ConfigurationError: it is not counted.
+    """
+    if (gpu := find_gpu(name)) is None:
+        names = ", ".join(gpu.name for gpu in GPUS)
+        raise ConfigurationError(f"--gpu {quoted(name)} is not counted; name one of {names}")
+    return gpu
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """Return the GPU of a name that a driver reports, as in `NVIDIA H100 80GB HBM3`; None if not counted."""
+    return next((gpu for gpu in GPUS if gpu.name.removeprefix("RTX") in device), None)
+
+
+def counted_model(config: RunConfig) -> PublishedModel:
+    """Return the published model of a run.
+
+    Raises:
+        ConfigurationError: its family has none.
+    """
+    if (model := published_model(config.model)) is None:
+        raise ConfigurationError(
+            f"the times of {config.model.key} are not counted, only those of "
+            f"{', '.join(counted_families())}; name a recorded run of it by --profile"
+        )
+    return model
+
+
+def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
+    """Return the profile of a run on a GPU that was not measured, from operations and bytes.
+
+    Args:
+        config: configuration of the run: model, size, guidance, text length, batch, adapters, objective.
+        gpu: kind of all devices.
+
+    Raises:
+        ConfigurationError: the family's models are not counted.
+    """
+    model, sampling = counted_model(config), config.sampling
+    tokens, passes = model.tokens(config.model), model.passes(config.model)
+    feed_forward = any(not re.search(r"to_|add_", target) for target in config.adaptation.targets)
+    full = config.adaptation.mode == "full"
+    rank = 0 if full else config.adaptation.rank
+    one = model.architecture.operations(*tokens, rank, feed_forward, full)
+
+    def seconds(operations: float, bytes_moved: float) -> tuple[float, float]:
+        high, low = (operations / (gpu.peak * share) + bytes_moved / gpu.bandwidth for share in gpu.share)
+        return low, high
+
+    def moved(batch: int) -> float:
+        # Where padding is cut off, samples pass the transformer one by one.
+        turns, together = (batch, 1) if model.cuts_padding else (1, batch)
+        return turns * model.architecture.moved_bytes(*tokens, together)
+
+    def step(batch: int) -> tuple[float, float]:
+        return seconds(passes * batch * (one.forward + one.adapters), passes * moved(batch))
+
+    batches = sorted({1, sampling.batch_size})
+    counted = {batch: Quantity.counted(*step(batch), "") for batch in batches}
+    alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
+    forwards = 1 + config.adaptation.gradient_checkpointing + (config.algorithm.kl_weight > 0)
+    rows = int(config.algorithm.options.get("times", sampling.window_size))
+    trained = rows * passes * (forwards * (one.forward + one.adapters) + one.backward)
+    moved_too = rows * passes * (forwards + 2) * moved(sampling.batch_size) / sampling.batch_size
+    said = (
+        f"{passes * (one.forward + one.adapters):.3g} operations a sample of {tokens[0]} image and "
+        f"{tokens[1]} text tokens, {gpu.share[0]:.0%} to {gpu.share[1]:.0%} of {gpu.peak:.3g} a second, and "
+        f"bytes at {gpu.bandwidth:.3g} a second"
+    )
+    adapters = model.architecture.numbers if full else model.architecture.adapters(rank, feed_forward)
+    return Profile(
+        name=f"{config.model.key.replace(' ', '-')}-{gpu.name.lower()}",
+        summary=f"{model.name} at {config.model.key.partition(' ')[2]} on {gpu.name}, counted, not measured",
+        device=gpu.name,
+        models=(config.model.key,),
+        steps=alone + _shared_steps(config, gpu, alone[-1]),
+        step=counted[batches[-1]].model_copy(update={"value": 1.0, "source": said}),
+        decode_s=_decoding(config, model, gpu),
+        train_sample_s=Quantity.counted(
+            *seconds(trained, moved_too),
+            f"{rows} rows of {passes} passes, each {forwards} times forward and once backward; {said}",
+        ),
+        driver_s=_encoding(config, model, gpu, sum(tokens) - tokens[0]),
+        **_assumed(model, adapters),
+    )
+
+
+def _shared_steps(config: RunConfig, gpu: Gpu, alone: StepTime) -> tuple[StepTime, ...]:
+    """Return the times of a step that devices share, where they have links for it."""
+    if not gpu.linked or config.model.family not in _SHARING:
+        return ()
+    return tuple(
+        StepTime(
+            batch=alone.batch, degree=degree, seconds=float(f"{alone.seconds / faster:.6g}"),
+            evidence="modelled", uncertainty=uncertainty,
+            source=f"{faster:g} times as fast as one device, between a count and a published speed-up",
+        )
+        for degree, (faster, uncertainty) in _SHARED.items()
+    )  # fmt: skip
+
+
+def _decoding(config: RunConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
+    """Return the time to decode an image, in float32: between tensor cores with TF32 and none."""
+    operations = model.decoding * (config.model.height or OWN_SIDE) * (config.model.width or OWN_SIDE)
+    tensor_cores = gpu.peak / 2
+    return Quantity.counted(
+        operations / (tensor_cores * gpu.share[1]),
+        operations / (gpu.float32 * _FLOAT32_SHARE),
+        f"{operations:.3g} operations in float32, between {gpu.share[1]:.0%} of TF32's peak and "
+        f"{_FLOAT32_SHARE:.0%} of float32's",
+    )
+
+
+def _encoding(config: RunConfig, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
+    """Return the time to encode an iteration's prompts, offloaded encoders brought to the GPU and back."""
+    operations = 2 * model.encoders * text_tokens * config.algorithm.prompts_per_iteration
+    moved = 2 * _BFLOAT16 * model.encoders if config.model.encoders == "offload" else 0.0
+    low, high = (
+        operations / (gpu.peak * share) + moved / rate
+        for share, rate in zip(reversed(gpu.share), reversed(_HOST_BYTES_PER_S), strict=True)
+    )
+    return Quantity.counted(
+        low, high, f"text encoders: {operations:.3g} operations, {moved:.3g} bytes moved; records left out"
+    )
+
+
+def _assumed(model: PublishedModel, adapters: float) -> dict[str, Any]:
+    """Return the figures that are neither computing nor memory: assumed, and called modelled."""
+
+    def assumed(value: float, uncertainty: float, source: str) -> Quantity:
+        return Quantity(
+            value=value, evidence="modelled", uncertainty=uncertainty, source=f"assumed: {source}"
+        )
+
+    loaded = _BFLOAT16 * (model.architecture.numbers + model.encoders) + _FLOAT32 * model.vae
+    return {
+        "score_s": assumed(0.15, 0.6, "a detector on a share of a GPU"),
+        "weights_s": assumed(
+            1.5 + _FLOAT32 * adapters / 1.25e9, 0.5, "trained weights over 10 Gb/s, and loading them"
+        ),
+        "start_s": assumed(180 + loaded / 1e9, 0.5, "a machine's start, and all weights at 1 GB/s"),
+        "regroup_s": assumed(0.5, 0.8, "NCCL on one machine; groups of CPU processes take 0.16 s"),
+    }
+
+
+def gpu_profile(path: Path, config: RunConfig) -> Profile:
     """Return the profile of a run on the GPU of a measured result.
 
     Args:
         path: file of the result.
         config: configuration of the run: model, size, guidance, and whether its blocks are compiled.
-        carried: profile of this model and size that ships with the project; None without one.
 
     Raises:
         ConfigurationError: the file is not a result, or has no step of this model and size.
     """
     result, model = read_gpu_result(path), config.model
     size, height = model.width or 512, model.height or 512
-    if model.family != _FAMILY or size != height or carried is None:
+    if model.family != _FAMILY or size != height:
         raise ConfigurationError(
             f"GPU result {path} is of {_FAMILY} at square sizes, and the run has {model.family} at "
             f"{size}x{height}; name a profile of that"
@@ -115,42 +330,39 @@ def gpu_profile(path: Path, config: RunConfig, carried: Profile | None) -> Profi
         raise ConfigurationError(
             f"GPU result {path} has no step_s at {size}x{size}{compiled}; measure it again"
         )
-    profile = measured_profile(result, config, carried)
+    profile = measured_profile(result, config)
     return profile.model_copy(update={"name": path.stem[:100]})
 
 
-def measured_profile(result: GpuDayResult, config: RunConfig, carried: Profile) -> Profile:
-    """Return a carried profile with measured values in place of assumed ones.
+def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
+    """Return the counted profile of a result's GPU with measured values in place of counted ones.
 
     A denoising step, a sample's training and decoding are measured if the result has them; with guidance,
     each step is two passes, and so counted twice. A step shared by devices keeps its evidence, and its
-    speed-up over an unshared step. All other values come from the carried profile.
+    speed-up over an unshared step. All other values stay as counted, for an unknown GPU as on an H100.
 
     Args:
         result: result with a step at the run's size.
         config: configuration of the run.
-        carried: profile of its model and size.
     """
+    counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.width or 512, _passes(config)
     found = result.steps(size, config.model.compile)
     alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
     about = {
         "summary": f"Qwen-Image's transformer at {size}x{size} on {result.device}, measured {result.date}; "
-        "what was not measured is as it was assumed",
+        "what was not measured is counted or assumed",
         "device": result.device,
         "steps": alone,
     }
-    measured = carried.model_copy(update={**about, **_quantities(result, config, size)})
-    shared = tuple(_as_much_faster(step, carried, measured) for step in carried.steps if step.degree > 1)
+    measured = counted.model_copy(update={**about, **_quantities(result, config, size)})
+    shared = tuple(_as_much_faster(step, counted, measured) for step in counted.steps if step.degree > 1)
     return measured.model_copy(update={"steps": alone + shared})
 
 
-def _as_much_faster(step: StepTime, carried: Profile, measured: Profile) -> StepTime:
-    """Return a shared step with its speed-up from one profile, over the unshared step of another.
-
-    The time is rounded, so that a profile made from itself stays the same.
-    """
-    lone_s = carried.step_s(step.batch) / carried.step.value
+def _as_much_faster(step: StepTime, counted: Profile, measured: Profile) -> StepTime:
+    """Return a shared step with its speed-up from one profile, over the unshared step of another."""
+    lone_s = counted.step_s(step.batch) / counted.step.value
     seconds = measured.step_s(step.batch) * step.seconds / lone_s
     return step.model_copy(update={"seconds": float(f"{seconds:.6g}")})
 

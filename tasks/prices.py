@@ -9,6 +9,11 @@ from storage.errors import ConfigurationError, PriceNotFoundError
 
 _CARRIED = "builtin:known"
 
+_ZONES = {"H100": "gcp/us-east4", "H200": "aws/highest"}
+"""Zone of the built-in book whose prices a GPU has where none are given."""
+
+_GIVEN = {"reserved_usd_per_hour", "spot_usd_per_hour"}
+
 
 def with_prices(config: RunConfig) -> RunConfig:
     """Return the configuration with the two prices of its price book; unchanged if it names no book.
@@ -41,3 +46,29 @@ def with_prices(config: RunConfig) -> RunConfig:
         )
     prices = {"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd}
     return config.model_copy(update={"price": price.model_copy(update=prices)})
+
+
+def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
+    """Return the configuration with the known prices of GPUs; unchanged if it has prices of its own.
+
+    Args:
+        config: configuration of the run.
+        reserved: kind of the reserved devices.
+        spot: kind of the spot devices.
+
+    Raises:
+        ConfigurationError: the price of one of them is not known.
+    """
+    if config.price.book or _GIVEN & config.price.model_fields_set:
+        return config
+    if missing := [kind for kind in (reserved, spot) if kind not in _ZONES]:
+        raise ConfigurationError(
+            f"no price of an {missing[0]} is known here; give the dollars an hour of a reserved and of a "
+            "spot device: price.reserved_usd_per_hour and price.spot_usd_per_hour, or --price of what-if"
+        )
+    book = known_prices()
+    prices = {
+        "reserved_usd_per_hour": book.usd_per_hour(reserved, "on_demand", _ZONES[reserved]),
+        "spot_usd_per_hour": book.usd_per_hour(spot, "spot", _ZONES[spot]),
+    }
+    return config.model_copy(update={"price": config.price.model_copy(update=prices)})

@@ -12,6 +12,8 @@ from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import (
     LENDING,
     POLICIES,
+    RESERVED,
+    SPOT,
     Policy,
     default_policies,
     policies_of,
@@ -42,20 +44,38 @@ from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.gpu_profile import gpu_profile, is_gpu_result
+from tasks.gpu_profile import (
+    DEFAULT_GPU,
+    GPUS,
+    counted_profile,
+    find_gpu,
+    gpu_of_device,
+    gpu_profile,
+    is_gpu_result,
+)
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
+from tasks.prices import with_gpu_prices
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.recorded_profile import recorded_profile
 from tasks.simulated_records import record_run
 from tasks.what_if_in_words import conclusions as conclusions
-from tasks.what_if_in_words import curves_in_words, few_trainers_in_words, other_learner
+from tasks.what_if_in_words import (
+    counted_in_words,
+    curves_in_words,
+    few_trainers_in_words,
+    headline,
+    other_learner,
+)
 
 PROFILES = PRESETS / "profiles"
 """The folder of the profiles that ship with the project."""
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
+
+MOST_SPOT = 64
+"""The most spot devices that are tried for a goal."""
 
 MOST_DRAWN = 50_000
 """The most devices times iterations of a time line; its file then has some 40 MB."""
@@ -77,6 +97,7 @@ class WhatIf:
         degrees: devices that share a sample, by kind of request; 0 if measured times choose.
         model: name of the model, as profiles name it.
         few_trainers: saving if all reserved devices trained, in words; empty for none.
+        batch: samples of a batch.
     """
 
     answers: Sequence[PolicyAnswer]
@@ -90,6 +111,12 @@ class WhatIf:
     degrees: Mapping[str, int] = field(default_factory=dict)
     model: str = ""
     few_trainers: str = ""
+    batch: int = 1
+
+    @property
+    def evidence(self) -> str:
+        """`counted` if times were counted from operations and bytes, else `modelled`: all is simulated."""
+        return "counted" if self.profile.is_counted else "modelled"
 
     @property
     def shares(self) -> bool:
@@ -136,17 +163,28 @@ class WhatIf:
 
     def to_json(self) -> dict[str, Any]:
         """Return the answers as JSON values, all of them modelled."""
+        other = other_learner(self.curves, self.model)
         return {
             "modelled": True,
+            "evidence": self.evidence,
+            "answer": headline(self),
+            "counted": self.profile.counted_ranges(self.batch),
+            "counted_in_words": counted_in_words(self),
             "policies": [
-                {**answer.to_json(), "milestones": [each.to_json() for each in self.milestones(answer)]}
+                {
+                    **answer.to_json(),
+                    "evidence": self.evidence,
+                    "milestones": [
+                        each.to_json() | {"other_learner": other} for each in self.milestones(answer)
+                    ],
+                }
                 for answer in self.answers
             ],
             "break_even_discount": self.break_even and self.break_even.to_json(),
             "exploration": self.exploration and self.exploration.to_json(),
             "conclusions": conclusions(self),
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
-            "other_learner": other_learner(self.curves, self.model),
+            "other_learner": other,
             "curves_in_words": curves_in_words(self.curves, self.model),
             "iterations": self.iterations,
             "futures": self.futures,
@@ -196,8 +234,112 @@ def answer(
     policies = chosen_policies(None, config, question.serving, profile) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
     said = market_in_words(market, question), prices_in_words(offer)
-    about = config.model.key, few_trainers_in_words(config, offer, profile)
+    about = config.model.key, few_trainers_in_words(config, offer, profile), config.sampling.batch_size
     return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees, *about)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The spot devices with which a run ends in time.
+
+    Attributes:
+        hours: the time, in hours.
+        tried: number of spot devices, and the answer of a run with them, rising.
+        prices: hourly cost of devices, in words.
+    """
+
+    hours: float
+    tried: Sequence[tuple[int, PolicyAnswer]]
+    prices: str
+
+    @property
+    def found(self) -> tuple[int, PolicyAnswer] | None:
+        """The fewest devices tried with which the median ends in time; None where none does."""
+        return next((pair for pair in self.tried if _hours(pair[1]) <= self.hours), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON values."""
+        tried = [{"spot": spot, **answer.to_json()} for spot, answer in self.tried]
+        found = self.found and self.found[0]
+        return {"hours": self.hours, "spot": found, "tried": tried, "prices": self.prices}
+
+
+def spot_for(
+    config: RunConfig,
+    profile: Profile,
+    question: MarketQuestion,
+    hours: float,
+    futures: int,
+    seed: int = 0,
+    on_run: Callable[[], None] = lambda: None,
+) -> Goal:
+    """Find the fewest spot devices with which a run ends in time; without exploration.
+
+    The number is doubled until the median of the futures ends in time, then halved towards the last that did
+    not.
+
+    Args:
+        config, profile, question, futures, seed, on_run: as for `answer`.
+        hours: the time, in hours.
+
+    Raises:
+        ConfigurationError: the question cannot be simulated.
+        TraceError: the trace cannot be read, or is too short.
+    """
+    refuse_unfit(config)
+    refuse_profile(config, profile)
+    market, each = market_of(question), max(1, question.instance_devices)
+    tried: dict[int, PolicyAnswer] = {}
+
+    def in_time(instances: int) -> bool:
+        spot = instances * each
+        runtime = config.runtime.model_copy(update={"spot_workers": spot})
+        with_spot = config.model_copy(update={"runtime": runtime})
+        policies, offer = policies_of([SPOT if spot else RESERVED]), offer_of(with_spot, question)
+        [tried[spot]] = compare_policies(with_spot, offer, profile, market, futures, seed, on_run, policies)
+        return _hours(tried[spot]) <= hours
+
+    if not in_time(0):
+        fewer, enough, most = 0, 1, MOST_SPOT // each
+        while enough <= most and not in_time(enough):
+            fewer, enough = enough, 2 * enough
+        while enough <= most and enough - fewer > 1:
+            middle = (fewer + enough) // 2
+            fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
+    return Goal(hours, sorted(tried.items()), prices_in_words(offer_of(config, question)))
+
+
+def _hours(answer: PolicyAnswer) -> float:
+    return answer.figures["wall_s"].median / 3600
+
+
+def with_all_trainers(config: RunConfig) -> RunConfig:
+    """Return the settings with all reserved devices training, where they do not say how many.
+
+    Where devices share samples one trains, as in a live run.
+    """
+    runtime = config.runtime
+    if "trainer_workers" in runtime.model_fields_set or config.sequence_parallel.largest > 1:
+        return config
+    runtime = runtime.model_copy(update={"trainer_workers": runtime.least_reserved})
+    return config.model_copy(update={"runtime": runtime})
+
+
+def with_prices_of_gpus(config: RunConfig, profile: str | None, spot: str | None) -> RunConfig:
+    """Return the settings with the known prices of the GPUs that are named, if any and if they have none.
+
+    Args:
+        config: configuration of the run.
+        profile, spot: names as for `find_profile`.
+
+    Raises:
+        ConfigurationError: the price of one of them is not known.
+    """
+    reserved, other = (find_gpu(name or "") for name in (profile, spot))
+    if reserved is None and other is None:
+        return config
+    kind = reserved.name if reserved is not None else DEFAULT_GPU
+    return with_gpu_prices(config, kind, other.name if other is not None else kind)
 
 
 def time_line(
@@ -385,8 +527,9 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     Args:
         home: home that holds the recorded runs.
         config: configuration of the workload.
-        name: name of a profile that ships with the project, a .json file (a profile, or a result of
-            `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and size.
+        name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
+            result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
+            size, else for that of an H100.
         spot: the same for spot devices of another kind; None for the same kind.
 
     Raises:
@@ -399,25 +542,24 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
     """Return a profile by its name; arguments of `find_profile`, and the option that named it."""
+    if name is not None and name.endswith(".json"):
+        return gpu_profile(Path(name), config) if is_gpu_result(Path(name)) else read_profile(Path(name))
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
-    names = ", ".join(profile.name for profile in carried)
-    key = config.model.key
-    own = next((profile for profile in carried if key in profile.models), None)
-    if name is None:
-        if own is not None:
-            return own
-        raise ConfigurationError(
-            f"no profile of {key}; name one by --profile ({names}), a .json file, or a recorded run of it"
-        )
-    if name.endswith(".json"):
-        path = Path(name)
-        return gpu_profile(path, config, own) if is_gpu_result(path) else read_profile(path)
+    own = [profile for profile in carried if config.model.key in profile.models]
+    if name is None and own:
+        return own[0]
+    if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
+        # What was measured on such a GPU and kept takes the place of what is counted.
+        measured = (profile for profile in own if gpu_of_device(profile.device) == gpu)
+        return next(measured, None) or counted_profile(config, gpu)
     for profile in carried:
         if profile.name == name:
             return profile
+    assert name is not None, "the default GPU is counted"
     try:
         return recorded_profile(home, name)
     except RunNotFoundError as error:
+        names = ", ".join([*(gpu.name for gpu in GPUS), *(profile.name for profile in carried)])
         raise ConfigurationError(
-            f"{option} {quoted(name)} is no profile ({names}), no .json file and no run"
+            f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
         ) from error

@@ -15,10 +15,46 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # it imports this module
-    from tasks.what_if import WhatIf
+    from tasks.what_if import PolicyAnswer, WhatIf
 
 _WORTH_SAYING = 0.95
 """The share of a run's time and dollars up to which another way is worth a sentence."""
+
+
+def headline(result: WhatIf) -> str:
+    """Return time and dollars of the policy to take, always in hours and dollars of the whole run."""
+    best = result.best or result.answers[0]
+    return (
+        f"{best.policy.name}: {run_in_words(best)} for {result.iterations} iterations on "
+        f"{result.offer.reserved} reserved and {result.offer.spot} spot devices, {result.evidence} and not "
+        "measured."
+    )
+
+
+def run_in_words(answer: PolicyAnswer) -> str:
+    """Return a run's time in hours and its dollars, each with the lowest and highest of the futures."""
+    time, usd = answer.figures["wall_s"], answer.figures["usd"]
+    hours = [f"{seconds / 3600:.3g}" for seconds in (time.median, time.low, time.high)]
+    return (
+        f"{hours[0]} h ({hours[1]} to {hours[2]}) and {dollars(usd.median)} ({dollars(usd.low)} to "
+        f"{dollars(usd.high)})"
+    )
+
+
+def counted_in_words(result: WhatIf) -> str:
+    """Return the counted times with their ranges; empty if none was counted."""
+    said = []
+    for profile in filter(None, (result.profile, result.profile.spot)):
+        times = (
+            f"{name} {each['value']:.2g} ({each['low']:.2g} to {each['high']:.2g})"
+            for name, each in profile.counted_ranges(result.batch).items()
+        )
+        if words := ", ".join(times):
+            said.append(f"on {profile.device} {words}")
+    if not said:
+        return ""
+    futures = "the futures include both ends" if result.futures > 2 else "3 futures or more include both ends"
+    return f"Counted from operations and bytes, not measured, in seconds: {'; '.join(said)}; {futures}."
 
 
 def conclusions(result: WhatIf) -> list[str]:
@@ -49,6 +85,13 @@ def conclusions(result: WhatIf) -> list[str]:
             f"from curves, not how {result.model} learns."
         )
     return found
+
+
+def _curves_named(result: WhatIf) -> str:
+    """Return the name of the curves, with the model they were measured on wherever it is another one."""
+    assert result.curves is not None
+    other = other_learner(result.curves, result.model)
+    return f"{result.curves.name} ({other})" if other else result.curves.name
 
 
 def other_learner(curves: LearningCurves | None, model: str) -> str:
@@ -169,7 +212,7 @@ def _milestones_in_words(result: WhatIf) -> list[str]:
             least = ", the fewest dollars of those most of whose run seeds get there"
         said.append(
             f"{name} takes {time} and {usd} to {shares} % of the baseline's progress by the curves "
-            f"{result.curves.name}{least}."
+            f"{_curves_named(result)}{least}."
         )
     return said
 
@@ -196,10 +239,10 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
             "of their explored runs end there)"
         )
     if worth.stops_at is None:
-        says += f"; by the curves {curves.name} it pays up to {level}"
+        says += f"; by the curves {_curves_named(result)} it pays up to {level}"
     else:
         says += (
-            f"; by the curves {curves.name}, known up to {level}, it stops paying from "
+            f"; by the curves {_curves_named(result)}, known up to {level}, it stops paying from "
             f"{worth.stops_at:.0%} of the baseline's progress on, a score of {worth.stops_at_score:.3g}"
         )
     if until is None or worth.stops_at is not None:

@@ -28,14 +28,14 @@ from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.what_if import trace_length_s
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.profile import read_profile
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
-from storage.config.loading import PRESETS, load_config
+from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from tasks.gpu_profile import counted_profile, named_gpu
 
 _PRESET = "qwen-image-geneval-512"
 _BATCHES = 4  # of a device and iteration
@@ -79,7 +79,7 @@ def simulate(devices: int, iterations: int, strategy: Strategy = STALE, seed: in
     config = workload(devices, iterations)
     reserved = max(1, devices // 3)
     offer = FleetPlan(reserved, devices - reserved, reserved, 10.0, 2.5)
-    profile = read_profile(PRESETS / "profiles/qwen-image-512-h100.json")
+    profile = counted_profile(config, named_gpu("H100"))
     # Scorers keep up with any number of devices.
     times = profile.times(config.sampling.batch_size, devices, reserved)
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), notice_s=_NOTICE_S)

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from gpu_runtime.simulator.profile import read_profile
 from storage.config.loading import load_config
-from tasks.gpu_profile import GpuDayResult, measured_profile
+from tasks.gpu_profile import GpuDayResult, gpu_of_device, measured_profile
 
 Result = Mapping[str, Any]
 
@@ -43,7 +42,6 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
 
 _FIRST = ("bits_equal", "rollout_512_mfu", "train_512_mfu", "rollout_vs_diffusers", "score_gain")
 _SIZES = (512, 1280)
-_KINDS = ("h100", "h200", "a100")
 
 
 def section(result: Result | None) -> str:
@@ -71,24 +69,24 @@ def headline(result: Result | None) -> str:
 
 
 def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
-    """The carried profiles of the GPU that was measured, with measured figures; none without a result.
+    """The profiles of the GPU that was measured, one for each size with a step; none without a result.
 
     Args:
         result: the kept one.
         folder: of the carried profiles.
     """
     found: dict[Path, str] = {}
-    if result is None:
+    if not _is_of_a_gpu(result):
         return found
     read = GpuDayResult.model_validate(result)
-    for kind in (kind for kind in _KINDS if kind in read.device.lower()):
-        for size in _SIZES:
-            path = folder / f"qwen-image-{size}-{kind}.json"
-            if path.is_file() and read.steps(size):
-                config = load_config(f"qwen-image-ocr-{size}", [], {})
-                profile = measured_profile(read, config, read_profile(path))
-                values = profile.model_dump(mode="json", exclude_none=True)
-                found[path] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    if (gpu := gpu_of_device(read.device)) is None:
+        return found
+    for size in filter(read.steps, _SIZES):
+        config = load_config(f"qwen-image-ocr-{size}", [], {})
+        profile = measured_profile(read, config)
+        name = f"qwen-image-{size}-{gpu.name.lower()}"
+        values = profile.model_copy(update={"name": name}).model_dump(mode="json", exclude_none=True)
+        found[folder / f"{name}.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     return found
 
 

@@ -17,7 +17,7 @@ from diffusers import QwenImagePipeline
 from benchmarks.gpu.measured_parts import Figures, seconds, wait_for
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
-from benchmarks.gpu.transformer_flops import PassFlops, pass_flops
+from benchmarks.gpu.transformer_flops import pass_flops
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.samples import GeneratedSample
@@ -28,6 +28,7 @@ from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.pipeline_parts import Parts
 from gpu_runtime.models.gpu_settings import use_tensor_cores
+from gpu_runtime.models.published import PassOperations
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
@@ -289,7 +290,7 @@ class ProfiledModel:
         encoded = model.encode_prompts([f"prompt {row}" for row in range(batch)])
         return lambda: model.velocity(latents, sigma, encoded)
 
-    def _flops(self, size: int) -> PassFlops:
+    def _flops(self, size: int) -> PassOperations:
         plan = self._plan
         return pass_flops(plan.shape, plan.image_tokens(size), plan.text_length, plan.rank)
 

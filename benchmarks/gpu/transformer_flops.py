@@ -13,8 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-_TIME_WIDTH = 256
-"""Sines and cosines of the noise level."""
+from gpu_runtime.models.published import Architecture, PassOperations
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,9 @@ class TransformerShape:
         }
 
 
-@dataclass(frozen=True)
-class PassFlops:
-    """Operations of one sample.
-
-    Attributes:
-        forward: a denoising step.
-        adapters: what LoRA adds to it.
-        backward: from the loss to the adapters: through every layer's input, but to no frozen weight.
-    """
-
-    forward: float
-    adapters: float
-    backward: float
-
-
 def pass_flops(
     shape: TransformerShape, image_tokens: int, text_tokens: int, rank: int = 0, full: bool = False
-) -> PassFlops:
+) -> PassOperations:
     """Operations of one sample's passes.
 
     Args:
@@ -81,22 +65,10 @@ def pass_flops(
         rank: of adapters on all linear layers of attention and feed-forward; 0 for none.
         full: whether every weight is trained instead.
     """
-    width, tokens = shape.width, image_tokens + text_tokens
-    # Queries, keys, values and output: 4 of width x width; feed-forward: 2 of width x 4 width.
-    linear = shape.layers * 2 * 12 * width**2 * tokens
-    attention = shape.layers * 4 * tokens**2 * width
-    modulation = shape.layers * 2 * 2 * 6 * width**2 + 2 * (_TIME_WIDTH + width) * width + 2 * 2 * width**2
-    edges = 2 * 2 * image_tokens * shape.channels * width + 2 * text_tokens * shape.text_width * width
-    forward = linear + attention + modulation + edges
-    # An adapter of a linear layer: in x rank and rank x out.
-    adapters = shape.layers * 2 * rank * tokens * (4 * 2 + 2 * 5) * width
-    # Through a matrix product once to its input, and once more to its weight if that is trained. Nothing
-    # trained stands before the modulations and the edges but in full training; the output's input counts.
-    output = 2 * image_tokens * shape.channels * width
-    backward = linear + 2 * attention + output + 2 * adapters
-    if full:
-        backward += linear + 2 * modulation + edges
-    return PassFlops(float(forward), float(adapters), float(backward))
+    sizes = Architecture(
+        shape.width, double=shape.layers, channels=shape.channels, text_width=shape.text_width
+    )
+    return sizes.operations(image_tokens, text_tokens, rank, full=full)
 
 
 def counted_forward(shape: TransformerShape, image_side: int, text_tokens: int) -> int:

@@ -25,7 +25,7 @@ from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import PolicyAnswer, Profile, Spread, WhatIf
+    from tasks.what_if import Goal, PolicyAnswer, Profile, Spread, WhatIf
 
 
 def what_if(
@@ -46,9 +46,20 @@ def what_if(
     reserved: Annotated[int | None, typer.Option(help="Reserved devices; the preset's by default.")] = None,
     spot: Annotated[int | None, typer.Option(help="Spot devices; the preset's by default.")] = None,
     trainers: Annotated[
-        int | None, typer.Option(help="Reserved devices that train; the preset's by default.")
+        int | None, typer.Option(help="Reserved devices that train; the preset's, else all by default.")
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Of a run; the preset's by default.")] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Find the fewest spot devices with which a run ends in so many hours."),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND[,SPOT]",
+            help="RTX4090, A100, H100 or H200, and that of spot devices: counted, not measured.",
+        ),
+    ] = None,
     degree: Annotated[
         str | None,
         typer.Option(metavar="N|auto", help="Devices that share a rollout's or evaluation's sample."),
@@ -97,7 +108,7 @@ def what_if(
     spot_profile: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME|FILE|RUN", help="Likewise on spot devices, where these are of another kind."
+            metavar="NAME|FILE|RUN", help="The same on spot devices, where these are of another kind."
         ),
     ] = None,
     policies: Annotated[
@@ -136,6 +147,9 @@ def what_if(
     ] = False,
 ) -> None:
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
+    if hours is not None:
+        _refuse_beside_hours(spot, policies, timeline, record)
+        spot = 0
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
     config = given_configuration(preset, changes)
     from tasks.prices import with_prices
@@ -150,14 +164,26 @@ def what_if(
         refuse_time_line,
         refuse_unfit,
         runs_of,
+        spot_for,
         time_line,
+        with_all_trainers,
+        with_prices_of_gpus,
     )
     from tasks.what_if import record as record_policy
 
-    config = config if price else with_prices(config)
+    config = with_all_trainers(config if price else with_prices(config))
+    if gpu is not None:
+        profile, spot_profile = _kinds(gpu, profile, spot_profile)
+    config = config if prices else with_prices_of_gpus(config, profile, spot_profile)
     refuse_unfit(config)
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile, spot_profile), find_curves(home, config, curve)
+    question = MarketQuestion(
+        trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
+    )
+    if hours is not None:
+        _show_goal(spot_for(config, chosen, question, hours, windows, seed), chosen, as_json)
+        return
     compared = chosen_policies(policies, config, serving or "", chosen)
     refuse_profile(config, chosen)
     drawn = _drawn_file(timeline, policy, record)
@@ -165,9 +191,6 @@ def what_if(
         refuse_time_line(config, policy, compared)
     if record:
         refuse_long(config)
-    question = MarketQuestion(
-        trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
-    )
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
@@ -184,6 +207,44 @@ def what_if(
         show(result)
     for run_id in entered.values():
         typer.echo(f"entered as run {run_id}", err=True)
+
+
+def _refuse_beside_hours(spot: int | None, policies: str | None, timeline: str | None, record: bool) -> None:
+    given = {"--spot": spot, "--policies": policies, "--timeline": timeline, "--record": record or None}
+    if named := [option for option, value in given.items() if value is not None]:
+        raise ConfigurationError(
+            f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"
+        )
+
+
+def _kinds(gpu: str, profile: str | None, spot_profile: str | None) -> tuple[str, str | None]:
+    """Return the kinds of GPU that `--gpu` names, of the reserved and of other spot devices, as profiles."""
+    from tasks.gpu_profile import named_gpu
+
+    if profile is not None or spot_profile is not None:
+        raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
+    reserved, _, spot = gpu.partition(",")
+    return named_gpu(reserved).name, named_gpu(spot).name if spot else None
+
+
+def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
+    """Print the fewest spot devices with which a run ends in time, and what was tried."""
+    from tasks.what_if_in_words import run_in_words
+
+    evidence = "counted" if profile.is_counted else "modelled"
+    if as_json:
+        typer.echo(json.dumps({"modelled": True, "evidence": evidence, "goal": goal.to_json()}))
+        return
+    screen = console()
+    for spot, answer in goal.tried:
+        screen.print(f"{spot:>4} spot devices: {run_in_words(answer)}", soft_wrap=True)
+    if goal.found is None:
+        said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
+    else:
+        said = f"{goal.found[0]} spot devices end in {goal.hours:g} h: {run_in_words(goal.found[1])}"
+    said += f"; medians, lowest and highest of the futures, {evidence} and not measured."
+    for line in (said, f"prices: {goal.prices}", *_profile_lines(profile, "profile")):
+        screen.print(line, soft_wrap=True)
 
 
 def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path | None:
@@ -225,14 +286,14 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 
 def show(result: WhatIf) -> None:
     """Print a table of policies, their cost up to a score, and the basis of both."""
-    from tasks.what_if_in_words import conclusions, curves_in_words, time_unit
+    from tasks.what_if_in_words import conclusions, counted_in_words, curves_in_words, headline, time_unit
 
     screen = console()
     table = Table(
         box=SIMPLE,
         pad_edge=False,
-        title=f"Modelled: {result.iterations} iterations, {result.offer.reserved} reserved and "
-        f"{result.offer.spot} spot devices",
+        title=f"{result.evidence.capitalize()}: {result.iterations} iterations, {result.offer.reserved} "
+        f"reserved and {result.offer.spot} spot devices",
         caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
         "* least dollars of what a live run can do; of equals the most drafts\n"
         "† only simulated: no live run does it",
@@ -251,7 +312,10 @@ def show(result: WhatIf) -> None:
             _spread(row["losses"], "{:.0f}"),
             _spread(row["drafts_per_iteration"], "{:.0f}"),
         )
+    screen.print(headline(result), soft_wrap=True)
     screen.print(table)
+    if counted := counted_in_words(result):
+        screen.print(counted, soft_wrap=True)
     _show_milestones(screen, result)
     for line in conclusions(result):
         screen.print(line, soft_wrap=True)

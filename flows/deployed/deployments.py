@@ -110,19 +110,29 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
     from tasks.prices import with_prices  # these import pandas
-    from tasks.what_if import MarketQuestion, answer, find_curves, find_profile
+    from tasks.what_if import (
+        MarketQuestion,
+        answer,
+        find_curves,
+        find_profile,
+        with_all_trainers,
+        with_prices_of_gpus,
+    )
 
     with gone_soon_when_cancelled(), shown_in_prefect():
         devices: dict[str, int | str] = {
             "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
-            "runtime.trainer_workers": form.trainers,
         }  # fmt: skip
+        if form.trainers:
+            devices["runtime.trainer_workers"] = form.trainers
         if form.iterations:
             devices["iterations"] = form.iterations
         if form.degree != "1":
             devices |= {f"sequence_parallel.{kind}": form.degree for kind in ("rollout", "evaluate")}
         settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
-        config = with_prices(given_configuration(form.preset, settings))
+        config = with_all_trainers(with_prices(given_configuration(form.preset, settings)))
+        if not form.prices:
+            config = with_prices_of_gpus(config, form.profile or None, form.spot_profile or None)
         drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
         question = MarketQuestion(
             form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving

@@ -108,8 +108,8 @@ class WhatIfForm(Section):
     spot: int = Field(default=8, ge=0)
     """Spot devices."""
 
-    trainers: int = Field(default=4, ge=1)
-    """Reserved devices that train."""
+    trainers: int = Field(default=0, ge=0)
+    """Reserved devices that train; 0 is all of them."""
 
     iterations: int = Field(default=0, ge=0, lt=2**31)
     """Iterations of the run; 0 takes as many as the preset says."""
@@ -144,8 +144,8 @@ class WhatIfForm(Section):
     half of its swing over a day, seconds that a request can wait, as 0.5,0.3,2. Empty: no lending."""
 
     profile: str = ""
-    """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's
-    model and size."""
+    """What the workload takes: a GPU (RTX4090, A100, H100, H200), a profile's name, a .json file, or a
+    recorded run. Empty: that of the preset's model and size."""
 
     spot_profile: str = ""
     """What it takes on spot devices, where these are of another kind. Empty: the same."""

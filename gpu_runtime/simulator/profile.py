@@ -28,12 +28,32 @@ from storage.errors import ConfigurationError
 from storage.record.records import Market
 from storage.text import read_json_model
 
-Evidence = Literal["measured", "published", "modelled"]
-"""`measured` on the named device, `published` in the named document, or `modelled`."""
+Evidence = Literal["measured", "published", "counted", "modelled"]
+"""`measured` on the named device, `published` in the named document, `counted` from operations and bytes with
+a stated range, or `modelled`."""
+
+RANGE_DEVIATIONS = 1.645
+"""Standard deviations from a figure to either end of its range: nine of ten draws lie between the ends."""
 
 _REQUIRED = ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s")
 _OF_EVERY_STEP = ("batch", "degree", "seconds")
 _OPTIONAL = ("evaluation", "driver_s", "opening_s", "loss_s")
+
+
+class LowEnd(random.Random):
+    """Draws the low end of every range."""
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        """Return the low end of a normal distribution's range."""
+        return mu - RANGE_DEVIATIONS * sigma
+
+
+class HighEnd(random.Random):
+    """Draws the high end of every range."""
+
+    def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
+        """Return the high end of a normal distribution's range."""
+        return mu + RANGE_DEVIATIONS * sigma
 
 
 class _Part(BaseModel):
@@ -54,6 +74,23 @@ class Quantity(_Part):
 
     uncertainty: float = Field(default=0.0, ge=0, le=2)
     """Standard deviation of its logarithm: with 0.1, two of three futures are within about a tenth."""
+
+    @classmethod
+    def counted(cls, low: float, high: float, source: str) -> Self:
+        """Return a counted figure: the geometric mean of the ends of its range.
+
+        Args:
+            low, high: ends of the range, both 0 or both above.
+            source: what was counted.
+        """
+        uncertainty = math.log(high / low) / (2 * RANGE_DEVIATIONS) if low else 0.0
+        return cls(value=math.sqrt(low * high), evidence="counted", source=source, uncertainty=uncertainty)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The ends of its range."""
+        factor = math.exp(RANGE_DEVIATIONS * self.uncertainty)
+        return self.value / factor, self.value * factor
 
     def drawn(self, chance: random.Random) -> float:
         """Return a random value of it; always uses one draw, so that later draws do not depend on it."""
@@ -234,7 +271,7 @@ class Profile(_Part):
             return quantity.value if chance is None else quantity.drawn(chance)
 
         # Both kinds of device use the same draws, since the workload's uncertainty is the same on both.
-        again = None if chance is None else random.Random()
+        again = None if chance is None else type(chance)()
         if chance is not None and again is not None:
             again.setstate(chance.getstate())
         # Always in this order, so that a seed means the same for every policy.
@@ -286,6 +323,27 @@ class Profile(_Part):
                 step.evidence, ()
             ):
                 found[step.evidence] = (*found.get(step.evidence, ()), name)
+        return found
+
+    @property
+    def is_counted(self) -> bool:
+        """True if some of its figures were counted, on either kind of device."""
+        return "counted" in self.evidence or (self.spot is not None and self.spot.is_counted)
+
+    def counted_ranges(self, batch: int) -> dict[str, dict[str, float]]:
+        """Return the counted figures by name, each with the ends of its range, in seconds.
+
+        Args:
+            batch: samples of a batch, for the denoising step, `step_s`.
+        """
+        found = {}
+        for name in self.evidence.get("counted", ()):
+            if (quantity := self.quantities.get(name)) is None:
+                continue  # of a step that devices share
+            factor = self.step_s(batch) / quantity.value if name == "step" else 1.0
+            low, high = quantity.range
+            values = {"low": low, "value": quantity.value, "high": high}
+            found["step_s" if name == "step" else name] = {end: factor * at for end, at in values.items()}
         return found
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 import zipfile
 from dataclasses import replace
@@ -31,9 +30,12 @@ from benchmarks.gpu.stages import Fault, Figures, Reporter, Setting, Stage, run_
 from benchmarks.gpu.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.simulator.profile import read_profile
+from storage.config.loading import load_config
 from storage.config.run_config import AdaptationConfig
+from storage.home import Home
 from storage.record.records import StateInterval
-from tasks.what_if import PROFILES
+from tasks import what_if
+from tasks.what_if import PROFILES, find_profile
 from ui.elements.palette import STATE_COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -259,29 +261,31 @@ def test_documents_say_what_was_measured_or_that_nothing_was():
     assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in headline(result)
 
 
-def test_measured_figures_replace_assumed_ones_in_the_profiles_of_that_gpu(tmp_path: Path):
-    for path in PROFILES.glob("*.json"):
-        shutil.copy(path, tmp_path)
+def test_measured_figures_replace_counted_ones_in_the_profiles_of_that_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     parts = {
         "step_512_b8": {"step_s": 0.4, "batch": 8}, "step_512_b1": {"step_s": 0.07, "batch": 1},
         "train_512": {"train_s": 8.0, "rows": 16}, "decode_512": {"decode_s_an_image": 0.03},
     }  # fmt: skip
     result = kept(qwen_image={"status": "done", "figures": {"parts": parts}})
-    written = profiles(result, tmp_path)
-    assert [path.name for path in written] == ["qwen-image-512-h100.json"]  # nothing of 1280 was measured
+    assert [path.name for path in profiles(result, tmp_path)] == ["qwen-image-512-h100.json"]
     parts["step_1280_b1"] = {"step_s": 0.3, "batch": 1}
     written = profiles(result, tmp_path)
     assert [path.name for path in written] == ["qwen-image-512-h100.json", "qwen-image-1280-h100.json"]
-    before = read_profile(tmp_path / "qwen-image-512-h100.json")
     for path, text in written.items():
         path.write_text(text)
-    after = read_profile(tmp_path / "qwen-image-512-h100.json")
+    config = load_config("qwen-image-ocr-512", [], {})
+    counted, other = (find_profile(Home(tmp_path), config, gpu) for gpu in ("H100", "A100"))
+    monkeypatch.setattr(what_if, "PROFILES", tmp_path)
+    assert find_profile(Home(tmp_path), config, "A100") == other, "which was not measured"
+    after = find_profile(Home(tmp_path), config, "H100")
+    assert after == find_profile(Home(tmp_path), config, None) == read_profile(next(iter(written)))
     assert set(after.evidence["measured"]) == {"step", "decode_s", "train_sample_s"}
     assert (after.step_s(8), after.step_s(1)) == pytest.approx((0.8, 0.14))  # guidance: two passes
     assert after.train_sample_s.value == pytest.approx(2 * 8 / 16 * 2)
-    assert after.score_s == before.score_s and after.models == before.models and after.name == before.name
+    assert after.score_s == counted.score_s and after.models == counted.models
     for degree in (2, 4, 8):
         assert after.step_s(8, degree) / after.step_s(8) == pytest.approx(
-            before.step_s(8, degree) / before.step_s(8), rel=1e-5
+            counted.step_s(8, degree) / counted.step_s(8), rel=1e-5
         )
-    assert profiles(result, tmp_path) == written, "a second time changes nothing"

@@ -72,7 +72,8 @@ def test_compiled_blocks_take_compiled_parts_and_what_failed_is_carried(tmp_path
     config = load_config("qwen-image-ocr-512", ["model.guidance=1", "model.compile=true"], {})
     profile = find_profile(Home(tmp_path), config, written(tmp_path, PARTS))
     assert profile.step_s(16) == pytest.approx(0.6) and "step_512_compiled" in profile.step.source
-    assert profile.train_sample_s == find_profile(Home(tmp_path), config, None).train_sample_s
+    assert profile.train_sample_s == find_profile(Home(tmp_path), config, "H200").train_sample_s
+    assert profile.train_sample_s.evidence == "counted"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -162,11 +164,12 @@ def test_devices_that_could_train_and_do_not_are_named():
     options = ("--preset", "qwen-image-geneval-512", "--reserved", "8", "--spot", "0", "--iterations", "3")
     few, whole = (
         json.loads(asked(*options, "--windows", "1", "--policies", "reserved", "--json", *more))
-        for more in ((), ("--trainers", "8"))
+        for more in (("--trainers", "1"), ())
     )
     [said] = [line for line in few["conclusions"] if "reserved devices train" in line]
     assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
     assert not any("reserved devices train" in line for line in whole["conclusions"])
+    assert (few["trainers"], whole["trainers"]) == (1, 8), "all that can train, unless told otherwise"
     usd = [answer["policies"][0]["usd"]["median"] for answer in (few, whole)]
     assert float(said.partition("takes ")[2].partition("%")[0]) / 100 == pytest.approx(
         usd[1] / usd[0], abs=0.1
@@ -246,6 +249,68 @@ def test_what_is_not_known_of_sharing_changes_no_device_that_works_alone():
         Profile.model_validate(data | {"steps": ({"batch": 4, "seconds": 1.0, "uncertainty": 0.1},)})
     old = StepTime(batch=4, seconds=1.0)
     assert old.model_dump() == {"batch": 4, "degree": 1, "seconds": 1.0}, "files keep their old form"
+
+
+def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_document_gives():
+    text = (Path(__file__).parents[2] / "docs/explanation/what-if.md").read_text()
+    section = text.partition("## What it should cost: four questions")[2].partition("\n## ")[0]
+    commands = [line.split()[2:] for line in section.splitlines() if line.startswith("    spotlight what-if")]
+    assert len(commands) == 4
+    answer: dict[str, Any] = {}
+    for command, row in zip(commands, section.partition("|---|---|\n")[2].splitlines(), strict=False):
+        answer = json.loads(asked(*command, "--json"))
+        if "--hours" in command:
+            goal = answer["goal"]
+            [found] = [tried for tried in goal["tried"] if tried["spot"] == goal["spot"]]
+            assert found["wall_s"]["median"] <= 3600 * goal["hours"] and f"| {goal['spot']}: " in row
+            earlier = [tried for tried in goal["tried"] if tried["spot"] < goal["spot"]]
+            assert earlier and all(tried["wall_s"]["median"] > 3600 * goal["hours"] for tried in earlier)
+            said = asked(*command)
+            assert f"{goal['spot']} spot devices end in 2 h: " in said
+            said = said.partition("end in 2 h: ")[2].partition(";")[0]
+        else:
+            assert answer["answer"].endswith("counted and not measured.")
+            said = answer["answer"].partition(": ")[2].partition(" for 40 iterations")[0]
+        assert f" {said}" in row, "the document's answer"
+        assert re.fullmatch(r"\S+ h \(\S+ to \S+\) and \$\S+ \(\$\S+ to \$\S+\)", said), "in one unit"
+    assert answer["exploration"]["cheapest"] == "spot"
+    assert any("Exploration" in line or "exploration" in line for line in answer["conclusions"])
+
+
+def test_a_goal_that_no_number_of_spot_devices_reaches():
+    command = ("--preset", "smoke", "--windows", "1", "--hours", "0.01")
+    goal = json.loads(asked(*command, "--iterations", "2000", "--json"))["goal"]
+    assert goal["spot"] is None and goal["tried"][-1]["spot"] == 64
+    assert "No number of spot devices up to 64 that was tried ends in 0.01 h" in asked(
+        *command, "--iterations", "2000"
+    )
+
+
+@pytest.mark.parametrize("policies", ["spotlight,spot", "critical-path,spot", "larger-batch,spot"])
+def test_a_policy_that_drafts_nothing_gets_no_credit_for_exploration(policies: str):
+    fleet = ("--preset", "smoke", "--reserved", "4", "--spot", "0", "--windows", "2", "--policies", policies)
+    answer = json.loads(asked(*fleet, "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    plain = rows.pop("spot")
+    assert answer["exploration"] is None and plain["milestones"]
+    for row in rows.values():
+        assert row["drafts_per_iteration"]["high"] == 0
+        assert row["milestones"] == plain["milestones"], "the baseline's curve, and no other"
+
+
+def test_dollars_to_a_score_say_beside_them_which_model_learned():
+    fleet = ("--preset", "qwen-image-ocr-512", "--gpu", "H100", "--reserved", "2", "--spot", "8")
+    options = (*fleet, "--iterations", "3", "--windows", "1")
+    answer = json.loads(asked(*options, "--json"))
+    other = "of 1.1 million parameters, not on qwen-image 512x512"
+    assert other in answer["other_learner"]
+    milestones = [each for row in answer["policies"] for each in row["milestones"]]
+    assert milestones and all(other in each["other_learner"] for each in milestones)
+    scores = [line for line in answer["conclusions"] if "by the curves" in line]
+    assert scores and all(other in line for line in scores)
+    lines = [line.strip() for line in asked(*options).splitlines()]
+    title = next(place for place, line in enumerate(lines) if line.startswith("To a share of the baseline"))
+    assert "not on qwen-image 512x512" in " ".join(lines[title : title + 3]), "the table's own title"
 
 
 def test_a_trace_is_read_and_thinned(tmp_path: Path):
@@ -343,8 +408,21 @@ def test_what_is_not_known_widens_the_answer():
             ),
             "21 devices that may share samples would be on one machine, above 16; say by --per-instance",
         ),
-        (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
-        (("--preset", "flux-ocr-512", "--reserved", "1"), "no profile of flux 512x512; name one"),
+        (
+            ("--profile", "nothing"),
+            "--profile 'nothing' is no GPU or profile (RTX4090, A100, ",
+        ),
+        (
+            ("--preset", "flux-ocr-512", "--reserved", "1", "--set", "model.family=flux-kontext"),
+            "the times of flux-kontext 512x512 are not counted, only those of sd3.5, flux, z-image, qwen",
+        ),
+        (("--gpu", "B200"), "--gpu 'B200' is not counted; name one of RTX4090, A100, H100, H200"),
+        (
+            ("--gpu", "H100", "--profile", "glyphs-cpu"),
+            "--gpu 'H100' names a profile too; leave --profile or",
+        ),
+        (("--gpu", "a100"), "no price of an A100 is known here; give the dollars an hour"),
+        (("--hours", "1"), "--hours finds the number of spot devices of one policy; leave --spot out"),
         (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
         (
             ("--timeline", "t.json", "--policy", "luck"),
@@ -377,7 +455,7 @@ def test_what_is_not_known_widens_the_answer():
             ("--spot-profile", "glyphs-cpu", "--set", "runtime.trainers_leave=true"),
             "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out",
         ),
-        (("--spot-profile", "l4"), "--spot-profile 'l4' is no profile (glyphs-cpu, "),
+        (("--spot-profile", "l4"), "--spot-profile 'l4' is no GPU or profile (RTX4090, "),
         (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
         (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
@@ -404,21 +482,24 @@ def test_every_carried_profile_is_read_and_named_after_its_file():
 def test_spot_devices_may_be_of_another_kind():
     fleet = ("--reserved", "4", "--spot", "8", "--trainers", "4")
     qwen = ("--preset", "qwen-image-ocr-512", "--iterations", "3", "--windows", "1", *fleet)
+    other = ("--gpu", "H100,A100", "--price", "10.98,1.60")
     same = json.loads(asked(*qwen, "--json"))
-    kinds = json.loads(asked(*qwen, "--spot-profile", "qwen-image-512-a100", "--json"))
+    kinds = json.loads(asked(*qwen, *other, "--json"))
     assert (same["profile"]["spot"], kinds["profile"]["spot"]["device"]) == (None, "A100")
     found = [{row["policy"]: row["wall_s"]["median"] for row in of["policies"]} for of in (same, kinds)]
     assert found[0].keys() - found[1].keys() == {"sized", "window"}
     assert found[0]["reserved"] == found[1]["reserved"]
     assert found[0]["spot"] < found[1]["spot"] < found[0]["reserved"]
-    table = asked(*qwen, "--spot-profile", "qwen-image-512-a100")
-    assert "profile qwen-image-512-h100: " in table and "on spot devices qwen-image-512-a100: " in table
+    table = asked(*qwen, *other)
+    for said in ("profile qwen-image-512x512-h100: ", "on spot devices qwen-image-512x512-a100: "):
+        assert said in table
+    assert "on H100 step_s " in table and "; on A100 step_s " in table
 
 
 def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):
     config = load_config("qwen-image-ocr-1280", [], {})
     assert config.model.key == "qwen-image 1280x1280"
-    assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280-h100"
+    assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280x1280-h100"
 
 
 def test_a_profile_from_a_recorded_run(tmp_path: Path):

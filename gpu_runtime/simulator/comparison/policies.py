@@ -19,6 +19,9 @@ SPOTLIGHT = "spotlight"
 SPOT, ON_DEMAND = "spot", "on-demand"
 """The two policies whose costs give the discount from which on spot devices pay."""
 
+RESERVED = "reserved"
+"""The policy of the reserved devices alone."""
+
 LENDING = "lending"
 """The policy that borrows the devices of a serving fleet."""
 
@@ -111,7 +114,7 @@ def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 
 POLICIES = (
-    Policy("reserved", "the reserved devices alone", _reserved_only),
+    Policy(RESERVED, "the reserved devices alone", _reserved_only),
     Policy(ON_DEMAND, "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
     Policy(SPOT, "spot devices roll out, and idle during training", _spot_rollout),
     Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, arm="stale"),

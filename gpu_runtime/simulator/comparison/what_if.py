@@ -1,6 +1,7 @@
 """Policies compared over several futures: one window of a trace and one draw of the profile each. Pure.
 
-All policies see the same futures, so they differ by what they do, not by chance.
+All policies see the same futures, so they differ by what they do, not by chance. Of a profile that was
+counted, the second future has the low end of every range, and the third the high end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpu_runtime.simulator.comparison.break_even import cost_line
 from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.lent_devices import LendingRule, LentDevices
-from gpu_runtime.simulator.profile import Profile, WorkloadTimes
+from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.trace_windows import SpotMarket
@@ -236,7 +237,7 @@ def _simulate(
         config.sampling.batch_size,
         config.runtime.scorer_workers,
         fleet.trainers,
-        random.Random(f"profile {future}"),
+        _chance(profile, future),
     )
     replay = None
     if plan.lends:
@@ -253,6 +254,12 @@ def _simulate(
             traces[key] = market.window(*key, random.Random(f"trace {future}"))
         replay = Replay(traces[key], market.notice_s)
     return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
+
+
+def _chance(profile: Profile, future: tuple[int, int]) -> random.Random:
+    """Return the source of a future's draws of the profile."""
+    ends = {1: LowEnd, 2: HighEnd} if profile.is_counted else {}
+    return ends.get(future[1], random.Random)(f"profile {future}")
 
 
 def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:

@@ -63,7 +63,13 @@ def _numbers() -> dict[str, Any]:
     devices = {
         "reserved": row[0].number_input("Reserved devices", value=4),
         "spot": row[1].number_input("Spot devices", value=8),
-        "trainers": row[2].number_input("Trainers", value=4, help="Reserved devices that train."),
+        "trainers": row[2].number_input(
+            "Trainers",
+            value=None,
+            min_value=1,
+            placeholder="all reserved",
+            help="Reserved devices that train.",
+        ),
         "iterations": row[3].number_input("Iterations", value=200),
     }
     row = st.columns(4)

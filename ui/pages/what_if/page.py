@@ -33,7 +33,7 @@ from ui.pages.what_if.data import (
     verdict,
 )
 from ui.pages.what_if.form import show_form
-from ui.pages.what_if.question import OnStep, ask, ask_time_line
+from ui.pages.what_if.question import GPUS, OnStep, ask, ask_time_line
 
 _KEPT = "what_if"  # in the session, which keeps the answer while another page is open
 _SHOWN_ITERATIONS = 3
@@ -80,8 +80,8 @@ def _bar() -> Iterator[OnStep]:
 
 
 def _profiles(home: Path) -> list[str]:
-    """Return the profiles that ship with the project, then recorded runs, the newest first."""
-    carried = sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))
+    """Return GPUs, the profiles that ship with the project, then recorded runs, the newest first."""
+    carried = [*GPUS, *sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))]
     try:
         overview = load_overview(home)
     except StorageError:

@@ -17,6 +17,9 @@ from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import HOME_VARIABLE
 from storage.processes import python_command
 
+GPUS = ("H100", "H200", "A100", "RTX4090")
+"""GPUs whose times the command counts."""
+
 _ROOT = Path(__file__).resolve().parents[3]
 _TRACES = _ROOT / "benchmarks" / "traces"
 _LIMIT_S = 300.0
@@ -43,7 +46,7 @@ class Question:
         loss_rate: losses per device and hour, for drawn traces.
         joint: share of the losses that take several devices at once.
         notice_s: seconds of notice before a loss.
-        profile: times of the workload: a profile's name, or a recorded run.
+        profile: times of the workload: a GPU, a profile's name, or a recorded run.
         spot_profile: the same for spot devices, if these are of another kind.
         futures: number of windows of the trace, each with a draw of the profile.
         seed: seed of the futures.

@@ -1,0 +1,259 @@
+"""Sizes of published models, and the operations and bytes of a pass: without weights and without torch.
+
+A multiplication with its addition counts as two operations. Norms, activations and RoPE are no matrix
+products: they are counted as bytes that the memory moves. `tests/unit/test_counted_profile.py` compares both
+operations and weights with what torch counts for the real classes.
+
+Sources: `transformer/config.json` and the part folders of each model's repository on the hub; the VAEs'
+operations by torch's counter at 512x512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storage.config.model import OWN_SIDE, ModelConfig
+
+_TIME_WIDTH = 256
+"""Sines and cosines of the noise level."""
+
+_MOVED = 24
+"""Tensors of a token's width that a block reads or writes outside its matrix products: two norms with
+modulation, RoPE and norms of queries and keys, two gated sums, the activation of four widths."""
+
+_BFLOAT16 = 2
+
+
+@dataclass(frozen=True)
+class PassOperations:
+    """Operations of one sample.
+
+    Attributes:
+        forward: a denoising step.
+        adapters: what LoRA adds to it.
+        backward: from the loss to the adapters: through every layer's input, but to no frozen weight.
+    """
+
+    forward: float
+    adapters: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a transformer. A block has 12 weights per squared width for each stream.
+
+    Attributes:
+        width: numbers of a token inside.
+        double: blocks in which image and text have weights of their own.
+        single: blocks in which they share them.
+        image_only, text_only: blocks that only one of them passes.
+        dual: blocks with a second attention, of the image alone.
+        channels: numbers of an image token outside.
+        text_width: numbers of a text token as the encoder gives it.
+        modulated: True if each block computes its modulation at full width.
+        ends_in_image: True if the last block computes no text for a next one.
+    """
+
+    width: int
+    double: int = 0
+    single: int = 0
+    image_only: int = 0
+    text_only: int = 0
+    dual: int = 0
+    channels: int = 64
+    text_width: int = 4096
+    modulated: bool = True
+    ends_in_image: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that an image token passes."""
+        return self.double + self.single + self.image_only
+
+    @property
+    def numbers(self) -> float:
+        """Weights, but for biases, norms and the embedding of the noise level."""
+        squared = self.width**2
+        streams = 2 * self.double + self.single + self.image_only + self.text_only
+        edges = self.width * (2 * self.channels + self.text_width)
+        return squared * (12 * streams + 4 * self.dual + self._modulation) + edges
+
+    @property
+    def _modulation(self) -> int:
+        return 12 * self.double + 3 * (self.single + self.dual) if self.modulated else 0
+
+    def adapters(self, rank: int, feed_forward: bool) -> float:
+        """Return the weights of LoRA on all linear layers of attention, and of the feed-forward if asked."""
+        streams = 2 * self.double + self.single + self.image_only + self.text_only
+        return rank * self.width * ((8 + 10 * feed_forward) * streams + 8 * self.dual)
+
+    def operations(
+        self,
+        image_tokens: int,
+        text_tokens: int,
+        rank: int = 0,
+        feed_forward: bool = True,
+        full: bool = False,
+    ) -> PassOperations:
+        """Return the operations of one sample's passes.
+
+        Args:
+            image_tokens: latent tokens S.
+            text_tokens: text tokens L.
+            rank: rank of adapters on all linear layers of attention; 0 for none.
+            feed_forward: True if the feed-forward has adapters too.
+            full: True if every weight is trained instead.
+        """
+        squared, tokens, streams = self.width**2, image_tokens + text_tokens, self.double + self.single
+        passed = streams * tokens + self.image_only * image_tokens + self.text_only * text_tokens
+        # Queries, keys, values and output: 4 of width x width; feed-forward: 2 of width x 4 width.
+        linear = 2 * squared * (12 * passed + 4 * self.dual * image_tokens)
+        if self.ends_in_image:
+            linear -= 2 * 9 * squared * text_tokens
+        pairs = streams * tokens**2 + (self.dual + self.image_only) * image_tokens**2
+        attention = 4 * self.width * (pairs + self.text_only * text_tokens**2)
+        modulation = 2 * squared * (self._modulation + 3) + 2 * _TIME_WIDTH * self.width
+        output = 2 * image_tokens * self.channels * self.width
+        edges = 2 * output + 2 * text_tokens * self.text_width * self.width
+        forward = linear + attention + modulation + edges
+        # An adapter of a linear layer: in x rank and rank x out.
+        adapters = 2 * rank * self.width * ((8 + 10 * feed_forward) * passed + 8 * self.dual * image_tokens)
+        # Through a matrix product once to its input, and once more to its weight if that is trained. Nothing
+        # trained stands before the modulations and the edges but in full training; the output's input counts.
+        backward = linear + 2 * attention + output + 2 * adapters
+        if full:
+            backward += linear + 2 * modulation + edges
+        return PassOperations(float(forward), float(adapters), float(backward))
+
+    def moved_bytes(self, image_tokens: int, text_tokens: int, samples: int) -> float:
+        """Return the bytes that a batch's pass in bfloat16 moves.
+
+        These are the weights, once, and the tensors between the matrix products.
+
+        Args:
+            image_tokens: latent tokens S of a sample.
+            text_tokens: text tokens L of a sample.
+            samples: samples of the batch.
+        """
+        tokens = samples * (image_tokens + text_tokens)
+        return _BFLOAT16 * (self.numbers + _MOVED * tokens * self.width * self.blocks)
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """A published model.
+
+    Attributes:
+        name: name on the hub.
+        architecture: sizes of its transformer.
+        transformer: arguments of the transformer's class, as in its config.json.
+        text_length: text tokens of a prompt where none are set; the tokens that are not padding where the
+            family cuts padding off.
+        more_text: text tokens that come on top of them.
+        cuts_padding: True if only the tokens of a prompt pass the transformer.
+        takes_negative: True if guidance takes a second pass.
+        vae: weights of the VAE.
+        decoding: operations of decoding, for each pixel.
+        encoders: weights of all text encoders.
+    """
+
+    name: str
+    architecture: Architecture
+    transformer: Mapping[str, Any]
+    text_length: int
+    vae: float
+    decoding: float
+    encoders: float
+    more_text: int = 0
+    cuts_padding: bool = False
+    takes_negative: bool = True
+
+    def passes(self, settings: ModelConfig) -> int:
+        """Return the passes of a denoising step: guidance adds one where it takes a negative prompt."""
+        return 2 if self.takes_negative and settings.guidance > 1 else 1
+
+    def tokens(self, settings: ModelConfig) -> tuple[int, int]:
+        """Return the image and text tokens of a sample."""
+        image = (settings.height or OWN_SIDE) // _PIXELS * ((settings.width or OWN_SIDE) // _PIXELS)
+        text = self.text_length if self.cuts_padding else settings.text_length or self.text_length
+        return image, text + self.more_text
+
+
+_PIXELS = 16
+"""Side of an image token in pixels, in all of them: the VAE divides by 8, the transformer's patch by 2."""
+
+_CLIP, _BIG_CLIP, _T5 = 0.124e9, 0.695e9, 4.762e9
+"""Weights of CLIP ViT-L/14's text encoder, of OpenCLIP ViT-bigG/14's, and of T5 v1.1 XXL's encoder."""
+
+_KL_VAE, _KL_DECODING = 83.8e6, 9.6e6
+_STABLE_DIFFUSION_3: Mapping[str, Any] = {"joint_attention_dim": 4096, "qk_norm": "rms_norm"}
+
+
+def _stable_diffusion_3(name: str, layers: int, width: int, dual: int, places: int) -> PublishedModel:
+    sizes = {
+        "num_layers": layers, "attention_head_dim": 64, "num_attention_heads": width // 64,
+        "caption_projection_dim": width, "pos_embed_max_size": places,
+        "dual_attention_layers": tuple(range(dual)),
+    }  # fmt: skip
+    return PublishedModel(
+        f"stabilityai/stable-diffusion-3.5-{name}",
+        Architecture(width, double=layers, dual=dual, ends_in_image=True),
+        {**_STABLE_DIFFUSION_3, **sizes},
+        text_length=256, more_text=77, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _BIG_CLIP + _T5,
+    )  # fmt: skip
+
+
+_MODELS: dict[str, tuple[PublishedModel, ...]] = {
+    "sd3.5": (
+        _stable_diffusion_3("medium", layers=24, width=1536, dual=13, places=384),
+        _stable_diffusion_3("large", layers=38, width=2432, dual=0, places=192),
+    ),
+    "flux": (
+        PublishedModel(
+            "black-forest-labs/FLUX.1-dev",
+            Architecture(3072, double=19, single=38),
+            {"guidance_embeds": True},
+            text_length=512, takes_negative=False, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _T5,
+        ),
+    ),
+    "z-image": (
+        PublishedModel(
+            "Tongyi-MAI/Z-Image-Turbo",
+            Architecture(3840, single=30, image_only=2, text_only=2, text_width=2560, modulated=False),
+            {},
+            # A prompt of some 70 words with its template; the transformer pads it to a multiple of 32.
+            text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
+        ),
+    ),
+    "qwen-image": (
+        PublishedModel(
+            "Qwen/Qwen-Image",
+            Architecture(3072, double=60, text_width=3584),
+            {
+                "num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128,
+                "joint_attention_dim": 3584, "in_channels": 64, "out_channels": 16, "patch_size": 2,
+                "axes_dims_rope": (16, 56, 56),
+            },
+            text_length=512, vae=126.9e6, decoding=10.8e6, encoders=8.29e9,
+        ),
+    ),
+}  # fmt: skip
+
+
+def published_model(settings: ModelConfig) -> PublishedModel | None:
+    """Return the published model that the settings name; None for a family that is not counted.
+
+    Of several in a family, the one whose last word stands in the path: `large` in /models/sd3.5-large. Else
+    the first one.
+    """
+    models = _MODELS.get(settings.family, ())
+    named = [model for model in models if model.name.rpartition("-")[2].lower() in settings.path.lower()]
+    return next(iter(named or models), None)
+
+
+def counted_families() -> tuple[str, ...]:
+    """Return the families with a published model."""
+    return tuple(_MODELS)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 120.0

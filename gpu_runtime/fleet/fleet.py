@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.collector import Collector
@@ -28,15 +28,13 @@ from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
 from storage.errors import WorkerLostError
 from storage.record.records import DeviceEventKind, DeviceState
-
-if TYPE_CHECKING:
-    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 
 class Fleet:
@@ -76,7 +74,7 @@ class Fleet:
         training = config.runtime.trainer_workers
         meets = training > 1 or config.sequence_parallel.largest > 1
         # Kept as long as the fleet exists: workers are connected to it.
-        self._meeting = _control_store(cluster.host) if meets else None
+        self._meeting = ControlStore(cluster.host) if meets else None
         self.sharing = Sharing(
             config.sequence_parallel,
             config.runtime.lease_s,
@@ -447,9 +445,3 @@ class Fleet:
             self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
             self.accounts.on_never_joined(device, "failed", str(error))
             self._vacate(device)
-
-
-def _control_store(host: str) -> ControlStore:
-    from gpu_runtime.sequence_parallel.control_store import ControlStore  # torch: rarely needed
-
-    return ControlStore(host)

@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.worker import device_worker
 from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, TrainingMembership, Worker, WorkerReady

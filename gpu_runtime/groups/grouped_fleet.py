@@ -13,22 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, plan_layout
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from storage.clock import now
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState, GroupRecord
-
-if TYPE_CHECKING:  # it imports torch, which the driver rarely needs
-    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 _ANSWER_SHARE = 0.25
 """Share of a lease in which a member of a group called off must answer, else it hangs: it does so within

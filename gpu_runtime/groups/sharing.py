@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 from queue import Empty
-from typing import TYPE_CHECKING
 
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
@@ -16,14 +15,12 @@ from gpu_runtime.groups.degree_choice import StepTimeTable, choose_layout
 from gpu_runtime.groups.grouped_fleet import GeneratingGroup, GroupedFleet, group_of
 from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first
 from gpu_runtime.scheduling.requests import WeightsVersion, WorkLeft
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from storage.config.sequence_parallel import AUTO, SequenceParallelConfig
 from storage.errors import ConfigurationError, WorkerLostError
 from storage.record.records import StepTimeRecord
-
-if TYPE_CHECKING:  # it imports torch, which the driver rarely needs
-    from gpu_runtime.sequence_parallel.control_store import ControlStore
 
 
 class Sharing:

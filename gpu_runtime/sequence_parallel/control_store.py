@@ -1,4 +1,6 @@
-"""The driver's key-value store, at which groups meet and are called off.
+"""The driver's key-value store, at which groups meet and are called off, and its address, which workers get.
+
+A driver whose devices work alone imports this without torch.
 
 A group's keys are under its prefix and are removed some groups after it ended. `aborts` counts
 the calls to break off, and `abort/N` wakes the members that wait for the N-th.
@@ -6,12 +8,16 @@ the calls to break off, and `abort/N` wakes the members that wait for the N-th.
 
 from __future__ import annotations
 
+import datetime
 import socket
 from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
+from storage.errors import GroupBrokenError
 
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 ABORTS = "aborts"
 _KEPT_GROUPS = 8  # ended groups whose keys stay a while, for members that are slow to leave
@@ -28,6 +34,31 @@ def abort_key(number: int) -> str:
     return f"abort/{number}"
 
 
+@dataclass(frozen=True)
+class StoreAddress:
+    """The address at which the driver's key-value store listens."""
+
+    host: str
+    port: int
+
+    def connect(self, timeout_s: float) -> dist.TCPStore:
+        """Open a new connection.
+
+        Raises:
+            GroupBrokenError: if the store does not answer in time.
+        """
+        import torch.distributed as dist
+
+        try:
+            return dist.TCPStore(
+                self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s)
+            )
+        except (dist.DistError, RuntimeError) as error:
+            raise GroupBrokenError(
+                f"no store of a driver at {self.host}:{self.port} within {timeout_s} s: {error}"
+            ) from error
+
+
 class ControlStore:
     """The store, which the driver holds and members connect to.
 
@@ -36,8 +67,11 @@ class ControlStore:
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
+        import torch.distributed as dist
+
         # By itself, torch's store listens on all addresses, whatever host it is given.
-        listener = socket.create_server((host, 0), family=_family(host), backlog=socket.SOMAXCONN)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, 0), family=family, backlog=socket.SOMAXCONN)
         port = listener.getsockname()[1]
         self._store = dist.TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -61,8 +95,3 @@ class ControlStore:
             for key in self._store.list_keys():
                 if key.startswith(oldest):
                     self._store.delete_key(key)
-
-
-def _family(host: str) -> socket.AddressFamily:
-    """Return the address family, IPv4 or IPv6."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -6,6 +6,10 @@ The group is its process's default group, so a process is in one at a time. torc
 If a peer ends while a message is half sent or half received, gloo does not free threads that wait for that
 message: it tells those that still wait for their turn, and closes the connection. So gloo is waited for in
 short turns, and abandoned with what it holds if the group is called off meanwhile.
+
+gloo has no call that frees a member blocked on a silent peer before the time-out. Shutting its sockets down
+does, within milliseconds, except in that case. They are distinguished from all other sockets of the process
+(such as Ray's) by an address of the loopback network that nothing else uses.
 """
 
 from __future__ import annotations
@@ -13,16 +17,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import socket
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from gpu_runtime.sequence_parallel import group_sockets
 from storage.errors import ConfigurationError, GroupBrokenError
+
+GROUP_ADDRESS = "127.83.80.1"
+"""Address that a group's members listen on. Groups stay within an instance, so loopback suffices."""
 
 _BACKEND = "instance_gloo"
 _CONNECT = datetime.timedelta(seconds=2)
@@ -122,7 +129,7 @@ class InstanceGroup:
     def close(self) -> None:
         """Leave at once; peers that still wait for this member get an error."""
         if not self._cuda:
-            group_sockets.shut_down_group()
+            shut_down_group()
         group = self.group
         del self.group
         with contextlib.suppress(RuntimeError):
@@ -144,7 +151,8 @@ class InstanceGroup:
                 raise GroupBrokenError("called off while a message was under way")
 
     def _form(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
-        _register_backend()
+        if _BACKEND.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(_BACKEND, _gloo_on_this_instance, devices=["cpu"])
         hook = sys.excepthook  # torch wraps it again for each group, and never unwraps it
         # A failed attempt has used up a name, which is part of the keys at which members meet.
         world: Any = dist.distributed_c10d._world
@@ -191,7 +199,7 @@ def interrupt(device: torch.device) -> None:
     With gloo, threads whose message is under way are not freed: see the top of this file.
     """
     if device.type != "cuda":
-        group_sockets.shut_down_group()
+        shut_down_group()
     elif dist.is_initialized():
         dist.distributed_c10d._abort_process_group()
 
@@ -199,11 +207,6 @@ def interrupt(device: torch.device) -> None:
 def is_group_failure(error: RuntimeError) -> bool:
     """Return True if an error came from a collective, and not from the model."""
     return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
-
-
-def _register_backend() -> None:
-    if _BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(_BACKEND, _gloo_on_this_instance, devices=["cpu"])
 
 
 def _gloo_on_this_instance(
@@ -218,9 +221,71 @@ def _gloo_on_this_instance(
     # the store, where they can be freed at any time; then only a peer that ends in between is waited for.
     options._timeout = min(timeout, _CONNECT)
     options._threads = _THREADS
-    options._devices = [gloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]
+    options._devices = [gloo.create_device(hostname=GROUP_ADDRESS)]
     store.set(f"here/{rank}", "")
     store.wait([f"here/{member}" for member in range(size)], timeout)
     group = gloo(store, rank, size, options)
     group._set_default_timeout(timeout)
     return group
+
+
+def shut_down_group() -> int:
+    """Shut down this process's connections of its group; return how many."""
+    return sum(_shut(connection) for connection in _connections() if GROUP_ADDRESS in connection.hosts)
+
+
+def shut_down_connections_to(host_port: int, except_local_ports: frozenset[int]) -> int:
+    """Shut down connections to a port of any host, except those with some local ports; return how many."""
+    return sum(
+        _shut(connection)
+        for connection in _connections()
+        if connection.peer_port == host_port and connection.own_port not in except_local_ports
+    )
+
+
+def local_ports_to(host_port: int) -> frozenset[int]:
+    """Return the local ports of this process's connections to a port."""
+    return frozenset(found.own_port for found in _connections() if found.peer_port == host_port)
+
+
+class _Connection(NamedTuple):
+    """A connected socket, and its ends as they were when it was found: a peer may leave at any moment.
+
+    Attributes:
+        socket: duplicate of the socket.
+        hosts: addresses of both ends.
+        own_port, peer_port: ports of the ends.
+    """
+
+    socket: socket.socket
+    hosts: tuple[str, str]
+    own_port: int
+    peer_port: int
+
+
+def _connections() -> Iterator[_Connection]:
+    """Yield duplicates of this process's connected internet sockets; each is closed after its turn."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            duplicate = socket.socket(fileno=os.dup(int(name)))
+        except OSError:  # closed by another thread meanwhile
+            continue
+        with duplicate:
+            if duplicate.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            try:
+                own, peer = duplicate.getsockname(), duplicate.getpeername()
+            except OSError:  # not connected, or no longer
+                continue
+            hosts = own[0].removeprefix("::ffff:"), peer[0].removeprefix("::ffff:")
+            yield _Connection(duplicate, hosts, own[1], peer[1])
+
+
+def _shut(connection: _Connection) -> bool:
+    try:
+        connection.socket.shutdown(socket.SHUT_RDWR)
+    except OSError:  # the peer was faster
+        return False
+    return True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from storage.errors import ConfigurationError
+
+_TEXT = "text tokens (no mask could hide padding)"
 
 
 @dataclass(frozen=True)
@@ -35,44 +36,33 @@ class SequenceShape:
                     f"SequenceShape.{name} is {getattr(self, name)}; it must be at least 1"
                 )
 
-    def refusal(self, degree: int) -> str | None:
-        """Return the reason why `degree` devices cannot share this sequence; None if they can."""
-        if degree < 1:
-            return f"the degree is {degree}; it must be at least 1"
-        parts = [(self.heads, "attention heads"), (self.image_tokens, "image tokens")]
-        if not self.text_has_mask:
-            parts.append((self.text_tokens, "text tokens (no mask could hide padding)"))
-        for count, what in parts:
-            if count % degree:
-                good = ", ".join(map(str, self.degrees(degree)))
-                return f"{count} {what} do not divide by degree {degree}; below it, {good} would do"
-        return None
-
     def check(self, degree: int) -> None:
         """Refuse a degree before anything starts.
 
         Raises:
             ConfigurationError: if the sequence cannot be shared by that many devices.
         """
-        reason = self.refusal(degree)
-        if reason is not None:
-            raise ConfigurationError(f"sequence parallelism: {reason}; choose another degree or resolution")
+        if degree < 1:
+            reason = f"the degree is {degree}; it must be at least 1"
+        else:
+            undivided = [f"{count} {what}" for what, count in self._parts().items() if count % degree]
+            if not undivided:
+                return
+            good = ", ".join(map(str, self.degrees(degree)))
+            reason = f"{undivided[0]} do not divide by degree {degree}; below it, {good} would do"
+        raise ConfigurationError(f"sequence parallelism: {reason}; choose another degree or resolution")
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
         """Return the degrees from 1 to `up_to` by which the sequence can be shared."""
-        return tuple(degree for degree in range(1, up_to + 1) if self._divides(degree))
+        counts = self._parts().values()
+        return tuple(degree for degree in range(1, up_to + 1) if not any(count % degree for count in counts))
 
     def only_text_length_prevents(self, degree: int) -> bool:
         """Return True if `degree` devices could share the sequence only if its text had another length."""
-        others = self.heads % degree == 0 and self.image_tokens % degree == 0
-        return others and not self._divides(degree)
+        undivided = [what for what, count in self._parts().items() if count % degree]
+        return undivided == [_TEXT]
 
-    def padded_text(self, degree: int) -> int:
-        """Return the number of text tokens after padding to a multiple of the degree."""
-        return -(-self.text_tokens // degree) * degree
-
-    def _divides(self, degree: int) -> bool:
-        counts: Iterable[int] = (self.heads, self.image_tokens)
-        if not self.text_has_mask:
-            counts = (*counts, self.text_tokens)
-        return all(count % degree == 0 for count in counts)
+    def _parts(self) -> dict[str, int]:
+        """Return what has to divide by the degree, in words, and how many of each there are."""
+        parts = {"attention heads": self.heads, "image tokens": self.image_tokens}
+        return parts if self.text_has_mask else parts | {_TEXT: self.text_tokens}

@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.sequence_parallel.process_group import is_group_failure
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from gpu_runtime.worker.protocol import TrainingMembership
 from storage.errors import GroupBrokenError
 

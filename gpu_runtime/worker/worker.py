@@ -30,7 +30,7 @@ from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights
 from gpu_runtime.models.loading import device_name, load_model
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.watch import NoticeWatch

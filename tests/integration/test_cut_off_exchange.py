@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
 from storage.errors import GroupBrokenError
 from tests.sharing_processes import CPU, TIMEOUT_S, forking_context
 

@@ -24,8 +24,7 @@ from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.store_address import StoreAddress
+from gpu_runtime.sequence_parallel.control_store import ControlStore, StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from gpu_runtime.sequence_parallel import group_sockets
-from gpu_runtime.sequence_parallel.group_sockets import GROUP_ADDRESS, local_ports_to, shut_down_group
+from gpu_runtime.sequence_parallel import process_group
+from gpu_runtime.sequence_parallel.process_group import GROUP_ADDRESS, local_ports_to, shut_down_group
 
 
 def connected(host: str) -> tuple[socket.socket, socket.socket]:
@@ -31,7 +31,7 @@ def test_connections_of_the_group_alone_are_shut_down():
 
 def test_a_peer_may_go_while_its_connection_is_looked_at(monkeypatch):
     ours, theirs = connected(GROUP_ADDRESS)
-    found = group_sockets._connections
+    found = process_group._connections
 
     def and_the_peer_goes():
         for connection in found():
@@ -40,7 +40,7 @@ def test_a_peer_may_go_while_its_connection_is_looked_at(monkeypatch):
                 theirs.close()  # with a reset: from now on our end has no peer
             yield connection
 
-    monkeypatch.setattr(group_sockets, "_connections", and_the_peer_goes)
+    monkeypatch.setattr(process_group, "_connections", and_the_peer_goes)
     with ours:
         assert shut_down_group() <= 1
         with pytest.raises(OSError, match="not connected"):

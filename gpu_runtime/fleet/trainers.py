@@ -356,7 +356,8 @@ class TrainingFeed:
             return None
         samples = [sample for sample, _ in judged]
         scores = [score.result() for _, score in judged]
-        _, kept = training_samples(samples, scores, self._config, self._policy_version)
+        algorithm, signal = self._config.algorithm, self._config.reward.signal
+        _, kept = training_samples(samples, scores, algorithm, signal, self._policy_version)
         if not kept:
             return None
         begins = not self._asked

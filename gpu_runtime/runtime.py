@@ -117,7 +117,9 @@ class Runtime:
             self._search = SeedSearch(
                 config, self._explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
             )
-            self._feed = TrainingFeed(config, self._fleet.trainers, self._fleet.enter)
+            self._feed = TrainingFeed(
+                config.algorithm, config.reward.signal, self._fleet.trainers, self._fleet.accounts.enter
+            )
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device, Weights
@@ -26,7 +26,7 @@ from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.protocol import Worker
-from storage.config.run_config import RunConfig
+from storage.config.run_config import AlgorithmConfig
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceState
 
@@ -226,7 +226,8 @@ class TrainingFeed:
     Implements `gpu_runtime.dispatch.phase.OtherWork`.
 
     Args:
-        config: configuration of the run.
+        algorithm: section of the settings.
+        signal: `reward.signal`.
         trainers: training devices.
         enter: function that records a device's state from now on; callable from any thread.
 
@@ -235,9 +236,14 @@ class TrainingFeed:
     """
 
     def __init__(
-        self, config: RunConfig, trainers: Trainers, enter: Callable[[str, DeviceState], None]
+        self,
+        algorithm: AlgorithmConfig,
+        signal: Literal["graded", "exact"],
+        trainers: Trainers,
+        enter: Callable[[str, DeviceState], None],
     ) -> None:
-        self._config = config
+        self._algorithm = algorithm
+        self._signal: Literal["graded", "exact"] = signal
         self._trainers = trainers
         self._enter = enter
         self._wake: Callable[[], None] = lambda: None
@@ -262,7 +268,7 @@ class TrainingFeed:
         """
         self.abandon()
         self._policy_version = policy_version
-        if self._config.algorithm.advantage_std != "batch":
+        if self._algorithm.advantage_std != "batch":
             ordered = sorted((one.prompt_id, one.seed_index) for one in requests)
             self._groups.extend(list(group) for _, group in groupby(ordered, lambda one: one[0]))
         self._expected = len(self._groups)
@@ -272,7 +278,7 @@ class TrainingFeed:
         """See `OtherWork`: the time of the first update, the only one that can begin early."""
         if not (self._trained_s and self._groups):
             return None
-        update_s = statistics.median(self._trained_s) / self._config.algorithm.updates_per_iteration
+        update_s = statistics.median(self._trained_s) / self._algorithm.updates_per_iteration
         return update_s * len(self._groups) / self._expected
 
     def note(self, sample: GeneratedSample, score: Future[Score]) -> None:
@@ -356,8 +362,7 @@ class TrainingFeed:
             return None
         samples = [sample for sample, _ in judged]
         scores = [score.result() for _, score in judged]
-        algorithm, signal = self._config.algorithm, self._config.reward.signal
-        _, kept = training_samples(samples, scores, algorithm, signal, self._policy_version)
+        _, kept = training_samples(samples, scores, self._algorithm, self._signal, self._policy_version)
         if not kept:
             return None
         begins = not self._asked

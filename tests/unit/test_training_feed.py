@@ -49,7 +49,9 @@ class Stage:
         self.devices = [Device(actor, "reserved", WeightsVersion(0)) for actor in actors]
         self.booked: list[tuple[str, str]] = []
         trained = Trainers(self.devices, 60.0, lambda value: value)
-        self.feed = TrainingFeed(self.config, trained, lambda name, state: self.booked.append((name, state)))
+        self.feed = TrainingFeed(
+            self.config.algorithm, "graded", trained, lambda *entered: self.booked.append(entered)
+        )
         self.scores: list[Future[Score]] = [Future() for _ in EXPECTED]
         self.feed.expect(REQUESTS, 0)
 

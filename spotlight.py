@@ -73,7 +73,7 @@ class Evaluation:
         run_id: the run whose newest checkpoint was scored; None for an untouched model.
         iteration: after which the checkpoint was made; 0 for an untouched model.
         score: mean over the images, in [0, 1].
-        exact: share of the images that do all that their prompt asks.
+        exact: share of the images that do all that their prompt asks; None if the reward gives no verdict.
         figures: these and all others, as `spotlight evaluate` prints them (intervals, by tag, `difference`).
     """
 
@@ -81,7 +81,7 @@ class Evaluation:
     run_id: str | None
     iteration: int
     score: float
-    exact: float
+    exact: float | None
     figures: Mapping[str, Any] = field(repr=False)
 
 
@@ -270,8 +270,8 @@ def evaluate(
         None if run_id is None else _identifier(run_id), _named(preset), _assignments(settings or {}),
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
-    names = ("evaluation_id", "run_id", "iteration", "score", "exact")
-    return Evaluation(*(figures[name] for name in names), figures=figures)
+    names = ("evaluation_id", "run_id", "iteration", "score")
+    return Evaluation(*(figures[name] for name in names), exact=figures.get("exact"), figures=figures)
 
 
 def export(run_id: str, out: str | Path) -> Path:

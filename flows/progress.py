@@ -112,10 +112,10 @@ class Reporter:
     def result(self, result: Mapping[str, Any]) -> None:
         """Print the result of a finished run: the figures of `storage.record.results` in words."""
         if result["score_before"] is not None:
-            exact = result["exact_before"], result["exact_after"]
+            exact = [result[name] for name in ("exact_before", "exact_after") if name in result]
             self.note(
                 f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}"
-                f"{self._exact(', exact matches {:.1%} -> {:.1%}', *exact)} over "
+                f"{', exact matches {:.1%} -> {:.1%}'.format(*exact) if exact else ''} over "
                 f"{result['held_out_prompts']} prompts in {result['iterations']} iterations, "
                 f"{result['wall_s'] / 60:.1f} min"
             )

@@ -18,6 +18,9 @@ NO_DRAFTS, BESIDE_TRAINING, BEFORE_ROLLOUT = "never", "training window", "before
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""
 
+GIVES_VERDICT = "reward gives a verdict"
+"""Fact stored with a run or an evaluation: `yes`, or `no` if its reward calls no image exact."""
+
 PRESET = "preset"
 """Fact stored with a run that was started with a preset: its name, or the path of the TOML file as given."""
 

@@ -42,7 +42,7 @@ def model_card(
         "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),
         "Held-out prompts": _file(config.prompts.evaluate, environment, "digest prompts.evaluate"),
         "Score before → after": f"{_pair(result, 'score')}{_when(iteration, evaluated)}",
-        "Exact before → after": _pair(result, "exact"),
+        **({"Exact before → after": _pair(result, "exact")} if "exact_after" in result else {}),
         "Cost": f"${result['cost_usd']:.2f} at the run's prices, {result['wall_s'] / 3600:.2f} h at work",
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
@@ -51,11 +51,12 @@ def model_card(
     if config.adaptation.mode == "lora":
         tags.insert(1, "lora")
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
+    exact = '; "exact" is the share of images that do all that their prompt asks' * ("exact_after" in result)
     return (
         f"---\nbase_model: {json.dumps(config.model.path)}\nlibrary_name: diffusers\n"
         f"tags: [{', '.join(tags)}]\n---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
-        f'[0, 1]; "exact" is the share of images that do all that their prompt asks.\n\n## Use\n\n{usage}\n'
+        f"[0, 1]{exact}.\n\n## Use\n\n{usage}\n"
     )
 
 

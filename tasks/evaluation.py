@@ -18,7 +18,7 @@ from storage.clock import now
 from storage.config.run_config import RunConfig
 from storage.environment import environment, preset_fact
 from storage.errors import CheckpointError
-from storage.evaluations.figures import figures_of
+from storage.evaluations.figures import figures_of, graded
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
@@ -28,7 +28,7 @@ from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.record.checkpoints import CheckpointStore
 from tasks.image_folder import write_images
-from tasks.inputs import input_digests
+from tasks.inputs import input_digests, verdict_fact
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ def record_separately(
         evaluation_id, evaluated.run_id, evaluated.iteration, evaluation.policy_version, evaluated.started_at,
         evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
         None if folder is None else str(folder), config.model_dump_json(),
-        environment() | input_digests(config) | preset_fact(preset),
+        environment() | input_digests(config) | verdict_fact(config) | preset_fact(preset),
     )  # fmt: skip
     EvaluationStore(home).commit(row, images)
-    figures = figures_of(images)
+    figures = figures_of(images) if row.gives_verdict else graded(figures_of(images))
     _to_readers(home, config, row, figures | {"parts": part_means(evaluation.scores)})
     if folder is not None:
         write_images(folder, evaluation.samples, evaluated.prompts)
@@ -135,7 +135,7 @@ def record_separately(
         **({"judge_errors": len(evaluation.judge_errors)} if evaluation.judge_errors else {}),
         # Means over all judged images, as a run's own evaluation has them, and not over prompts.
         "score": evaluation.score,
-        "exact": evaluation.exact,
+        **({"exact": evaluation.exact} if row.gives_verdict else {}),
     }
 
 
@@ -167,7 +167,7 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
     groups = {"": figures, ".over_tags": figures.get("over_tags")}
     groups |= {f".{tag}": values for tag, values in figures.get("by_tag", {}).items()}
     for ending, values in groups.items():
-        for name in ("score", "exact") if values else ():
+        for name in [name for name in ("score", "exact") if values and name in values]:
             low, high = values[f"{name}_interval"]
             found[f"{EVALUATION}{name}{ending}"] = values[name]
             found[f"{EVALUATION}{name}_low{ending}"] = low

@@ -14,7 +14,14 @@ from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.registry import chosen_scorer
 from storage.config.run_config import RunConfig
-from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
+from storage.environment import (
+    BEFORE_ROLLOUT,
+    BESIDE_TRAINING,
+    CLIPS_RATIO,
+    DRAFTS_ARE_MADE,
+    GIVES_VERDICT,
+    NO_DRAFTS,
+)
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files, source_files
 
@@ -44,7 +51,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 
 
 def plugin_facts(config: RunConfig) -> dict[str, str]:
-    """Return what the names of a run's strategy and objective stand for, to be stored with the run."""
+    """Return what a run's strategy, objective and reward stand for by their names, to be stored with it."""
     clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
     strategy = strategy_of(config)
     moments = {
@@ -52,12 +59,17 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
         BEFORE_ROLLOUT: strategy.drafts_before_rollout,
     }
     drafts = " and ".join(moment for moment, used in moments.items() if used) or NO_DRAFTS
-    return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no"}
+    return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config)}
 
 
 def gives_verdict(config: RunConfig) -> bool:
     """Return True if the reward may call an image exact."""
     return chosen_scorer(config.reward).gives_verdict
+
+
+def verdict_fact(config: RunConfig) -> dict[str, str]:
+    """Return the same as a fact to store with an evaluation."""
+    return {GIVES_VERDICT: "yes" if gives_verdict(config) else "no"}
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

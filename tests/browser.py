@@ -144,7 +144,7 @@ def open_run(page: Page, url: str, run_id: str | None = None) -> None:
     """Open the dashboard at a run (the newest without one) and wait until all of it is drawn."""
     page.goto(url if run_id is None else f"{url}/?run={run_id}")
     page.get_by_text("Settings and environment").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=9)
+    _await_drawn(page, plots=8)
 
 
 def open_seeds(page: Page, url: str, run_id: str) -> None:
@@ -158,7 +158,7 @@ def open_spot(page: Page, url: str, run_id: str) -> None:
     """Open the page of a run's spot devices and wait until all of it is drawn."""
     page.goto(f"{url}/spot?run={run_id}")
     page.get_by_text("The accounts").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=5)
+    _await_drawn(page, plots=3)
 
 
 def open_page(page: Page, address: str, last: str, plots: int) -> None:

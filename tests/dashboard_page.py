@@ -17,7 +17,8 @@ CACHE_S = 2.2
 
 def read_anew() -> None:
     """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
-    for kept in (run.load_overview, run.load_run, run.load_activity, runs.load_table, runs.load_courses):
+    of_runs = (runs.load_table, runs.load_courses, runs.load_metrics, runs.load_answer)
+    for kept in (run.load_overview, run.load_run, run.load_activity, *of_runs):
         kept.clear()
 
 

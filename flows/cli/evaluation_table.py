@@ -21,17 +21,20 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
         title: heading of the table.
         signed: whether they are differences.
     """
-    table = Table("tag", "prompts", "score", "95 %", "exact", "95 %", title=title)
+    names = [name for name in ("score", "exact") if name in figures]
+    headings = [heading for name in names for heading in (name, "95 %")]
+    table = Table("tag", "prompts", *headings, title=title)
     rows = dict(figures.get("by_tag", {}))
     if "over_tags" in figures:
         rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
     rows["all prompts"] = figures
     for name, row in rows.items():
-        table.add_row(
-            name, str(row["prompts"]),
-            _number(row["score"], signed), _interval(row["score_interval"], signed),
-            _number(row["exact"], signed), _interval(row["exact_interval"], signed),
-        )  # fmt: skip
+        cells = [
+            cell
+            for figure in names
+            for cell in (_number(row[figure], signed), _interval(row[f"{figure}_interval"], signed))
+        ]
+        table.add_row(name, str(row["prompts"]), *cells)
     console().print(table)
 
 
@@ -41,7 +44,7 @@ def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
         (
             row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
             row.run_id or "untouched model", str(row.iteration), str(row.images),
-            _number(row.score), _number(row.exact),
+            _number(row.score), _number(row.exact) if row.gives_verdict else "-",
         )
         for row in rows
     ]  # fmt: skip
@@ -51,7 +54,7 @@ def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
 def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:
     """Return one evaluation as JSON values."""
     names = ("evaluation_id", "run_id", "iteration", "started_at", "images", "score", "exact", "folder")
-    return {name: getattr(row, name) for name in names}
+    return {name: getattr(row, name) for name in names if name != "exact" or row.gives_verdict}
 
 
 def _number(value: float, signed: bool = False) -> str:

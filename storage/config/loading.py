@@ -10,9 +10,10 @@ refused; other names of the project (`OTHER_VARIABLES`) are left alone.
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +48,9 @@ The key is no setting of a run. `tiny weights`: the family equals diffusers' on 
 
 _Layer = tuple[str, dict[str, Any]]
 """Where settings came from, and the settings, nested as in a preset."""
+
+_Change = tuple[KeyPath, Any]
+"""A setting, and its value as JSON."""
 
 _CHOICES = (
     ("model", "family"), ("algorithm", "objective"), ("exploration", "strategy"), ("reward", "scorer"),
@@ -150,6 +154,44 @@ def differences(config: RunConfig) -> dict[str, Any]:
         elif value != defaults[name]:
             changed[name] = value
     return changed
+
+
+def assignments(config: RunConfig, base: RunConfig) -> list[str]:
+    """Return what `--set` takes to turn one configuration into another.
+
+    Args:
+        config: the wanted one.
+        base: the one to start from, as a preset gives it.
+    """
+    given, wanted = base.model_dump(mode="json"), config.model_dump(mode="json")
+    return [f"{'.'.join(key)}={_as_text(key, value)}" for key, value in _changes((), given, wanted)]
+
+
+def _changes(prefix: KeyPath, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[_Change]:
+    for name, value in wanted.items():
+        key, before = (*prefix, name), given.get(name)
+        if isinstance(value, dict) and isinstance(before, dict) and _only_adds(before, value):
+            yield from _changes(key, before, value)
+        elif value != before:
+            yield key, value
+
+
+def _only_adds(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return True if each change of a table can be an assignment: no key is gone, and none has a dot."""
+    return before.keys() <= after.keys() and not any("." in name for name in after)
+
+
+def _as_text(key: KeyPath, value: Any) -> str:
+    """Return a value as `_parsed` reads it."""
+    if isinstance(value, str) and _takes_text(key) and value == value.strip() and value[:1] not in ("'", '"'):
+        return value
+    return _as_toml(value)
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(name)} = {_as_toml(each)}' for name, each in value.items())}}}"
+    return f"[{', '.join(map(_as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def _drop_options_of_others(below: Sequence[_Layer], above: Sequence[_Layer]) -> None:

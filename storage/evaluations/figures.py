@@ -85,6 +85,15 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
     return found | ({"quality": quality} if quality else {})
 
 
+def graded(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures without those of exact images, for a reward that gives no verdict."""
+    kept = {name: value for name, value in figures.items() if name not in ("exact", "exact_interval")}
+    if "over_tags" in kept:
+        kept["over_tags"] = graded(kept["over_tags"])
+        kept["by_tag"] = {tag: graded(values) for tag, values in kept["by_tag"].items()}
+    return kept
+
+
 def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:
     """Return `figures_of`, without `scorer_errors`, for values between `lowest` and 1, one per prompt."""
     tags = [tag for tag, _, _ in values]

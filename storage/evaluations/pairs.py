@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.evaluations.figures import tagged_figures
+from storage.evaluations.figures import graded, tagged_figures
 from storage.evaluations.quality import JUDGE, image_changes
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
@@ -76,10 +76,10 @@ def difference_of(
     image that only one of them has, or judged, is left out.
 
     Returns:
-        The same as `figures_of`, but for the differences (in [-1, 1]); and `before`, `after` (identifiers),
-        `pairs`, `same_noise` (whether a pair began from the same noise), `settings_that_differ` (names of
-        those that may move a score), `quality` (for each figure of the images' look that both have: `before`,
-        `after`, `interval` of the difference).
+        The same as `figures_of` (without `exact` if the reward gives no verdict), but for the differences
+        (in [-1, 1]); and `before`, `after` (identifiers), `pairs`, `same_noise` (whether a pair began from
+        the same noise), `settings_that_differ` (names of those that may move a score), `quality` (for each
+        figure of the images' look that both have: `before`, `after`, `interval` of the difference).
 
     Raises:
         ConfigurationError: the two were judged by different scorers, or have no judged image of the same
@@ -110,6 +110,7 @@ def difference_of(
         )
         for (tag, _), of_prompt in by_prompt.items()
     ]
+    figures = tagged_figures(values, lowest=-1.0)
     return {
         "before": before[0].evaluation_id,
         "after": after[0].evaluation_id,
@@ -125,7 +126,7 @@ def difference_of(
             for change in image_changes(pairs)
             if change.name != JUDGE or _judge(old) == _judge(new)
         },
-    } | tagged_figures(values, lowest=-1.0)
+    } | (figures if after[0].gives_verdict else graded(figures))
 
 
 def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:

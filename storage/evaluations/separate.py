@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
+from storage.environment import GIVES_VERDICT
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.files import put_folder, refusals
@@ -73,6 +74,11 @@ class SeparateEvaluation:
     folder: str | None
     config_json: str
     environment: Mapping[str, str]
+
+    @property
+    def gives_verdict(self) -> bool:
+        """True if its reward may call an image exact."""
+        return self.environment.get(GIVES_VERDICT) != "no"
 
     @property
     def config(self) -> RunConfig:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from storage.environment import PURPOSE
+from storage.environment import GIVES_VERDICT, PURPOSE
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 from storage.record.reading import RecordConnection, Records
@@ -148,7 +148,8 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
 
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (means over the
-        `held_out_prompts` that both evaluations have; None if not yet evaluated), `iterations`
+        `held_out_prompts` that both evaluations have; None if not yet evaluated; the last two are left out
+        if the reward gives no verdict), `iterations`
         committed, `wall_s` that the run was at work (without breaks between a kill and a resume),
         `max_ratio_deviation`, `cost_usd` of all paid device time,
         `prices` (`modelled` if no device was rented, else `as set`), `judge_usd` for answers of judges with a
@@ -186,18 +187,18 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
         ).fetchall()[0]
         gain = variance_gain(connection.execute(_SPREADS, [run_id]).fetchall())
         ledger = read_ledger(connection, run_id)
+    facts, exact = json.loads(environment), {"exact_before": before[1], "exact_after": after[1]}
     return {
         "run_id": run_id,
         "score_before": before[0],
         "score_after": after[0],
-        "exact_before": before[1],
-        "exact_after": after[1],
+        **(exact if facts.get(GIVES_VERDICT) != "no" else {}),
         "held_out_prompts": prompts,
         "iterations": iterations,
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
         "cost_usd": ledger.spent().usd,
-        "prices": "modelled" if is_modelled(json.loads(config), json.loads(environment)) else "as set",
+        "prices": "modelled" if is_modelled(json.loads(config), facts) else "as set",
         "judge_usd": ledger.judge_usd,
         "drafts": int(drafts or 0),
         "variance_gain": gain and gain.ratio,

@@ -15,7 +15,7 @@ from storage.errors import CheckpointError
 from storage.evaluations.reproductions import HeldOut, Reference
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
-from tasks.inputs import input_digests
+from tasks.inputs import input_digests, plugin_facts
 
 
 @task(
@@ -43,7 +43,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
         )
-    facts = environment() | input_digests(config)
+    facts = environment() | input_digests(config) | plugin_facts(config)
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         evaluation = runtime.evaluate(runtime.evaluate_prompts)

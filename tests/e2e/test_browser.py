@@ -71,9 +71,8 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         assert re.search(r"Score now\s+0\.8\d\d", text)
         titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
         assert titles == [
-            "Over iterations", "Over wall-clock", "Over cost",
+            "Over iterations",
             "Distance to the rendered picture", "Looks of the images", "Variety of the images",
-            "Cost so far, by market", "What was paid for",
             "Prompts without signal", "Ratio deviation at the first update", "KL to the reference policy",
             "Clipped denoising steps",
         ]  # fmt: skip
@@ -99,9 +98,11 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_seeds(page, url, "explored")
         text = page.inner_text("body")
-        assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 20 iterations\)", text)
+        assert re.search(
+            r"still rank seeds well: rank correlation 0\.[89]\d \(median of 20 iterations\)", text
+        )
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
-            "Same seed, older and newer weights", "Do stale ranks hold?",
+            "Same seed, older and newer weights", "Do older weights rank seeds well?",
             "Variance before and after the choice", "Drafts against success", "Drafts by prompt",
         ]  # fmt: skip
         circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
@@ -130,7 +131,6 @@ def test_the_devices_of_a_run_are_shown(new_page: NewPage, url: str, album: Path
         open_spot(page, url, "explored")
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "What every device did", "Use of spot devices", "Use of reserved devices",
-            "Cost so far, by market", "What was paid for",
         ]  # fmt: skip
         bars = page.locator(".js-plotly-plot").first.locator(".barlayer .point path")
         assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, "three iterations, and the evaluation after the 20th"
@@ -189,7 +189,7 @@ def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
 @pytest.mark.slow
 def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
     with new_page() as page:
-        open_page(page, f"{url}/runs", "Time to a score", 4)
+        open_page(page, f"{url}/runs", "Time to a score", 2)
         opened = page.get_by_text("Settings and environment")
         table = page.get_by_test_id("stDataFrame").first
         for attempt in range(_CLICKS):  # the table takes none while it is still being drawn
@@ -208,7 +208,7 @@ def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
 @pytest.mark.slow
 def test_runs_are_found_by_words(new_page: NewPage, url: str):
     with new_page() as page:
-        open_page(page, f"{url}/runs", "Time to a score", 4)
+        open_page(page, f"{url}/runs", "Time to a score", 2)
         search = page.get_by_role("textbox", name="Search")
         search.fill("no such run")
         search.press("Enter")
@@ -222,13 +222,12 @@ def test_runs_are_found_by_words(new_page: NewPage, url: str):
 
 
 @pytest.mark.slow
-def test_sums_of_a_run_on_cpu_wear_the_badge_modelled(new_page: NewPage, tmp_path: Path):
+def test_a_run_on_cpu_wears_the_badge_modelled_once(new_page: NewPage, tmp_path: Path):
     home = Home(tmp_path / "home").ensure()
     on_cpu(RunStore(home), "cpu")
     with dashboard(home.path, tmp_path / "log") as served, new_page() as page:
         open_page(page, f"{served.url}/cost?run=cpu", "Download the figures", 1)
-        sums = [text for text in page.get_by_test_id("stMetric").all_inner_texts() if "$" in text]
-        assert sums and all("modelled" in text for text in sums), sums
+        assert page.get_by_text("dollars modelled").count() == 1
 
 
 @pytest.mark.slow
@@ -244,7 +243,7 @@ def test_the_report_is_downloaded_and_leads_back_to_the_run(new_page: NewPage, u
         back = page.get_by_role("link", name="Dashboard").get_attribute("href")
         assert back is not None
         assert back == f"{url}/?run=glyphs-1"
-        open_page(page, back, "Settings and environment", 9)
+        open_page(page, back, "Settings and environment", 8)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.home import DASHBOARD_URL_VARIABLE
 from storage.record.run_folder import EVENTS_FILE
@@ -57,7 +59,7 @@ def test_a_finished_run(recorded: None):
     assert shown["Spot share"] == "67 %"
     assert shown["Ratio deviation"].endswith("e-07")
     assert shown["Prompts without signal"].endswith("%")
-    assert len(page.get("plotly_chart")) == 3 + 3 + 2 + 4, "scores, quality, costs, learning"
+    assert len(page.get("plotly_chart")) == 1 + 3 + 4, "score, quality, learning"
     assert "One run seed." in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
@@ -77,7 +79,9 @@ def test_the_exact_measure_and_another_run_can_be_chosen(store: RunStore):
     charts = str(page.get("plotly_chart")[0].proto)
     page.segmented_control[0].select("Exact matches").run()
     assert not page.exception
-    assert str(page.get("plotly_chart")[0].proto) != charts
+    exact = str(page.get("plotly_chart")[0].proto)
+    page.segmented_control[1].select("Dollars").run()
+    assert len({charts, exact, str(page.get("plotly_chart")[0].proto)}) == 3
 
 
 def test_a_live_run_moves_on_and_ends(store: RunStore):
@@ -166,13 +170,42 @@ def test_a_run_of_a_check_is_marked_and_gives_way(store: RunStore):
         store.create_run(purpose, RunConfig(), {"purpose": purpose}, os.getpid())
     assert opened().selectbox[0].value == "own"
     page = opened(run="chaos")
-    assert page.header[0].value == "chaos :blue-badge[running] :gray-badge[:material/labs: chaos]"
+    marked = "chaos :blue-badge[running] :gray-badge[:material/labs: chaos]"
+    assert page.header[0].value.startswith(marked)
     assert [option.split(" · ")[1] for option in page.selectbox[0].options] == [
         "reproduction", "chaos", "running"
     ]  # fmt: skip
     store.set_status("own", "finished")
     read_anew()
     assert opened().selectbox[0].value == "reproduction", "the newest at work"
+    store.create_run("modelled", RunConfig(), {"simulated": "a fleet"}, os.getpid())
+    set_run(store, "modelled", status="simulated")
+    for purpose in ("chaos", "reproduction"):
+        store.set_status(purpose, "finished")
+    read_anew()
+    page = opened()
+    assert page.selectbox[0].value == "own", "the newest of a person"
+    assert len(page.selectbox[0].options) == 1, "the others are left out"
+    assert opened(run="modelled").selectbox[0].value == "modelled", "unless they are asked for"
+
+
+def test_a_run_s_page_says_how_to_stop_and_to_clone_it(store: RunStore):
+    given = ["seed=3", "optimizer.learning_rate=1e-3", 'tracking.to=["wandb"]']
+    config = load_config("glyphs-stale", given, {})
+    store.create_run("it's mine", config, {"preset": "glyphs-stale"}, os.getpid())
+    stop, clone = (code.value for code in opened().code if code.value.startswith("spotlight "))
+    assert shlex.split(stop) == ["spotlight", "stop", "it's mine"]
+    words = shlex.split(clone.replace("\\\n", ""))
+    assert words[:4] == ["spotlight", "train", "--preset", "glyphs-stale"]
+    assert len(words) == 4 + 2 * len(given), "the preset's own settings are not repeated"
+    assert load_config("glyphs-stale", words[5::2], {}) == config
+    store.set_status("it's mine", "finished")
+    set_run(store, "it's mine", environment={"preset": "gone.toml"})
+    read_anew()
+    [clone] = (code.value for code in opened().code if code.value.startswith("spotlight "))
+    words = shlex.split(clone.replace("\\\n", ""))
+    assert "--preset" not in words
+    assert load_config(None, words[3::2], {}) == config
 
 
 def test_scorer_errors_and_hostile_text(store: RunStore):
@@ -217,7 +250,7 @@ def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):
     record = iteration_record("r", 1, time.time())
     record.metrics["kl"] = 0.0
     store.commit_iteration(record)
-    assert figures(opened())["KL to the reference"] == "-"
+    assert "KL to the reference" not in figures(opened())
     record.metrics["kl"] = 0.25
     store.commit_iteration(record)
     read_anew()

@@ -43,13 +43,13 @@ def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     ("address", "name", "last", "plots", "tiles"),
     [
-        ("?run=glyphs-1", "Convergence", "Settings and environment", 9, 10),
+        ("?run=glyphs-1", "Convergence", "Settings and environment", 8, 10),
         ("seeds?run=explored", "Seeds", "Best and worst seeds of a prompt", 5, 6),
-        ("spot?run=explored", "Spot", "The accounts", 5, 6),
+        ("spot?run=explored", "Spot", "The accounts", 3, 6),
         ("cost?run=glyphs-1", "Cost", "Download the figures", 4, 6),
         ("images?run=glyphs-1", "Images", "One prompt, enlarged", 0, 0),
         ("health?run=glyphs-1", "Health", "Not measured", 0, 0),
-        ("runs", "Runs", "Time to a score", 4, 0),
+        ("runs", "Runs", "Time to a score", 2, 0),
         ("what_if", "What if", "Press Simulate", 0, 0),
     ],
 )

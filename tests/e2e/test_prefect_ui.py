@@ -186,13 +186,13 @@ def cancelled_in_its_menu(prefect: PrefectPages, store: RunStore, run_id: str) -
 @pytest.mark.parametrize(
     ("name", "last", "plots", "at_most_px"),
     [
-        ("convergence", "Settings and environment", 7, 1470),
+        ("convergence", "Settings and environment", 4, 1470),
         ("seeds", "Best and worst seeds of a prompt", 4, None),
-        ("spot", "The accounts", 5, None),
+        ("spot", "The accounts", 3, None),
         ("cost", "Download the figures", 4, None),
         ("images", "One prompt, enlarged", 0, 1500),
         ("health", "Download the figures", 0, None),
-        ("runs", "Time to a score", 4, None),
+        ("runs", "Time to a score", 2, None),
     ],
 )
 def test_the_pages_of_a_real_run_are_drawn(

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.record.results import run_result
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_store import RunStore
-from tests.dashboard_page import opened_page, page_file, ran, read_anew
+from tasks.inputs import plugin_facts
+from tests.dashboard_page import opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record
+from tests.sample_seeds import explored
+from tests.tampering import set_run
 from ui.pages.runs import data
 from ui.pages.runs.data import first_compared, of_one_scale, time_to_score
 from ui.report.report import report_page
@@ -63,11 +69,15 @@ def test_runs_are_found_by_words_and_filters(page: AppTest):
     assert "No run matches" in "\n".join(caption.value for caption in page.caption)
 
 
-def test_runs_of_checks_are_marked_and_found(store: RunStore):
+def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
     begun(store, "own")
     store.create_run("again", RunConfig(), {"purpose": "reproduction"}, os.getpid())
+    store.create_run("modelled", RunConfig(), {"simulated": "a fleet"}, os.getpid())
+    set_run(store, "modelled", status="simulated")
     page = opened_page(page_file("runs"), {})
-    assert page.dataframe[0].value["purpose"].tolist() == ["reproduction", ""]
+    assert listed(page) == ["own"], "checks and simulated runs are left out"
+    page.toggle("run_checks").set_value(True).run()
+    assert page.dataframe[0].value["purpose"].tolist() == ["", "reproduction", ""]
     page.text_input("run_words").input("reproduction").run()
     assert listed(page) == ["again"]
 
@@ -85,6 +95,82 @@ def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page:
     assert "Not drawn: glyphs-1" in told.replace("\\", "") and "choose them by themselves" in told
     table = pd.DataFrame({"run_id": ["a", "b", "c"], "scale": ["x", "y", "x"]})
     assert of_one_scale(table, ["b", "a", "c"]) == (["b"], ["a", "c"])
+
+
+def test_the_compared_runs_and_the_figure_are_kept_in_the_address(page: AppTest):
+    assert page.query_params["compare"] in ("shapes-2,shapes-1", ["shapes-2,shapes-1"])
+    page.multiselect("compared").set_value(["shapes-1"]).run()
+    assert page.query_params["compare"] in ("shapes-1", ["shapes-1"])
+    named = opened_page(page_file("runs"), {"compare": "glyphs-1,gone", "figure": "held-out exact matches"})
+    assert named.multiselect("compared").value == ["glyphs-1"]
+    assert named.selectbox("compared_figure").value == "held-out exact matches"
+    assert any("Not among the listed runs with a score: gone" in caption.value for caption in named.caption)
+
+
+def test_compared_runs_have_their_settings_images_and_any_figure_side_by_side(store: RunStore):
+    for run_id, rate in (("slow", 1e-5), ("fast", 1e-3)):
+        store.create_run(run_id, RunConfig.model_validate({"optimizer": {"learning_rate": rate}}), {}, 1)
+        store.commit_evaluation(evaluation_record(run_id, 0, time.time(), images=4, gallery=2))
+        store.commit_iteration(iteration_record(run_id, 1, time.time(), samples=32))
+        store.set_status(run_id, "finished")
+    page = opened_page(page_file("runs"), {"compare": "slow,fast"})
+    settings = next(table.value for table in page.dataframe if "setting" in table.value)
+    assert settings.to_dict("records") == [
+        {"setting": "optimizer.learning_rate", "slow": "1e-05", "fast": "0.001"}
+    ]
+    assert pictures(page).count("data:image/png;base64,") == 4
+    assert "slow, before training" in pictures(page)
+    page.selectbox("compared_figure").select("gradient_norm").run()
+    assert not page.exception
+    assert "gradient_norm" in str(page.get("plotly_chart")[0].proto)
+
+
+def test_runs_that_differ_in_their_strategy_get_an_answer(store: RunStore):
+    for strategy, skill in (("plain", 1), ("off_policy", 40)):
+        config = RunConfig.model_validate({"iterations": 5, "exploration": {"strategy": strategy}})
+        store.create_run(strategy, config, {}, os.getpid())
+        store.commit_evaluation(evaluation_record(strategy, 0, 1000.0))
+        for iteration in range(1, 6):
+            store.commit_iteration(iteration_record(strategy, iteration, 1000.0 + 18 * iteration, samples=32))
+        record = evaluation_record(strategy, skill, 1200.0)
+        store.commit_evaluation(replace(record, iteration=5))
+        store.set_status(strategy, "finished")
+    page = opened_page(page_file("runs"), {"compare": "off_policy,plain"})
+    text = page.success[0].value.replace("\\", "")
+    assert "off_policy: scores clearly higher than plain at equal iterations, trained samples" in text
+    captions = "\n".join(caption.value for caption in page.caption)
+    assert "another run seed may give another answer" in captions
+    assert opened_page(page_file("runs"), {"compare": "plain"}).success == []
+
+
+def test_a_reward_without_verdict_has_no_exact_matches_on_any_page(store: RunStore):
+    config = RunConfig.model_validate({"reward": {"scorer": "jpeg"}, "exploration": {"strategy": "stale"}})
+    store.create_run("graded", config, plugin_facts(config), os.getpid())
+    store.commit_evaluation(evaluation_record("graded", 0, time.time(), images=4, gallery=2))
+    store.commit_iteration(explored(iteration_record("graded", 1, time.time())))
+    store.commit_evaluation(evaluation_record("graded", 1, time.time(), images=4, gallery=2))
+    store.set_status("graded", "finished")
+    for name in ("runs", "convergence", "seeds", "images", "health", "cost", "spot"):
+        page = opened_page(page_file(name), {"run": "graded"} if name != "runs" else {})
+        assert "exact" not in shown(page).lower().replace("exactly", ""), name
+    report = report_page(store, "graded").rpartition("<body>")[2]
+    assert "exact" not in re.sub(r"<script.*?</script>", "", report, flags=re.S).lower().replace(
+        "exactly", ""
+    )
+    assert "exact_after" not in run_result(store.records, "graded")
+
+
+def shown(page: AppTest) -> str:
+    """All texts, labels, choices, tables and charts of a page."""
+    texts = [part.value for part in (*page.markdown, *page.caption, *page.header, *page.subheader)]
+    texts += [sentences(page), str([[metric.label, metric.value] for metric in page.metric])]
+    texts += [str(list(table.value.columns)) for table in page.dataframe]
+    texts += [str(list(choice.options)) for choice in (*page.segmented_control, *page.selectbox)]
+    texts += [chart.proto.spec for chart in page.get("plotly_chart")]
+    bodies = (
+        re.sub(r"base64,[^\"]+|<style>.*?</style>", "", h.proto.body, flags=re.S) for h in page.get("html")
+    )
+    return "\n".join([*texts, *bodies])
 
 
 def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):

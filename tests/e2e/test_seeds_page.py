@@ -40,7 +40,7 @@ def captions(page: AppTest) -> str:
 
 def titles(page: AppTest) -> list[str]:
     charts = [str(chart.proto) for chart in page.get("plotly_chart")]
-    known = ("Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt")
+    known = ("Same seed", "rank seeds well?", "Variance before", "Drafts against", "Drafts by prompt")
     return [next(title for title in known if title in chart) for chart in charts]
 
 
@@ -70,7 +70,7 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
     Reporter(Console(file=said, width=200)).result(run_result(Records(recorded_home), "explored"))
     assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
     assert "explored :green-badge[finished]" in page.header[0].value
-    assert "Stale ranks hold: Spearman 0.9" in page.success[0].value
+    assert "Last iteration's weights still rank seeds well: rank correlation 0.9" in page.success[0].value
     assert "(median of 20 iterations)" in page.success[0].value
     assert "Kept groups have 1.7x the variance of random ones." in page.success[0].value
     shown = figures(page)
@@ -78,7 +78,7 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
     assert shown["Kept overlap"].endswith(" %")
     assert shown["Prompts without drafts"] == "0"
     assert titles(page) == [
-        "Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt",
+        "Same seed", "rank seeds well?", "Variance before", "Drafts against", "Drafts by prompt",
     ]  # fmt: skip
     assert "alarm below 0.5" in str(page.get("plotly_chart")[1].proto)
     assert page.slider[0].value == (1, 40)
@@ -155,7 +155,7 @@ def test_ranks_that_do_not_hold(store: RunStore):
         record = explored(iteration_record("live", iteration, 18.0 * iteration), holds=0.0)
         store.commit_iteration(record)
     assert (
-        "Stale ranks do not hold: Spearman 0.25** (median of 3 iterations), below 0.5"
+        "rank seeds badly: rank correlation 0.25** (median of 3 iterations), below 0.5"
         in opened().error[0].value
     )
     for iteration, spearman in ((2, 0.9), (3, 0.8), (4, 0.25)):
@@ -163,10 +163,10 @@ def test_ranks_that_do_not_hold(store: RunStore):
         record.metrics["spearman"] = spearman
         store.commit_iteration(record)
     read_anew()
-    assert "held, but not in the last iteration: Spearman 0.80" in opened().warning[0].value
+    assert "ranked seeds well, but not lately: rank correlation 0.80" in opened().warning[0].value
     mark_as_exploring(store, "live", min_spearman=0.2)
     read_anew()
-    assert "Stale ranks hold: Spearman 0.80" in opened().success[0].value
+    assert "rank seeds well: rank correlation 0.80" in opened().success[0].value
     mark_as_exploring(store, "live", min_spearman=None)
     read_anew()
     page = opened()

@@ -58,8 +58,6 @@ def charts(page: AppTest) -> dict[str, str]:
         "What every device did",
         "Use of spot",
         "Use of reserved",
-        "Cost so far",
-        "What was paid for",
         "Which devices shared images",
     )
     texts = [str(chart.proto) for chart in page.get("plotly_chart")]
@@ -100,9 +98,7 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert shown["Repeated work"] == "0.0 s"
     assert shown["Goodput"] == "0.596/s"
     assert shown["Unaccounted"] == "0 %"
-    assert list(charts(page)) == [
-        "What every device did", "Use of spot", "Use of reserved", "Cost so far", "What was paid for",
-    ]  # fmt: skip
+    assert list(charts(page)) == ["What every device did", "Use of spot", "Use of reserved"]
     assert all(f"end of {iteration}" in gantt(page) for iteration in (4, 5, 6))
     assert "end of 3" not in gantt(page)
     assert "device lost" in gantt(page)

@@ -72,7 +72,9 @@ def test_a_chart_of_one_point_shows_it_on_fitting_axes(
     judges = pd.DataFrame({"iteration": [0], JUDGE: [0.25]})
     charts: list[go.Figure] = [cost_chart(view), *quality_charts(quality), *part_charts(view, quality)]
     charts += [score_chart(view, measure, over, judges) for measure in MEASURES for over in AXES]
-    charts += [comparison_chart(courses, ["r"], measure, over) for measure in MEASURES for over in AXES]
+    charts += [
+        comparison_chart(courses, ["r"], measure, measure, over) for measure in MEASURES for over in AXES
+    ]
     charts += [interval_chart(courses, {3: "r"}, measure) for measure in MEASURES]
     if len(view.metrics):
         view.metrics["spread_kept"] = 0.1

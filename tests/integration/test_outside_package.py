@@ -95,7 +95,7 @@ def test_a_run_of_what_another_package_adds(home: Home, package: Path):
     assert result["iterations"] == 2
     assert result["drafts"] > 0
     assert 0 < result["score_after"] < 1
-    assert result["exact_after"] == 0, "a scorer without a verdict calls no image exact"
+    assert "exact_after" not in result, "a scorer without a verdict calls no image exact"
 
 
 @pytest.mark.slow

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from storage.config.loading import BASES, PRESETS, differences, list_presets, load_config, stored_config
+from storage.config.loading import (
+    BASES,
+    PRESETS,
+    assignments,
+    differences,
+    list_presets,
+    load_config,
+    stored_config,
+)
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
@@ -162,6 +170,16 @@ def test_a_preset_loads_and_holds_only_differences(name: str):
     assert said_again(written, without) == []
     assert config.name == name
     assert name in OWN_NAMES or config.model.family in name
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_a_configuration_is_written_as_assignments(name: str):
+    config = load_config(name, ["name=42", "prompts.train=' a \"b\".txt'"], {})
+    assert load_config(None, assignments(config, RunConfig()), {}) == config
+    assert sorted(assignments(config, load_config(name, [], {}))) == [
+        "name=42",
+        'prompts.train=" a \\"b\\".txt"',
+    ]
 
 
 def said_again(written: dict[str, Any], without: dict[str, Any]) -> list[str]:

@@ -25,6 +25,9 @@ Measure = Literal["score", "exact"]
 Axis = Literal["iteration", "time", "usd"]
 """The quantity on the bottom axis: iterations, time at work, or dollars paid."""
 
+AXES: dict[str, Axis] = {"Iterations": "iteration", "Time": "time", "Dollars": "usd"}
+"""The same by their names in a switch."""
+
 PLOT_SETTINGS = {
     "displaylogo": False,
     "modeBarButtons": [["toImage"]],

@@ -1,8 +1,17 @@
-"""The meaning of a run's exploration strategy and objective for its pages, from the facts stored with it."""
+"""The meaning of a run's strategy, objective and reward for its pages, from the facts stored with it."""
 
 from __future__ import annotations
 
-from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, CLIPS_RATIO, DRAFTS_ARE_MADE, NO_DRAFTS
+import pandas as pd
+
+from storage.environment import (
+    BEFORE_ROLLOUT,
+    BESIDE_TRAINING,
+    CLIPS_RATIO,
+    DRAFTS_ARE_MADE,
+    GIVES_VERDICT,
+    NO_DRAFTS,
+)
 from ui.data.run import RunView
 
 IDLE_SPOT_ADVICE = (
@@ -32,6 +41,18 @@ def drafts_before_rollout(view: RunView) -> bool:
 def clips_ratio(view: RunView) -> bool:
     """Return True if the objective clips the ratio of new to old probabilities."""
     return view.row.environment.get(CLIPS_RATIO) != "no"
+
+
+def gives_verdict(view: RunView) -> bool:
+    """Return True if the reward may call an image exact; otherwise no page mentions exact images."""
+    return view.row.environment.get(GIVES_VERDICT) != "no"
+
+
+def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
+    """Return judged images, with None for each `exact` unless verdicts are given."""
+    if given:
+        return images
+    return images.assign(**{name: None for name in map(str, images) if name.startswith("exact")})
 
 
 def least_spearman(view: RunView) -> float | None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.environment import PURPOSE, SIMULATED
+from storage.environment import CLIPS_RATIO, PURPOSE, SIMULATED
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -134,7 +134,9 @@ class RunView:
         return self.metrics[name].to_numpy(dtype=float)
 
     def learning_courses(self) -> dict[str, np.ndarray]:
-        """Return four figures over the iterations, early signs of training gone wrong; NaN if not measured.
+        """Return four figures over the iterations, early signs of training gone wrong.
+
+        They are NaN if they were not measured, or the objective does not have them.
 
         Returns:
             zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
@@ -145,12 +147,11 @@ class RunView:
             kl = np.full(len(kl), np.nan)  # the trainer writes 0 where it does not measure it
         with np.errstate(divide="ignore", invalid="ignore"):
             share = self.metric("groups_dropped") / self.metric("groups")
-        return {
-            "zero_variance": share,
-            "ratio_deviation": self.metric("ratio_deviation"),
-            "kl": kl,
-            "clip_share": self.metric("clip_share"),
-        }
+        courses = {"zero_variance": share, "kl": kl}
+        if self.row.environment.get(CLIPS_RATIO) == "no":  # such an objective has no ratio
+            unknown = np.full(len(share), np.nan)
+            return courses | {"ratio_deviation": unknown, "clip_share": unknown}
+        return courses | {name: self.metric(name) for name in ("ratio_deviation", "clip_share")}
 
     def usd_at(self, iterations: np.ndarray) -> np.ndarray:
         """Return the dollars paid up to the end of each of these iterations, evaluations included."""

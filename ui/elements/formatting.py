@@ -45,14 +45,14 @@ def usd(amount: float) -> str:
     return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
-MODELLED_BADGE = ":gray-badge[modelled]"
-"""`MODELLED` in Streamlit's markdown."""
+MODELLED_BADGE = ":gray-badge[dollars modelled]"
+"""The mark of a page whose dollars no device was rented for, once a page."""
 
 SIMULATED = "(simulated)"
 """The mark beside a figure of a simulated run."""
 
 SIMULATED_BADGE = ":orange-badge[simulated]"
-"""`SIMULATED` in Streamlit's markdown."""
+"""The mark of a page of simulated figures, once a page."""
 
 
 def simulated_in_words(what: str) -> str:
@@ -101,9 +101,8 @@ def moment(unix_s: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Return our text for Streamlit's markdown, where two `$` would begin a formula; marks become badges."""
-    text = text.replace("$", r"\$").replace(SIMULATED, SIMULATED_BADGE)
-    return text.replace(MODELLED, MODELLED_BADGE)
+    """Return our text for Streamlit's markdown, where two `$` would begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def plain_markdown(text: str) -> str:

@@ -40,8 +40,7 @@ _STYLE += f"""
 """
 _NOTE = (
     '<p class="sl-note">✓ exact: the image does all that its prompt asks. The score (0 to 1) is graded '
-    "separately, often more strictly, so an exact image and one that is not can have the same score. "
-    "Scorers that only grade call no image exact.</p>"
+    "separately, often more strictly, so an exact image and one that is not can have the same score.</p>"
 )
 
 
@@ -71,7 +70,7 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     for iteration, part in images.groupby("iteration", sort=False):
         sides = "".join(_side(row, "", _seed_label(row)) for row in _rows(part))
         cards.append(_framed(f"Iteration {iteration}", "", sides))
-    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}')
+    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}')
 
 
 def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -90,7 +89,8 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
             f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
             f'<div class="sl-course">{sides}</div></div>'
         )
-    return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>{_NOTE}'
+    grid = f'<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
+    return f"{_STYLE}{grid}{_note(images)}"
 
 
 def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -125,6 +125,23 @@ def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = No
     return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
 
 
+def compared_html(images: pd.DataFrame) -> str:
+    """Return a card per prompt with the picture of each run.
+
+    Args:
+        images: frame from `storage.record.queries.images.latest_pictures`.
+    """
+    cards = []
+    for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
+        rows = _rows(part)
+        sides = "".join(
+            _side(row, "", html.escape(f"{row['run_id']}, {_when(row['iteration'])}")) for row in rows
+        )
+        cards.append(_framed(rows[0]["prompt"], f"seed {rows[0]['seed_index']}", sides, "sl-course"))
+    style = "<style>.sl-compared .sl-when {overflow-wrap: anywhere;}</style>"
+    return f'{_STYLE}{style}<div class="sl-grid sl-compared">{"".join(cards)}</div>{_note(images)}'
+
+
 def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """Return the pairs before and after as a grid, for a page without Streamlit.
 
@@ -135,7 +152,12 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     latest = _when(after) if after != before else None
     cards = [_card(row, _source(row, sources), _when(before), latest) for row in _rows(images)]
-    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}'
+    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}'
+
+
+def _note(images: pd.DataFrame) -> str:
+    """Return what exact means; empty if the reward gives no verdict."""
+    return _NOTE if any(images[name].notna().any() for name in images if name.startswith("exact")) else ""
 
 
 def _zoomed(row: dict) -> str:
@@ -193,8 +215,12 @@ def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
     if row[f"error{suffix}"]:
         read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
     else:
-        style, mark = ("sl-good", "✓ exact") if row[f"exact{suffix}"] else ("sl-bad", "✗ not exact")
-        detail = html.escape(row[f"detail{suffix}"]) or "nothing recognised"
-        read = f'<span class="{style}">{mark}</span>, score {row[f"score{suffix}"]:.2f}: {detail}'
+        detail = html.escape(row[f"detail{suffix}"])
+        read, exact = f"score {row[f'score{suffix}']:.2f}", row[f"exact{suffix}"]
+        if exact is None:
+            read += f": {detail}" if detail else ""
+        else:
+            style, mark = ("sl-good", "✓ exact") if exact else ("sl-bad", "✗ not exact")
+            read = f'<span class="{style}">{mark}</span>, {read}: {detail or "nothing recognised"}'
     picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="data:image/png;base64,{png}">'
     return picture, f'<div class="sl-read">{read}</div>'

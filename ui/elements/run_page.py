@@ -14,7 +14,7 @@ from storage.record.run_status import LIVE
 from storage.record.run_store import bare_folders
 from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
-from ui.elements.formatting import ending_in_words, moment, plain_markdown, simulated_in_words
+from ui.elements.formatting import MODELLED_BADGE, ending_in_words, moment, plain_markdown, simulated_in_words
 from ui.elements.links import show_links
 from ui.elements.live_run import show_live
 from ui.server.login import fragment
@@ -107,20 +107,27 @@ def _show_nothing(home: Path) -> None:
 def _choose(overview: pd.DataFrame) -> str | None:
     """Return the run to show: the address's `?run=`, the last page's, the newest live one, or the newest.
 
-    A run that is part of a check, such as one under faults, gives way to one trained for its own sake.
-    An archived run is offered only if it is that one, or if all are archived.
+    A run that is part of a check, such as one under faults, or that was simulated gives way to one trained
+    for its own sake. Unless live, it is offered only if it is that one, or if there is no other; so is an
+    archived run.
 
     None if the address names an unknown run: another one would be taken for it.
     """
-    labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
+    rows = overview.to_dict("records")
     named = st.query_params.get("run")
     wanted = st.session_state.get(_CHOSEN) if named is None else named
-    known = list(zip(overview["run_id"].tolist(), overview["archived"].tolist(), strict=True))
-    ids = [run_id for run_id, archived in known if run_id == wanted or not archived]
-    ids = ids or [run_id for run_id, _ in known]
-    offered = overview.set_index("run_id").loc[ids]
-    gives_way = 2 * (~offered["status"].isin(LIVE)).astype(int) + (offered["purpose"] != "")
-    index = ids.index(wanted) if wanted in ids else int(gives_way.argmin()) if named is None else None
+    listed = [
+        row
+        for row in rows
+        if row["run_id"] == wanted
+        or (not row["archived"] and (row["status"] in LIVE or _is_of_a_person(row)))
+    ]
+    labels = {row["run_id"]: _label(row) for row in listed or rows}
+    gives_way = [(row["status"] not in LIVE, not _is_of_a_person(row)) for row in listed or rows]
+    ids = list(labels)
+    index = ids.index(wanted) if wanted in ids else None
+    if named is None and index is None:
+        index = gives_way.index(min(gives_way))
     chosen = st.selectbox(
         "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
     )
@@ -150,8 +157,10 @@ def _show_unknown(home: Path, run_id: str) -> None:
         show_error(error)
 
 
-def _show_title(run_id: str, status: str, purpose: str = "") -> None:
+def _show_title(run_id: str, status: str, purpose: str = "", modelled: bool = False) -> None:
+    """Show the run's name with its marks, which stand nowhere else on the page."""
     marked = f" :gray-badge[:material/labs: {plain_markdown(purpose)}]" if purpose else ""
+    marked += f" {MODELLED_BADGE}" * modelled
     st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]{marked}", anchor=False)
 
 
@@ -164,6 +173,11 @@ def _show_notes(view: RunView) -> None:
         st.markdown(" ".join(badges))
     if view.notes.note:
         st.caption(plain_markdown(view.notes.note))
+
+
+def _is_of_a_person(row: dict) -> bool:
+    """Return True for a run that is neither part of a check nor simulated."""
+    return not row["purpose"] and row["status"] != "simulated"
 
 
 def _label(row: dict) -> str:
@@ -179,9 +193,10 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         view = load_run(home, run_id)
         if live and not view.is_live:
             st.rerun()  # it has ended: redraw the whole page, without the refreshing
-        _show_title(view.row.run_id, view.status, view.purpose)
+        is_modelled = view.is_modelled and view.simulated is None
+        _show_title(view.row.run_id, view.status, view.purpose, is_modelled)
         _show_notes(view)
-        show_links(home, run_id, load_links(home, view))
+        show_links(home, view, load_links(home, view))
         _show_trouble(view)
         if view.is_live:
             show_live(view)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from streamlit.delta_generator import DeltaGenerator
 
-from ui.elements.formatting import MODELLED_BADGE
-
 TILE_PX = 189
 """Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
 
@@ -16,7 +14,6 @@ def show_tile(
     value: str,
     below: str | None,
     meaning: str | None = None,
-    modelled: bool = False,
 ) -> None:
     """Show a figure as a tile; all tiles of a row have the same width and height.
 
@@ -26,10 +23,8 @@ def show_tile(
         value: figure as text; `-` for none.
         below: second figure in small type; None for none.
         meaning: text of the question mark beside the title; None leaves it out.
-        modelled: True if the tile's dollars are modelled; a badge says so.
     """
-    shown = f"{title} {MODELLED_BADGE}" if modelled else title
     row.metric(
-        shown, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
+        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
         height="stretch", help=meaning,
     )  # fmt: skip

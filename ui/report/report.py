@@ -21,7 +21,7 @@ from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import Axis
 from ui.data.ledger import bill_entries
 from ui.data.links import lasting_links
-from ui.data.methods import least_spearman
+from ui.data.methods import gives_verdict, least_spearman, with_verdicts
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
 from ui.data.sources import sources_of
@@ -42,7 +42,7 @@ from ui.pages.cost.charts import on_demand_chart, phase_chart
 from ui.pages.cost.data import ASSUMPTION, bill_by_phase, on_demand_cost
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, by_level
-from ui.pages.health.learning_rules import LEARNING_RULES
+from ui.pages.health.learning_rules import rules_of
 from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
 from ui.pages.seeds.data import read_seeds
 from ui.pages.spot.data import SpotView, read_course, read_spot
@@ -137,7 +137,8 @@ def _scores(report: Report, view: RunView, quality: QualityView, connection: Rec
         return
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
     report.charts([score_chart(view, "score", over, quality.judges) for over in axes])
-    report.charts([score_chart(view, "exact", "iteration")], wide=True)
+    if gives_verdict(view):
+        report.charts([score_chart(view, "exact", "iteration")], wide=True)
     seeds, courses = read_seed_courses(connection, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:
         report.charts([interval_chart(courses, seeds, "score")], wide=True)
@@ -152,7 +153,8 @@ def _images(report: Report, connection: RecordConnection, view: RunView) -> None
     if images.empty:
         report.sentence("This run has no images.")
         return
-    report.gallery(gallery_html(images, sources_of(view, images)))
+    verdicts = with_verdicts(images, gives_verdict(view))
+    report.gallery(gallery_html(verdicts, sources_of(view, images)))
 
 
 def _quality(report: Report, view: RunView, quality: QualityView) -> None:
@@ -168,7 +170,7 @@ def _quality(report: Report, view: RunView, quality: QualityView) -> None:
 def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView) -> None:
     report.section("Health")
     evidence = Evidence(view, spot.ledger, quality)
-    findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
+    findings = [rule(evidence) for rule in (*rules_of(view), *DEVICE_RULES)]
     for level, listed in by_level(findings).items():
         for finding in listed:
             report.sentence(
@@ -220,9 +222,10 @@ def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
         report.sentence("This run has drafted no seeds.")
         return
     charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]
-    charts += [rank_chart(view, least_spearman(view)), spread_chart(view), success_chart(seeds.drafts)]
+    charts += [rank_chart(view, least_spearman(view)), spread_chart(view)]
+    charts += [success_chart(seeds.drafts)] if gives_verdict(view) else []
     report.charts(charts)
-    drawn = draft_map(seeds.drafts)
+    drawn = draft_map(seeds.drafts, gives_verdict(view))
     if drawn is not None:
         report.charts([drawn], wide=True)
 

@@ -6,24 +6,28 @@ Like storage/record/queries/runs.py: each function takes an open connection.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from storage.record.queries.runs import cost_by_iteration, score_curve
+from storage.environment import PURPOSE
+from storage.record.queries.runs import cost_by_iteration, metric_curves, score_curve
 from storage.record.reading import RecordConnection
 
 _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings that may differ between two runs that count as the same but for the seed."""
 
 
-def run_table(connection: RecordConnection, limit: int, archived: bool = True) -> pd.DataFrame:
+def run_table(
+    connection: RecordConnection, limit: int, archived: bool = True, checks: bool = True
+) -> pd.DataFrame:
     """Return the latest runs, newest first.
 
     Args:
         archived: True to include archived runs, and to count them.
+        checks: the same for runs that are part of a check, and simulated ones.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
     score_now, exact_now (as in `runs.run_overview`; NaN before an evaluation), score_best, wall_s (time at
@@ -31,10 +35,11 @@ def run_table(connection: RecordConnection, limit: int, archived: bool = True) -
     ended_at, host, pid and process_started_at of the current or last process, of (total number of runs).
     """
     return connection.execute(
-        """
+        f"""
         WITH latest AS (
             SELECT *, count(*) OVER () AS of FROM runs
-            WHERE $archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived)
+            WHERE ($archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived))
+                AND ($checks OR (status <> 'simulated' AND coalesce(environment->>'{PURPOSE}', '') = ''))
             ORDER BY created_at DESC, run_id DESC LIMIT $limit
         ),
         spans AS (
@@ -71,7 +76,7 @@ def run_table(connection: RecordConnection, limit: int, archived: bool = True) -
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC
         """,
-        {"limit": limit, "archived": archived},
+        {"limit": limit, "archived": archived, "checks": checks},
     ).df()
 
 
@@ -80,18 +85,33 @@ def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.Da
 
     Columns: run_id, then those of `runs.score_curve`, and usd: dollars paid up to then.
     """
+    columns = ["run_id", "iteration", "policy_version", "score", "exact", "ended_at", "elapsed_s", "usd"]
+    return _courses(connection, run_ids, score_curve).reindex(columns=columns)
+
+
+def metric_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Return the iterations' figures of several runs, in the same order.
+
+    Columns: run_id, then those of `runs.metric_curves`, and usd: dollars paid up to then.
+    """
+    return _courses(connection, run_ids, metric_curves)
+
+
+def _courses(
+    connection: RecordConnection,
+    run_ids: Sequence[str],
+    of_run: Callable[[RecordConnection, str], pd.DataFrame],
+) -> pd.DataFrame:
     frames = []
     for run_id in run_ids:
-        scores = score_curve(connection, run_id)
-        cost = cost_by_iteration(connection, run_id)
+        course, cost = of_run(connection, run_id), cost_by_iteration(connection, run_id)
         paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
-        reached = np.searchsorted(cost["iteration"].to_numpy(), scores["iteration"].to_numpy(), side="right")
-        scores["usd"] = np.concatenate(([0.0], paid))[reached]
-        scores.insert(0, "run_id", run_id)
-        frames.append(scores)
-    columns = ["run_id", "iteration", "policy_version", "score", "exact", "ended_at", "elapsed_s", "usd"]
+        reached = np.searchsorted(cost["iteration"].to_numpy(), course["iteration"].to_numpy(), side="right")
+        course["usd"] = np.concatenate(([0.0], paid))[reached]
+        course.insert(0, "run_id", run_id)
+        frames.append(course)
     filled = [frame for frame in frames if not frame.empty]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=columns)
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame({"run_id": []})
 
 
 def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, str]:

@@ -83,6 +83,39 @@ def pictures(
     ).df()
 
 
+def latest_pictures(connection: RecordConnection, run_ids: Sequence[str], most: int) -> pd.DataFrame:
+    """Return the latest pictures of the held-out images that all of some runs have, image by image.
+
+    Columns: run_id, and those of `pictures`.
+
+    Args:
+        run_ids: the runs; an image's pictures are in this order.
+        most: largest number of images, the first ones by prompt.
+    """
+    return connection.execute(
+        """
+        WITH named AS (
+            SELECT unnest($runs::VARCHAR[]) AS run_id, unnest(range(len($runs::VARCHAR[]))) AS place
+        ),
+        found AS (
+            SELECT place, e.run_id, e.prompt_id, e.seed_index, p.prompt, e.iteration, e.score, e.exact,
+                e.detail, e.error, e.png
+            FROM evaluation_images e JOIN named USING (run_id)
+            JOIN prompts p ON p.run_id = e.run_id AND p.purpose = 'evaluate' AND p.prompt_id = e.prompt_id
+            WHERE e.png IS NOT NULL
+            QUALIFY e.iteration = max(e.iteration) OVER (PARTITION BY e.run_id)
+        ),
+        shared AS (
+            SELECT prompt_id, seed_index, prompt FROM found GROUP BY ALL
+            HAVING count(*) = len($runs::VARCHAR[]) ORDER BY prompt_id, seed_index LIMIT $most
+        )
+        SELECT found.* EXCLUDE (place) FROM found SEMI JOIN shared USING (prompt_id, seed_index, prompt)
+        ORDER BY prompt_id, seed_index, place
+        """,
+        {"runs": list(run_ids), "most": most},
+    ).df()
+
+
 def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return the mean of each figure over the images of each evaluation; one row per evaluation, in order.
 

@@ -16,7 +16,6 @@ from ui.charts.layout import (
     laid_out,
     measure_title,
 )
-from ui.data.methods import clips_ratio
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
@@ -29,7 +28,6 @@ _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), f
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
     ("clip_share", "Clipped denoising steps", "Share of those trained", SHARES),
 )
-_OF_RATIO = ("ratio_deviation", "clip_share")
 
 
 def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
@@ -112,7 +110,7 @@ def learning_charts(view: RunView) -> list[go.Figure]:
     figures = []
     for name, title, left, numbers in _SIGNS:
         values = courses[name]
-        if not np.isfinite(values).any() or (name in _OF_RATIO and not clips_ratio(view)):
+        if not np.isfinite(values).any():
             continue
         figure = go.Figure()
         figure.add_scatter(

@@ -7,19 +7,20 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from ui.charts.layout import PLOT_SETTINGS, Axis, axis_titles, laid_out
+from ui.charts.layout import AXES, PLOT_SETTINGS, Axis, axis_titles, laid_out
+from ui.data.methods import gives_verdict
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import SAMPLES_COLOUR, SCORE_COLOUR
 
-_AXES: dict[str, Axis] = {"Iteration": "iteration", "Time": "time", "Dollars": "usd"}
 _NO_METRICS = ("iteration", "policy_version", "ended_at", "elapsed_s")
 
 
 def show_metrics(view: RunView) -> None:
     """Let a person choose metrics, and draw each of them."""
     st.subheader("Metrics")
-    names = sorted(name for name in view.metrics.columns if name not in _NO_METRICS)
+    unused = _NO_METRICS if gives_verdict(view) else (*_NO_METRICS, "exact_share")
+    names = sorted(name for name in view.metrics.columns if name not in unused)
     if not names:
         st.caption("Metrics appear with the first iteration.")
         return
@@ -29,10 +30,10 @@ def show_metrics(view: RunView) -> None:
         "Smoothing", 0.0, 0.95, 0.0, 0.05, key="metrics_smoothing", width=220,
         help="Weight of the past in an exponential moving average; 0 draws the figures as they are.",
     )  # fmt: skip
-    over = row.segmented_control("Along", list(_AXES), default="Iteration", key="metrics_axis")
+    over = row.segmented_control("Along", list(AXES), default="Iterations", key="metrics_axis")
     columns = [column for _ in chosen[::2] for column in st.columns(2)]
     for column, name in zip(columns, chosen, strict=False):
-        figure = metric_chart(view, name, smoothing, _AXES[over or "Iteration"])
+        figure = metric_chart(view, name, smoothing, AXES[over or "Iterations"])
         column.plotly_chart(figure, key=f"metric-{name}", config=PLOT_SETTINGS)
 
 

@@ -11,13 +11,13 @@ import streamlit as st
 
 from storage.config.loading import differences
 from storage.errors import ConfigurationError
-from ui.charts.cost import cost_chart, state_chart
-from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
+from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
+from ui.data.methods import gives_verdict, with_verdicts
 from ui.data.quality import QualityView, load_quality
 from ui.data.run import RunView
 from ui.data.sources import sources_of
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import MODELLED_BADGE, moment, plain_markdown
+from ui.elements.formatting import moment, plain_markdown
 from ui.elements.image_grid import show_before_and_after
 from ui.elements.run_page import show_page
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
@@ -25,6 +25,8 @@ from ui.pages.convergence.data import load_images, load_seed_courses
 from ui.pages.convergence.metrics import show_metrics
 from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
+
+_MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
 
 
 def _show_convergence(home: Path, view: RunView) -> None:
@@ -35,9 +37,8 @@ def _show_convergence(home: Path, view: RunView) -> None:
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
     images = load_images(home, view)
-    show_before_and_after(images, sources_of(view, images))
+    show_before_and_after(with_verdicts(images, gives_verdict(view)), sources_of(view, images))
     _show_quality(view, quality)
-    _show_costs(view)
     st.subheader("Is training healthy?")
     show_health(view)
     _show_learning(view)
@@ -56,16 +57,19 @@ def _show_convergence(home: Path, view: RunView) -> None:
 
 def _show_scores(view: RunView, quality: QualityView) -> Measure:
     st.subheader("Score")
-    measures: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
-    chosen = st.segmented_control(
-        "Measure", list(measures), default="Graded score", key="measure", label_visibility="collapsed"
+    row, measure = st.container(horizontal=True), "Graded score"
+    if gives_verdict(view):
+        measure = row.segmented_control(
+            "Measure", list(_MEASURES), default=measure, key="measure", label_visibility="collapsed"
+        )
+    over = row.segmented_control(
+        "Over", list(AXES), default="Iterations", key="score_axis", label_visibility="collapsed"
     )
-    measure = measures[chosen or "Graded score"]  # a second click on the chosen one deselects it
-    axes: tuple[Axis, ...] = ("iteration", "time", "usd")
-    for column, over in zip(st.columns(3), axes, strict=True):
-        chart = score_chart(view, measure, over, quality.judges)
-        column.plotly_chart(chart, key=f"score_by_{over}", config=PLOT_SETTINGS)
-    return measure
+    # A second click on a chosen one deselects it.
+    chosen = _MEASURES[measure or "Graded score"]
+    chart = score_chart(view, chosen, AXES[over or "Iterations"], quality.judges)
+    st.plotly_chart(chart, key="score", config=PLOT_SETTINGS)
+    return chosen
 
 
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
@@ -101,16 +105,6 @@ def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
     columns = [column for _ in figures[::2] for column in st.columns(2)]
     for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
         column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
-
-
-def _show_costs(view: RunView) -> None:
-    st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
-    if view.cost.empty:
-        st.caption("Costs appear with the first evaluation or iteration.")
-        return
-    left, right = st.columns(2)
-    left.plotly_chart(cost_chart(view), key="cost_by_market", config=PLOT_SETTINGS)
-    right.plotly_chart(state_chart(view), key="cost_by_state", config=PLOT_SETTINGS)
 
 
 def _show_learning(view: RunView) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import streamlit as st
 
 from storage.record.results import too_short
-from ui.data.methods import clips_ratio
+from ui.data.methods import gives_verdict
 from ui.data.run import RunView
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import TILE_PX, show_tile
@@ -69,7 +69,7 @@ def show_verdict(view: RunView) -> None:
 
 
 def show_figures(view: RunView) -> None:
-    """Show six big figures in a row."""
+    """Show the big figures in a row; without exact matches if the reward gives no verdict."""
     done = len(view.metrics)
     planned = view.planned_iterations
     total_usd = view.paid_usd
@@ -78,7 +78,8 @@ def show_figures(view: RunView) -> None:
     row = st.container(horizontal=True)
     with row:
         _show_measure(view, "score", "Score now")
-        _show_measure(view, "exact", "Exact match now")
+        if gives_verdict(view):
+            _show_measure(view, "exact", "Exact match now")
     show_tile(
         row, "Iterations", f"{done} of {planned}" if planned else str(done),
         percent(done / planned) if planned else None,
@@ -91,7 +92,6 @@ def show_figures(view: RunView) -> None:
     show_tile(
         row, "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
         "Every second of every device, idle ones too, at the prices of the run's settings.",
-        view.is_modelled,
     )  # fmt: skip
     show_tile(
         row, "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
@@ -152,19 +152,20 @@ _SIGNS = (
 
 
 def show_health(view: RunView) -> None:
-    """Show the figures that reveal unhealthy training early, in a row; `learning_charts` draws them."""
+    """Show the figures that reveal unhealthy training early, in a row; `learning_charts` draws them.
+
+    A figure that the objective does not have, or that was not measured, is left out.
+    """
     if view.metrics.empty:
         st.caption("These figures appear with the first iteration.")
         return
     courses = view.learning_courses()
     row = st.container(horizontal=True)
     for sign in _SIGNS:
-        if sign.course == "clip_share" and not clips_ratio(view):
-            continue
-        course = courses[sign.course]
-        latest = float(course[np.isfinite(course)][-1]) if np.isfinite(course).any() else None
-        value = "-" if latest is None else percent(latest) if sign.is_share else figure(latest)
-        show_tile(row, sign.title, value, None, sign.meaning)
+        measured = courses[sign.course][np.isfinite(courses[sign.course])]
+        if measured.size:
+            as_text = percent if sign.is_share else figure
+            show_tile(row, sign.title, as_text(float(measured[-1])), None, sign.meaning)
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(

@@ -12,7 +12,7 @@ from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries, load_ledger
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import MODELLED_BADGE, markdown_text, money, percent, short_duration, usd
+from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
 from ui.elements.tiles import show_tile
 from ui.pages.cost.charts import on_demand_chart, phase_chart
@@ -40,8 +40,7 @@ def _show_cost(home: Path, view: RunView) -> None:
         right.plotly_chart(drawn, key="cost_on_demand", config=PLOT_SETTINGS)
         st.caption(ASSUMPTION)
     st.caption(
-        f"{MODELLED_BADGE} No device was rented: every sum of this page is time at the prices of the "
-        "settings (`price.*`)."
+        "No device was rented: every sum of this page is time at the prices of the settings (`price.*`)."
         if view.is_modelled
         else "At the prices of the run's settings (`price.*`)."
     )
@@ -81,17 +80,17 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) ->
     row = st.container(horizontal=True)
     whole, done = ledger.spent(), len(view.metrics)
     each = f"{usd(whole.usd / done)} an iteration" if done else None
-    show_tile(row, "Cost so far", usd(whole.usd), each, modelled=view.is_modelled)
+    show_tile(row, "Cost so far", usd(whole.usd), each)
     for market in ("reserved", "spot"):
         part = ledger.spent(market=market)
         share = f"{percent(part.usd / whole.usd)} of the bill" if whole.usd else None
         value = usd(part.usd) if part.device_s else "-"
-        show_tile(row, market.capitalize(), value, share, modelled=view.is_modelled)
+        show_tile(row, market.capitalize(), value, share)
     evaluations = ledger.spent(phase="evaluation")
     share = f"{percent(evaluations.usd / whole.usd)} of the bill" if whole.usd else None
-    show_tile(row, "Evaluations", usd(evaluations.usd), share, modelled=view.is_modelled)
+    show_tile(row, "Evaluations", usd(evaluations.usd), share)
     lost = ledger.lost
-    show_tile(row, "Discarded work", usd(lost.usd), short_duration(lost.device_s), modelled=view.is_modelled)
+    show_tile(row, "Discarded work", usd(lost.usd), short_duration(lost.device_s))
     if ledger.judge_usd:
         show_tile(row, "Judge (beside the bill)", usd(ledger.judge_usd), "by usd_per_image")
     if compared is None:
@@ -100,7 +99,7 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) ->
     claimed = not saving(ledger, compared, view.is_modelled).why_not
     show_tile(
         row, "On demand only", usd(compared.on_demand_usd),
-        f"{usd(compared.saved_usd)} more" if claimed else None, modelled=view.is_modelled,
+        f"{usd(compared.saved_usd)} more" if claimed else None,
     )  # fmt: skip
 
 

@@ -12,12 +12,13 @@ import pandas as pd
 import streamlit as st
 
 from storage.errors import PromptFileError
-from storage.evaluations.figures import figures_of
+from storage.evaluations.figures import figures_of, graded
 from storage.evaluations.pairs import compare_evaluations
 from storage.evaluations.quality import QUALITY
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.prompts.sources import thumbnail
+from ui.data.methods import with_verdicts
 from ui.data.run import CACHE_S
 
 _SIDE = 512
@@ -29,7 +30,8 @@ def load_evaluations(home: Path) -> pd.DataFrame:
     """Return all separate evaluations, newest first.
 
     Columns: evaluation_id, started_at (Unix seconds), took_s, of (the run, or the untouched model), run_id
-    (None for a model), iteration, images, score, exact, folder (None if the images were not kept).
+    (None for a model), iteration, images, score, exact (NaN if its reward gives no verdict), folder (None if
+    the images were not kept).
 
     Raises:
         StorageError: a file of the record is damaged.
@@ -44,7 +46,7 @@ def load_evaluations(home: Path) -> pd.DataFrame:
             "iteration": row.iteration,
             "images": row.images,
             "score": row.score,
-            "exact": row.exact,
+            "exact": row.exact if row.gives_verdict else math.nan,
             "folder": row.folder,
         }
         for row in EvaluationStore(Home(home)).all()
@@ -56,11 +58,15 @@ def load_evaluations(home: Path) -> pd.DataFrame:
 def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Return the images of one evaluation, which never changes, and their figures (`figures_of`).
 
+    Both are without exact images if its reward gives no verdict.
+
     Raises:
         StorageError: a file of the record is damaged.
     """
-    images = EvaluationStore(Home(home)).images(evaluation_id)
-    return pd.DataFrame([vars(image) for image in images]), figures_of(images)
+    store = EvaluationStore(Home(home))
+    given, images = store.find(evaluation_id).gives_verdict, store.images(evaluation_id)
+    figures = figures_of(images) if given else graded(figures_of(images))
+    return with_verdicts(pd.DataFrame([vars(image) for image in images]), given), figures
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
@@ -114,6 +120,7 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
             **{
                 heading: [float(value(row)) for row in rows.values()]
                 for name in ("score", "exact")
+                if name in figures
                 for heading, value in _columns(name).items()
             },
         }

@@ -58,6 +58,8 @@ def _show_table(rows: pd.DataFrame) -> None:
             "took": rows["took_s"].map(duration),
         }
     )
+    if bool(shown["exact"].isna().all()):
+        shown = shown.drop(columns="exact")
     numbers = {name: st.column_config.NumberColumn(format="%.3f") for name in ("score", "exact")}
     st.dataframe(shown, hide_index=True, column_config=numbers)
     st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
@@ -75,8 +77,9 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
     before = right.selectbox("Compared with", others, key=f"before-{chosen}")
     row = rows.loc[rows["evaluation_id"] == chosen].iloc[0]
     images, figures = load_images(home, chosen)
+    exact = "" if pd.isna(row["exact"]) else f", {percent(row['exact'])} exact"
     st.markdown(
-        f"**Score {row['score']:.3f}, {percent(row['exact'])} exact**, {row['images']} images of "
+        f"**Score {row['score']:.3f}{exact}**, {row['images']} images of "
         f"{plain_markdown(row['of'])} after {row['iteration']} iterations."
     )
     if row["run_id"]:
@@ -97,6 +100,8 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
         _show_difference(home, before, chosen)
     st.subheader("Images")
     listed = images.reindex(columns=_IMAGE_COLUMNS)
+    if pd.isna(row["exact"]):
+        listed = listed.drop(columns="exact")
     st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
     if row["folder"]:
         _show_pictures(row["folder"], row["iteration"], images)

@@ -92,7 +92,7 @@ def exploration_wait(evidence: Evidence) -> Finding:
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."
     else:
-        advice = "Drafts were drawn anew because stale ones were not trusted: see the page Seeds."
+        advice = "Drafts were drawn again because stale ones were not trusted: see the page Seeds."
     return Finding("warning", title, text, advice)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from storage.record.results import too_short
 from ui.data.methods import clips_ratio, explores, least_spearman
+from ui.data.run import RunView
 from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
 
@@ -70,9 +71,16 @@ def zero_variance(evidence: Evidence) -> Finding:
     if mean > 0.8:
         advice = f"The mean reward is {mean:.2f}: the prompts have become too easy; add harder ones."
     elif mean < 0.2:
-        advice = f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones."
+        advice = (
+            f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones, or learn from a "
+            "graded score (`reward.signal=graded`)."
+        )
     elif explores(evidence.view) is False:
-        advice = "Exploration chooses seeds whose scores differ: `exploration.strategy=stale`."
+        advice = (
+            "Exploration chooses seeds whose scores differ (`exploration.strategy=stale`), and an iteration "
+            "then trains on more samples and takes longer: it saves time on some tasks and costs time on "
+            "others (docs/measurements.md). `spotlight compare-strategies` measures it on yours."
+        )
     else:
         advice = "Raise `exploration.candidates` or `exploration.prompts`, to choose among more."
     return Finding("problem" if share > _NO_VARIANCE[1] else "warning", title, text, advice)
@@ -149,8 +157,6 @@ def hacking(evidence: Evidence) -> Finding:
 def clipping(evidence: Evidence) -> Finding:
     """Check for clipped denoising steps: they give no gradient."""
     title = "Clipped denoising steps"
-    if not clips_ratio(evidence.view):
-        return Finding("unknown", title, "The objective of this run does not clip.")
     values = evidence.recent("clip_share")
     if not values.size:
         return Finding("unknown", title, "No iteration is done yet.")
@@ -199,13 +205,13 @@ def scorer(evidence: Evidence) -> Finding:
 
 def stale_ranks(evidence: Evidence) -> Finding:
     """Check that stale drafts rank the seeds as fresh scores do."""
-    title, values = "Stale ranks", evidence.recent("spearman")
+    title, values = "Seeds ranked by older weights", evidence.recent("spearman")
     if not values.size:
-        return Finding("unknown", title, "No iteration has compared stale drafts with fresh scores.")
+        return Finding("unknown", title, "No iteration has compared the drafts' scores with newer ones.")
     least = least_spearman(evidence.view)
     limit = _DEFAULT_SPEARMAN if least is None else least
     median = float(np.median(values))
-    text = f"Spearman {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}."
+    text = f"Rank correlation {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}."
     if median >= limit:
         return Finding("passed", title, text)
     return Finding(
@@ -223,3 +229,8 @@ def _now(evidence: Evidence, section: str, name: str) -> str:
 LEARNING_RULES: tuple[Rule, ...] = (
     score_course, hacking, zero_variance, ratio, reward_gaming, clipping, gradients, scorer, stale_ranks,
 )  # fmt: skip
+
+
+def rules_of(view: RunView) -> tuple[Rule, ...]:
+    """Return the rules about what the run's objective has."""
+    return tuple(rule for rule in LEARNING_RULES if rule is not clipping or clips_ratio(view))

@@ -17,7 +17,7 @@ from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, Finding, Level, by_level
-from ui.pages.health.learning_rules import LEARNING_RULES
+from ui.pages.health.learning_rules import rules_of
 
 _BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
     "problem": (st.error, ":material/report:"),
@@ -30,7 +30,7 @@ def _show_health(home: Path, view: RunView) -> None:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
     evidence = Evidence(view, load_ledger(home, view), load_quality(home, view))
-    findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
+    findings = [rule(evidence) for rule in (*rules_of(view), *DEVICE_RULES)]
     levels = by_level(findings)
     _show_verdict(levels, len(findings))
     for level, (box, icon) in _BOXES.items():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 
+from ui.data.methods import gives_verdict, with_verdicts
 from ui.data.run import RunView
 from ui.data.sources import sources_of
 from ui.elements.downloads import offer_downloads
@@ -13,6 +15,7 @@ from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
 from ui.pages.images.data import (
     ORDERS,
+    Image,
     Pictured,
     load_pictured,
     load_pictures,
@@ -60,12 +63,19 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
     rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]
     shown = spread(pictured.evaluations, _COLUMNS)
     keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
-    pictures = load_pictures(home, run_id, keys, shown, view.newest.evaluation_at)
+    pictures = _pictures(home, view, keys, shown)
     st.html(course_html(pictures, sources_of(view, pictures)))
     note = "Click an image to enlarge it."
     if len(shown) < len(pictured.evaluations):
         note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
     st.caption(note)
+
+
+def _pictures(
+    home: Path, view: RunView, keys: tuple[Image, ...], iterations: tuple[int, ...]
+) -> pd.DataFrame:
+    found = load_pictures(home, view.row.run_id, keys, iterations, view.newest.evaluation_at)
+    return with_verdicts(found, gives_verdict(view))
 
 
 def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
@@ -79,14 +89,12 @@ def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
     )
     rows = pictured.images.head(_AT_ONCE)
     keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
-    images = load_pictures(home, run_id, keys, (iteration,), view.newest.evaluation_at)
+    images = _pictures(home, view, keys, (iteration,))
     st.html(evaluation_html(images, sources_of(view, images)))
     judged = images.loc[images["error"].isna()]
     if not judged.empty:
-        exact = int(judged["exact"].sum())
-        st.caption(
-            f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}, {exact} of them exact."
-        )
+        exact = f", {int(judged['exact'].sum())} of them exact" if gives_verdict(view) else ""
+        st.caption(f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}{exact}.")
 
 
 def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
@@ -104,7 +112,7 @@ def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
     )
     assert chosen is not None, "a select box with options and an index has a choice"
     shown = spread(pictured.evaluations, _LARGE)
-    pictures = load_pictures(home, view.row.run_id, (chosen,), shown, view.newest.evaluation_at)
+    pictures = _pictures(home, view, (chosen,), shown)
     st.html(large_html(pictures, sources_of(view, pictures)))
 
 

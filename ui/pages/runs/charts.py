@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from storage.ledger.modelled import MODELLED
-from ui.charts.layout import Axis, Measure, axis_titles, dollars, laid_out, measure_title
+from ui.charts.layout import Axis, axis_titles, dollars, laid_out
 from ui.elements.formatting import chart_text, time_unit
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
@@ -16,33 +16,35 @@ from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 def comparison_chart(
     courses: pd.DataFrame,
     run_ids: list[str],
-    measure: Measure,
+    column: str,
+    title: str,
     over: Axis,
     modelled: Collection[str] = (),
 ) -> go.Figure:
-    """Return a chart of the held-out curves of several runs.
+    """Return a chart of a figure of several runs.
 
     Args:
-        courses: frame from `storage.record.queries.comparisons.score_courses`.
+        courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.comparisons`.
         run_ids: runs in the order of the legend; at most as many as colours.
-        measure: figure to draw.
+        column: figure to draw.
+        title: name of the figure.
         over: quantity on the bottom axis.
         modelled: runs whose dollars are modelled.
     """
     longest_s = max([0.0, *courses["elapsed_s"].tolist()])
     heading, bottom = axis_titles(over, longest_s, set(run_ids) <= set(modelled))
-    column = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
+    along = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
     scale = time_unit(longest_s)[0] if over == "time" else 1.0
     figure = go.Figure()
     for run_id, colour, symbol in zip(run_ids, RUN_COLOURS, RUN_SYMBOLS, strict=False):
         own = courses.loc[courses["run_id"] == run_id]
         name = _named(run_id, over == "usd" and run_id in modelled)
         figure.add_scatter(
-            x=own[column] / scale, y=own[measure], name=name, mode="lines+markers",
+            x=own[along] / scale, y=own[column], name=name, mode="lines+markers",
             line={"color": colour, "width": 2}, marker={"size": 7, "symbol": symbol},
-            hovertemplate="%{y:.3f}",
+            hovertemplate="%{y:.4g}",
         )  # fmt: skip
-    return laid_out(figure, heading, bottom, measure_title(measure))
+    return laid_out(figure, heading, bottom, title)
 
 
 def paid_chart(table: pd.DataFrame) -> go.Figure:

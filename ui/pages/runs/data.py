@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
-from storage.environment import PRESET, PURPOSE
+from storage.environment import GIVES_VERDICT, PRESET, PURPOSE
+from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
-from storage.record.queries import comparisons
+from storage.record.queries import comparisons, images
 from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
@@ -26,24 +27,26 @@ MOST_RUNS = 200
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
-    """Return the latest runs; archived ones are included, and counted, only on request.
+def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.DataFrame:
+    """Return the latest runs; archived ones, and checks with simulated ones, are counted only on request.
 
     Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
     (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
-    are), purpose (the check that it is part of; empty for most), tags, note, archived.
+    are), verdicts (True if its reward may call an image exact; otherwise exact_now is NaN), purpose (the
+    check that it is part of; empty for most), tags, note, archived.
 
     Raises:
         StorageError: a file of the record is damaged.
     """
     with Records(Home(home)).reading() as connection:
-        table = comparisons.run_table(connection, MOST_RUNS, archived)
+        table = comparisons.run_table(connection, MOST_RUNS, archived, checks)
     facts = [
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)
     ]
     notes = NoteStore(Home(home)).notes()
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
+    table["exact_now"] = table["exact_now"].where([fact["verdicts"] for fact in facts])
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
         status=shown_statuses(Home(home), table),
@@ -56,7 +59,7 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
 NO_PRESET = "–"
 """The mark of a run without a preset, or of a version that recorded none."""
 
-_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "purpose")
+_FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "verdicts", "purpose")
 
 
 _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
@@ -78,6 +81,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "scale": f"{_judged_by(settings.get('reward'))} from {setting('model', 'path')}",
         "modelled": is_modelled(settings, environment),
+        "verdicts": environment.get(GIVES_VERDICT) != "no",
         "purpose": environment.get(PURPOSE, ""),
     }
 
@@ -146,6 +150,63 @@ def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
     """
     with Records(Home(home)).reading() as connection:
         return comparisons.score_courses(connection, run_ids)
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def load_metrics(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
+    """Return the iterations' figures; see `storage.record.queries.comparisons.metric_courses`.
+
+    Raises:
+        StorageError: a file of the record is damaged.
+    """
+    with Records(Home(home)).reading(*run_ids) as connection:
+        return comparisons.metric_courses(connection, run_ids)
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def load_answer(home: Path, run_ids: tuple[str, ...]) -> dict[str, Any] | None:
+    """Return which strategy scores higher; None unless the runs differ in their strategy and seed alone.
+
+    Raises:
+        StorageError: a file of the record is damaged.
+    """
+    with Records(Home(home)).reading(*run_ids) as connection:
+        arms = strategy_arms(connection, run_ids)
+        return compared_strategies(connection, arms) if arms else None
+
+
+@st.cache_data(ttl=60, max_entries=8, show_spinner=False)
+def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFrame:
+    """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`.
+
+    Raises:
+        StorageError: a file of the record is damaged.
+    """
+    with Records(Home(home)).reading(*run_ids) as connection:
+        return images.latest_pictures(connection, run_ids, most)
+
+
+def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Return the settings that are not the same in all runs, as JSON: setting, and a column per run.
+
+    Args:
+        table: frame from `load_table`.
+        run_ids: runs of the table.
+    """
+    configs = dict(zip(table["run_id"], table["config"], strict=True))
+    flat = {run_id: dict(_flat(json.loads(configs[run_id]))) for run_id in run_ids}
+    names = dict.fromkeys(name for settings in flat.values() for name in settings)
+    rows = [(name, *(settings.get(name, "") for settings in flat.values())) for name in names]
+    return pd.DataFrame([row for row in rows if len(set(row[1:])) > 1], columns=["setting", *flat])
+
+
+def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each setting by its dotted name."""
+    for name, value in settings.items() if isinstance(settings, dict) else ():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value)
 
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:

@@ -12,13 +12,18 @@ from ui.pages.runs.data import matching
 
 _OPENED = Path(__file__).resolve().parents[1] / "convergence" / "page.py"
 _FILTERS = ("status", "preset", "reward", "strategy")
-_ARCHIVED = "run_archived"  # in the session: the toggle, which is drawn after the runs are read
+_ARCHIVED, _CHECKS = "run_archived", "run_checks"  # in the session: toggles drawn after the runs are read
 _SCORES = ("score before", "score now", "best", "exact now")
 
 
 def shows_archived() -> bool:
     """Return True if a person has asked for archived runs too."""
     return bool(st.session_state.get(_ARCHIVED))
+
+
+def shows_checks() -> bool:
+    """Return True if a person has asked for runs that are part of a check, and simulated ones, too."""
+    return bool(st.session_state.get(_CHECKS))
 
 
 def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -41,8 +46,11 @@ def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         for name in _FILTERS
     }
     archived = row.toggle("Archived", key=_ARCHIVED, help="Show archived runs too.")
+    checks = row.toggle(
+        "Checks", key=_CHECKS, help="Show runs of `spotlight chaos` and `reproduce` and simulated ones too."
+    )
     filtered_by = "".join(f"/{name}={values}" for name, values in chosen.items() if values)
-    filtered_by += f"/{words}" * bool(words) + "/archived" * archived
+    filtered_by += f"/{words}" * bool(words) + "/archived" * archived + "/checks" * checks
     return matching(table, words, chosen, archived), filtered_by
 
 
@@ -53,10 +61,11 @@ def show_table(table: pd.DataFrame) -> None:
         table: frame from `load_table`, or rows of it.
     """
     if table.empty:
-        st.caption("No run matches; empty the search and the filters to see all.")
+        st.caption("No run matches; empty the search and the filters, or switch on *Archived* and *Checks*.")
         return
     shown = _shown(table)
     unused = [name for name in ("purpose", "tags", "note") if not any(table[name].tolist())]
+    unused += [] if any(table["verdicts"]) else ["exact now"]
     shown = shown.drop(columns=unused)
     event = st.dataframe(
         shown, hide_index=True, key="run_table", on_select="rerun", selection_mode="single-cell",

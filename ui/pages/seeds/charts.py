@@ -82,7 +82,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
         _add_course(figure, view, name, title, line)
     if least is not None:
         add_level(figure, least, f"alarm below {least:g}")
-    figure = laid_out(figure, "Do stale ranks hold?", "Iteration", "Rank correlation, share")
+    figure = laid_out(figure, "Do older weights rank seeds well?", "Iteration", "Rank correlation, share")
     values = np.concatenate([view.metric(name) for name in ("spearman", "kendall", "kept_overlap")])
     lowest = min([0.0, *values[np.isfinite(values)]])
     return figure.update_yaxes(range=[1.1 * lowest, 1.04])
@@ -102,11 +102,12 @@ def spread_chart(view: RunView) -> go.Figure:
     return figure.update_yaxes(rangemode="tozero")
 
 
-def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
+def draft_map(drafts: pd.DataFrame, verdicts: bool = True) -> go.Figure | None:
     """Chart drafts by prompt and iteration, the most drafted prompts on top; empty if one was not drafted.
 
     Args:
         drafts: frame from `storage.record.queries.seeds.drafts_by_prompt`.
+        verdicts: True if the reward may call a draft a success.
 
     Returns:
         The chart; None if nearly all of it would be empty, as in short runs over many prompts.
@@ -127,6 +128,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
     def table(column: str) -> list[list]:
         return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]
 
+    succeed = ", %{customdata:.0%} succeed" * verdicts
     figure = go.Figure(
         go.Heatmap(
             # Rows are identified by the prompt's number: two shortened prompts may read the same.
@@ -134,7 +136,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
             colorscale=_MAP_COLOURS, colorbar={"title": "drafts", "thickness": 12}, hoverongaps=False,
             customdata=table("success_share"),
             text=[[chart_text(prompts[row])] * len(iterations) for row in rows],
-            hovertemplate="%{text}<br>iteration %{x}: %{z} drafts, %{customdata:.0%} succeed<extra></extra>",
+            hovertemplate=f"%{{text}}<br>iteration %{{x}}: %{{z}} drafts{succeed}<extra></extra>",
         )
     )  # fmt: skip
     figure = laid_out(figure, "Drafts by prompt", "Iteration", "")

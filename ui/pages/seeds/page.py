@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from ui.charts.layout import PLOT_SETTINGS
-from ui.data.methods import explores, least_spearman
+from ui.data.methods import explores, gives_verdict, least_spearman, with_verdicts
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
 from ui.elements.image_grid import show_best_and_worst
@@ -87,9 +87,10 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     if not has_drafts:
         right.caption("No drafts are recorded yet.")
         return
-    right.plotly_chart(success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
+    if gives_verdict(view):
+        right.plotly_chart(success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
-    drawn = draft_map(seeds.drafts)
+    drawn = draft_map(seeds.drafts, gives_verdict(view))
     if drawn is None:
         st.caption(f"{prompts} prompts were drafted, most of them in one iteration only: no map of them.")
     else:
@@ -112,7 +113,8 @@ def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
         key=f"prompt-{view.row.run_id}",
     )  # fmt: skip
     assert prompt_id is not None, "a select box with options and an index has a choice"
-    show_best_and_worst(load_pictures(home, view.row.run_id, prompt_id, newest[prompt_id]))
+    images = load_pictures(home, view.row.run_id, prompt_id, newest[prompt_id])
+    show_best_and_worst(with_verdicts(images, gives_verdict(view)))
 
 
 show_page(_show_seeds)

@@ -1,4 +1,4 @@
-"""The short answer of the page Seeds: whether stale ranks hold, and whether choosing by them pays."""
+"""The short answer of the page Seeds: whether older weights rank seeds well, and whether choosing pays."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def show_alerts(alerts: pd.DataFrame) -> None:
 
 
 def show_seed_verdict(view: RunView) -> None:
-    """Show one or two sentences on whether stale ranks hold, and what the choice does to the spread."""
+    """Show whether older weights rank seeds well, and what the choice does to the spread."""
     gain = _gain(view)
     ranks = _recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
         st.info(
-            "**Not known yet whether stale ranks hold**: no iteration has compared stale drafts with fresh "
-            f"scores. {gain}",
+            "**Not known yet whether last iteration's weights rank seeds well**: no iteration has compared "
+            f"their scores with newer ones. {gain}",
             icon=":material/hourglass:",
         )
         return
@@ -62,20 +62,23 @@ def show_seed_verdict(view: RunView) -> None:
     over = f"median of {len(ranks)} iterations" if len(ranks) > 1 else "one iteration"
     least = least_spearman(view)
     limit = DEFAULT_LEAST if least is None else least
-    found = f"Spearman {median:.2f}"
+    found = f"rank correlation {median:.2f}"
     if median < limit:
         st.error(
-            f"**Stale ranks do not hold: {found}** ({over}), below {limit:g}. {gain}",
+            f"**Last iteration's weights rank seeds badly: {found}** ({over}), below {limit:g}. {gain}",
             icon=":material/trending_down:",
         )
     elif float(ranks[-1]) < limit:
         st.warning(
-            f"**Stale ranks held, but not in the last iteration: {found}** ({over}), now {ranks[-1]:.2f}, "
-            f"below {limit:g}. {gain}",
+            f"**Last iteration's weights ranked seeds well, but not lately: {found}** ({over}), now "
+            f"{ranks[-1]:.2f}, below {limit:g}. {gain}",
             icon=":material/warning:",
         )
     else:
-        st.success(f"**Stale ranks hold: {found}** ({over}). {gain}", icon=":material/check_circle:")
+        st.success(
+            f"**Last iteration's weights still rank seeds well: {found}** ({over}). {gain}",
+            icon=":material/check_circle:",
+        )
 
 
 def show_seed_figures(view: RunView) -> None:

@@ -9,13 +9,12 @@ import streamlit as st
 
 from storage.ledger.ledger import Ledger
 from storage.ledger.modelled import MODELLED
-from ui.charts.cost import cost_chart, state_chart
 from ui.charts.devices import gantt_chart, groups_chart, utilisation_chart
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import MODELLED_BADGE, markdown_text, moment, percent
+from ui.elements.formatting import markdown_text, moment, percent
 from ui.elements.run_page import show_page
 from ui.pages.spot.data import SpotView, load_course, load_spot
 from ui.pages.spot.verdict import show_imbalance, show_spot_figures, show_spot_verdict
@@ -32,17 +31,13 @@ def _show_spot(home: Path, view: RunView) -> None:
         return
     show_imbalance(spot.ledger)
     show_spot_verdict(spot.ledger, view.is_modelled)
-    show_spot_figures(spot.ledger, view.is_modelled)
+    show_spot_figures(spot.ledger)
     _show_course(home, view, spot)
     _show_use(spot)
-    st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
-    left, right = st.columns(2)
-    left.plotly_chart(cost_chart(view), key="spot_cost_by_market", config=PLOT_SETTINGS)
-    right.plotly_chart(state_chart(view), key="spot_cost_by_state", config=PLOT_SETTINGS)
     _show_decisions(spot)
     st.subheader("Lost devices")
     _show_losses(spot.ledger)
-    _show_accounts(spot.ledger, view.is_modelled)
+    _show_accounts(spot.ledger)
     offer_downloads(
         view.row.run_id,
         {"use of the devices": spot.utilisation, "bill by phase and state": bill_entries(spot.ledger)},
@@ -182,10 +177,10 @@ def _show_losses(ledger: Ledger) -> None:
         st.caption(f"The latest {len(latest)} of {len(ledger.losses):,}.")
 
 
-def _show_accounts(ledger: Ledger, modelled: bool) -> None:
+def _show_accounts(ledger: Ledger) -> None:
     """Show the bill by phase, market and state, and every worker's paid time against its states."""
     with st.expander("The accounts"):
-        st.caption(f"What was paid for, by phase, market and state{f' {MODELLED_BADGE}' if modelled else ''}")
+        st.caption("What was paid for, by phase, market and state")
         st.dataframe(
             pd.DataFrame(
                 [

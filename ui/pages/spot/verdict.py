@@ -70,13 +70,8 @@ def show_imbalance(ledger: Ledger) -> None:
     )
 
 
-def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
-    """Show six figures in a row, with a dash for each that the run does not have.
-
-    Args:
-        ledger: ledger of the run.
-        modelled: True if its dollars are modelled.
-    """
+def show_spot_figures(ledger: Ledger) -> None:
+    """Show six figures in a row, with a dash for each that the run does not have."""
     row = st.container(horizontal=True)
     whole, lost = ledger.spent(), ledger.lost
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
@@ -89,7 +84,6 @@ def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
     show_tile(
         row, "Paid device time", short_duration(whole.device_s), usd(whole.usd),
         "Every second of every device, idle ones too, at the prices of the run's settings.",
-        modelled,
     )  # fmt: skip
     cut_s = sum(loss.cut_s for loss in ledger.losses)
     show_tile(
@@ -101,7 +95,6 @@ def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
     show_tile(
         row, "Repeated work", short_duration(lost.device_s), usd(lost.usd),
         "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint.",
-        modelled,
     )  # fmt: skip
     show_tile(
         row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",

@@ -90,18 +90,18 @@ def _profiles(home: Path) -> list[str]:
 
 
 def _show_answer(asked: Asked) -> None:
-    st.success(markdown_text(f"{verdict(asked)} {SIMULATED}"), icon=":material/star:")
+    st.success(markdown_text(verdict(asked)), icon=":material/star:")
     row = st.container(horizontal=True)
     for name, (heading, written) in FIGURES.items():
         if name not in asked.best:
             continue
         figure = asked.best[name]
         show_tile(
-            row, f"{heading.capitalize()} {SIMULATED_BADGE}", written(figure["median"]),
+            row, heading.capitalize(), written(figure["median"]),
             f"{written(figure['low'])} to {written(figure['high'])}",
             f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
         )  # fmt: skip
-    st.subheader(f"Policies {SIMULATED_BADGE}")
+    st.subheader("Policies")
     st.dataframe(policy_table(asked), hide_index=True)
     st.caption(
         markdown_text(
@@ -113,7 +113,7 @@ def _show_answer(asked: Asked) -> None:
     )
     _show_milestones(asked)
     for sentence in asked.answer.get("conclusions", ()):
-        st.markdown(f"{SIMULATED_BADGE} {markdown_text(sentence)}")
+        st.markdown(markdown_text(sentence))
     st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
     _show_basis(asked)
 
@@ -123,7 +123,7 @@ def _show_milestones(asked: Asked) -> None:
     table = milestone_table(asked)
     if table.empty:
         return
-    st.subheader(f"To a score {SIMULATED_BADGE}")
+    st.subheader("To a score")
     st.dataframe(table, hide_index=True)
     curves, other = asked.answer["curves"]["name"], asked.answer["other_learner"]
     st.caption(
@@ -164,7 +164,7 @@ def _profile_lines(profile: Mapping[str, Any], called: str) -> list[str]:
 
 
 def _show_time_line(asked: Asked, home: Path) -> None:
-    st.subheader(f"Time line {SIMULATED_BADGE}")
+    st.subheader("Time line")
     names = [row["policy"] for row in asked.policies]
     chosen = st.selectbox("Policy", names, index=names.index(asked.line.policy)) or asked.line.policy
     if chosen != asked.line.policy:
@@ -200,7 +200,7 @@ def _show_time_line(asked: Asked, home: Path) -> None:
 
 def _show_ledger(line: TimeLine) -> None:
     """Show the paid time of a policy's run by use."""
-    st.subheader(f"Ledger of the run {SIMULATED_BADGE}")
+    st.subheader("Ledger of the run")
     utilisation, spent = line.utilisation(), line.by_state()
     used = set(utilisation["market"].tolist())
     markets = [market for market in ("spot", "reserved") if market in used]

@@ -1,0 +1,208 @@
+"""The part Compare of the page Runs: some runs side by side, by any figure, with their settings and images.
+
+The chosen runs and the figure are kept in the address (`?compare=RUN,RUN&figure=NAME`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from storage.evaluations.strategies import in_words
+from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
+from ui.data.methods import with_verdicts
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
+from ui.elements.image_grid import compared_html
+from ui.elements.palette import RUN_COLOURS
+from ui.pages.runs.charts import comparison_chart, paid_chart
+from ui.pages.runs.data import (
+    differing_settings,
+    first_compared,
+    load_answer,
+    load_courses,
+    load_metrics,
+    load_pictures,
+    of_one_scale,
+    shared_target,
+    time_to_score,
+)
+
+_AT_FIRST = 3  # runs that are compared before a choice
+_PICTURED = 6  # prompts
+_MEASURES: dict[str, Measure] = {"held-out score": "score", "held-out exact matches": "exact"}
+_NO_FIGURES = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s", "usd")
+_COMPARED, _FIGURE = "compare", "figure"  # in the address, and in the session, as changing pages empties it
+
+
+def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
+    """Let a person choose runs, and show them side by side.
+
+    Args:
+        home: home that holds the runs.
+        table: frame from `load_table`, or rows of it.
+        filtered_by: chosen filters, as a key.
+    """
+    st.subheader("Compare")
+    scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
+    if not scored and filtered_by:
+        st.caption("No run that is listed has been evaluated.")
+        return
+    if not scored:
+        st.info(
+            "No run has been evaluated yet; the first score comes before training begins.",
+            icon=":material/hourglass:",
+        )
+        return
+    chosen = _choose_runs(table, scored, filtered_by)
+    if not chosen:
+        st.caption("Choose the runs to compare.")
+        return
+    chosen, others = of_one_scale(table, chosen)
+    if others:
+        st.info(
+            f"Not drawn: {plain_markdown(', '.join(others))}. Another reward judges them, or they began from "
+            f"another base model, so their scores do not compare with those of {plain_markdown(chosen[0])}; "
+            "choose them by themselves.",
+            icon=":material/info:",
+        )
+    rows = table.set_index("run_id").loc[chosen].reset_index()
+    _show_answer(home, chosen)
+    courses, reached = _show_courses(home, rows)
+    _show_settings(table, chosen)
+    _show_pictures(home, rows)
+    listed = table.drop(columns=["config", "environment", "of"])
+    offer_downloads("runs", {"runs": listed, "curves": courses, "time to the score": reached})
+
+
+def _choose_runs(table: pd.DataFrame, scored: Sequence[str], filtered_by: str) -> list[str]:
+    named = [run_id for run_id in _kept(_COMPARED).split(",") if run_id]
+    known = [run_id for run_id in dict.fromkeys(named) if run_id in scored][: len(RUN_COLOURS)]
+    key = f"compared{filtered_by}"
+    if key not in st.session_state and len(known) < len(named):
+        missing = ", ".join(run_id for run_id in named if run_id not in known)
+        st.caption(f"Not among the listed runs with a score: {plain_markdown(missing)}.")
+    first = known or first_compared(table, _AT_FIRST)
+    st.session_state[key] = [run_id for run_id in st.session_state.get(key, first) if run_id in scored]
+    chosen = st.multiselect(
+        f"Runs (at most {len(RUN_COLOURS)})", scored, max_selections=len(RUN_COLOURS), key=key
+    )
+    _keep(_COMPARED, ",".join(chosen))
+    return chosen
+
+
+def _show_answer(home: Path, chosen: Sequence[str]) -> None:
+    """Show which strategy scores higher if the runs differ in nothing but their strategy and seed."""
+    answer = load_answer(home, tuple(chosen))
+    if answer is None:
+        return
+    sentences = [plain_markdown(sentence) for sentence in in_words(answer)]
+    found = [one for each in answer["strategies"].values() for one in each["at_equal"].values()]
+    if found:
+        box = st.success if any(one["is_clear"] for one in found) else st.info
+        first = [sentences.pop(0) for _ in answer["strategies"]]
+        box("**Does exploration help?**  \n" + "  \n".join(first), icon=":material/balance:")
+    for sentence in sentences:
+        st.caption(sentence)
+
+
+def _show_courses(home: Path, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Draw a figure of the runs and what they paid; return their scores, and when each reached a score."""
+    chosen, modelled = rows["run_id"].tolist(), set(rows.loc[rows["modelled"].astype(bool), "run_id"])
+    courses, metrics = load_courses(home, tuple(chosen)), load_metrics(home, tuple(chosen))
+    verdicts = any(rows["verdicts"])
+    names = [*list(_MEASURES)[: 1 + verdicts], *_metric_names(metrics, verdicts)]
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    wanted = st.session_state.get("compared_figure", _kept(_FIGURE))
+    st.session_state["compared_figure"] = wanted if wanted in names else names[0]
+    name = row.selectbox("Figure", names, key="compared_figure", width=320)
+    _keep(_FIGURE, name)
+    over = row.segmented_control("Over", list(AXES), default="Iterations", key="compared_axis")
+    measure = _MEASURES.get(name)
+    column = measure or name
+    figure = comparison_chart(
+        metrics if measure is None else courses, chosen, column, name, AXES[over or "Iterations"], modelled
+    )
+    left, right = st.columns([2, 1])
+    left.plotly_chart(figure, key="compare", config=PLOT_SETTINGS)
+    right.plotly_chart(paid_chart(rows), key="compare-paid", config=PLOT_SETTINGS)
+    if modelled:
+        named = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
+        st.caption(f"{MODELLED_BADGE} No device was rented for {named}: dollars are time at set prices.")
+    return courses, _show_time_to_score(courses, chosen, measure or "score", modelled)
+
+
+def _metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
+    unused = _NO_FIGURES if verdicts else (*_NO_FIGURES, "exact_share")
+    return sorted(str(name) for name in metrics if name not in unused)
+
+
+def _show_settings(table: pd.DataFrame, chosen: Sequence[str]) -> None:
+    if len(chosen) < 2:
+        return
+    st.subheader("Settings that differ")
+    found = differing_settings(table, chosen)
+    if found.empty:
+        st.caption("All settings of these runs are the same.")
+    else:
+        st.dataframe(found, hide_index=True)
+
+
+def _show_pictures(home: Path, rows: pd.DataFrame) -> None:
+    if len(rows) < 2:
+        return
+    st.subheader("Images side by side")
+    images = load_pictures(home, tuple(rows["run_id"]), _PICTURED)
+    if images.empty:
+        st.caption("These runs have no picture of the same held-out prompt and seed.")
+        return
+    st.html(compared_html(with_verdicts(images, any(rows["verdicts"]))))
+    st.caption("Held-out prompts at each run's latest evaluation with pictures, the same seeds.")
+
+
+def _show_time_to_score(
+    courses: pd.DataFrame, chosen: list[str], measure: Measure, modelled: Collection[str]
+) -> pd.DataFrame:
+    st.subheader("Time to a score")
+    # In hundredths and keyed by the choice: a value typed for some runs would not suit others.
+    target = st.number_input(
+        "Held-out score to reach", 0.0, 1.0, shared_target(courses, measure), 0.01,
+        key=f"target-{measure}-{'-'.join(chosen)}", width=220,
+        help="At first the best that all of these runs have reached.",
+    )  # fmt: skip
+    found = time_to_score(courses, chosen, measure, target)
+    rows = []
+    for row in found.to_dict("records"):
+        if row["reached"] and row["iteration"] == 0:
+            cells = ("before training", "-", "-")
+        elif row["reached"]:
+            paid = money(row["usd"], row["run_id"] in modelled)
+            cells = (f"{row['iteration']:.0f}", duration(row["elapsed_s"]), paid)
+        else:
+            cells = (f"not reached (best {row['best']:.3f})", "-", "-")
+        rows.append((row["run_id"], *cells))
+    st.dataframe(
+        pd.DataFrame(rows, columns=["run", "after iterations", "training for", "paid for it"]),
+        hide_index=True,
+    )
+    st.caption(
+        "The first held-out evaluation at or above it. Resolution: one evaluation interval. Time and dollars "
+        "count from where training began, so without the start and the evaluation before it."
+    )
+    return found
+
+
+def _kept(name: str) -> str:
+    """Return a choice from the address, or from the session; empty for none."""
+    value: Any = st.query_params.get(name) or st.session_state.get(f"runs_{name}")
+    return value or ""
+
+
+def _keep(name: str, value: str) -> None:
+    st.session_state[f"runs_{name}"] = value
+    if st.query_params.get(name, "") != value:
+        st.query_params[name] = value

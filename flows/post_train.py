@@ -37,6 +37,7 @@ from storage.environment import PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.of_a_run import held_out_in_words
+from storage.record.records import Collected
 from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
@@ -105,7 +106,7 @@ def train_run(
     store.compact(run_id)
     session.finish_mirror()
     if config.tracking.to:
-        reporter().note(f"sending weights and report to {', '.join(config.tracking.to)}")
+        reporter().note(f"sending the result to {', '.join(config.tracking.to)}")
     session.finish_readers()
     return summary
 
@@ -222,7 +223,7 @@ def _train(session: Session) -> dict[str, Any]:
             record = iteration_record(
                 session, rolled, scores, trained, review, started_at, ended_at, collected
             )
-            _note_troubles(session, collected.notes)
+            _note_troubles(session, collected)
             keep_to_budget(session, record)
             committing = commit.submit(session, record)
             started_at = ended_at
@@ -256,15 +257,15 @@ def _catch_up(session: Session, done: int) -> None:
         _evaluate_if_due(session, done)
 
 
-def _note_troubles(session: Session, capacity: list[str]) -> None:
+def _note_troubles(session: Session, collected: Collected) -> None:
     """Record an event for each worker that died or did not start since the last call, and each clock jump.
 
-    It also records devices of another kind that have joined. The terminal names those that did not start,
-    as nothing else shows them before the end.
+    It also records preemption storms, and devices of another kind that have joined. The terminal names those
+    that did not start, as nothing else shows them before the end.
 
     Args:
         session: the run.
-        capacity: messages about capacity.
+        collected: events of devices, and messages about capacity.
     """
     session.note_devices()
     lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
@@ -280,8 +281,11 @@ def _note_troubles(session: Session, capacity: list[str]) -> None:
         session.store.add_event(session.run_id, "standby_lost", f"{happened}; another one is started")
     session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
     session.lost_standbys_noted = len(standbys)
-    for note in capacity:
+    for note in collected.notes:
         session.store.add_event(session.run_id, "capacity", note)
+    if storm := session.storm.after(collected.device_events):
+        session.store.add_event(session.run_id, "storm", storm)
+        reporter().note(storm)
     for jump in process_clock().take_jumps():
         message = (
             f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "
@@ -300,7 +304,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> bool:
     collected = session.runtime.collect()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), collected)
     record_evaluation(session, record)
-    _note_troubles(session, collected.notes)
+    _note_troubles(session, collected)
     if errors := evaluation.judge_errors:
         message = (
             f"the judge failed on {len(errors)} held-out images after iteration {iteration}: {errors[0]}"
@@ -317,4 +321,5 @@ def _answer(session: Session, iteration: int) -> bool:
     done = answer(session, iteration)
     if done.message is not None:
         reporter().note(done.message)
+        session.readers.wake()
     return done.returned

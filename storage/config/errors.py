@@ -53,6 +53,9 @@ ALIASES = {
     "save_freq": "checkpoint.every",
     "eval_every": "evaluation.every",
     "eval_freq": "evaluation.every",
+    "notify": "tracking.to",
+    "slack": "tracking.to",
+    "webhook": "tracking.to",
     "max_hours": "budget.hours",
     "max_cost": "budget.usd",
 }

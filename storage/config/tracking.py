@@ -17,8 +17,9 @@ class TrackingConfig(Section):
     """Where a run's figures, images and report are copied to, beside the record."""
 
     to: tuple[str, ...] = ("mlflow",)
-    """Readers of the record: `mlflow`, `wandb`, `tensorboard`; one of your own by the name of its entry point
-    or as `package.module:Name` (docs/reference/record.md). An empty list copies nothing."""
+    """Readers of the record: `mlflow`, `wandb`, `tensorboard`; `webhook` and `mail` tell people; one of your
+    own by the name of its entry point or as `package.module:Name` (docs/reference/record.md). An empty list
+    copies nothing."""
 
     uri: str = ""
     """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home

@@ -11,6 +11,7 @@ from storage.home import Home
 from storage.readers.mlflow_reader import MlflowReader
 from storage.readers.mlflow_server import refuse_silent_server
 from storage.readers.protocol import Reader, ReaderPlugin
+from storage.readers.telling_readers import MailReader, WebhookReader, check_mail, check_webhook
 from storage.readers.tensorboard_reader import TensorboardReader
 from storage.readers.wandb_reader import WandbReader, refuse_without_login
 
@@ -44,6 +45,8 @@ READERS = Registry(
             lambda tracking: _check_extra("tensorboard"),
         ),
         "wandb": ReaderPlugin(lambda home, tracking: WandbReader(home.path), _check_wandb),
+        "webhook": ReaderPlugin(lambda home, tracking: WebhookReader(home), lambda tracking: check_webhook()),
+        "mail": ReaderPlugin(lambda home, tracking: MailReader(home), lambda tracking: check_mail()),
     },
 )
 

@@ -196,18 +196,18 @@ class RunStore:
             ConfigurationError: the run has already done that many, or another process works on it.
         """
         folder, limits = self._known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
-        before: dict[str, Any] = {}
+        before: dict[str, float] = {}
 
         def changed(identity: dict[str, Any]) -> dict[str, Any]:
             check_iterations(_row(folder, identity), config.iterations)
-            before.update(identity["config"])
+            before.update(_limits(identity["config"]))
             again = {"status": "interrupted", "error": None} if identity["status"] == "finished" else {}
             return identity | again | {"config": identity["config"] | limits, "summary": {}}
 
         folder.change(RUN_FILE, changed)
-        for name, value in limits.items():
-            if before.get(name) != value:
-                self.add_event(run_id, "limits", f"{name} is {value} from now on, {before.get(name)} before")
+        for name, value in _limits(limits).items():
+            if before[name] != value:
+                self.add_event(run_id, "limits", f"{name} is {value} from now on, {before[name]} before")
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value.
@@ -432,6 +432,12 @@ def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
             "home"
         ) from error
     return RunRow(**values, config_json=config, last_iteration=folder.listing().last_iteration)
+
+
+def _limits(config: Mapping[str, Any]) -> dict[str, float]:
+    """Return a run's total number of iterations and its budget, by the settings' names."""
+    budget = {f"budget.{name}": value for name, value in config.get("budget", {}).items()}
+    return {"iterations": config["iterations"], **budget}
 
 
 def _new_life() -> str:

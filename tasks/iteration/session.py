@@ -30,6 +30,7 @@ from storage.record.records import IterationRecord, RunStatus
 from storage.record.results import last_recorded_at
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
+from tasks.iteration.storm import StormWatch
 from tasks.report import report_file
 
 CANCELLED_FLUSH_S = 1.5
@@ -52,6 +53,7 @@ class Session:
         losses_noted: number of lost workers with an event already.
         failed_starts_noted: number of workers that did not start, with an event already.
         lost_standbys_noted: number of lost standbys with an event already.
+        storm: preemptions so far, for the event of a storm.
         devices_noted: devices on which the workers are known to compute.
         alarm: state of the alarm after the evaluations so far; see `tasks/iteration/alarm.py`.
         seconds: duration of each phase of the running iteration.
@@ -87,6 +89,7 @@ class Session:
         self.losses_noted = 0
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
+        self.storm = StormWatch()
         self.devices_noted: set[str] = set()
         self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
@@ -113,7 +116,9 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object
+    ) -> None:
         status = status_after(kind)
         self._cancelled = status == "cancelled"
         self._opened.close()
@@ -121,6 +126,9 @@ class Session:
             return  # `finish_mirror` and `finish_readers` follow once the run is marked as finished
         if self.mirror is not None:  # last, as devices are paid for until they are released
             self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
+        if not self._cancelled:
+            with suppress(StorageError):  # for the readers, as the run gets its status after them
+                self.store.add_event(self.run_id, "failed", f"{kind.__name__}: {error}")
         # Wait only briefly on cancel: importing MLflow alone may delay the exit more than all else.
         self.readers.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
@@ -201,7 +209,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
             # Killed before its first checkpoint: everything recorded is done again.
             store.discard_after(run_id, -1)
     except BaseException as error:
-        session.__exit__(type(error))
+        session.__exit__(type(error), error)
         raise
     return session
 

@@ -155,5 +155,5 @@ def test_a_finished_run_that_goes_on_ends_as_a_longer_one(home, undisturbed):
         assert child.returncode == 0
     assert_ended_as(undisturbed, home, home, "longer")
     with Records(Home(home)).reading("longer") as record:
-        said = record.execute("SELECT message FROM events WHERE kind = 'iterations'").fetchall()
-    assert said == [("4 in all from now on, 2 before",)]
+        said = record.execute("SELECT message FROM events WHERE kind = 'limits'").fetchall()
+    assert said == [("iterations is 4 from now on, 2 before",)]

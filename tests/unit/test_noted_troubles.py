@@ -14,7 +14,9 @@ from flows.post_train import _note_troubles
 from flows.progress import Reporter
 from gpu_runtime.fleet.slots import FailedStart
 from storage import clock
+from storage.record.records import Collected, DeviceEvent
 from tasks.iteration.session import Session
+from tasks.iteration.storm import StormWatch
 
 
 def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
@@ -32,22 +34,39 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}
     session = cast(
         Any,
-        SimpleNamespace(run_id="r", runtime=runtime, store=store, note_devices=lambda: None, **noted),
+        SimpleNamespace(
+            run_id="r", runtime=runtime, store=store, storm=StormWatch(), note_devices=lambda: None, **noted
+        ),
     )
     runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))
     ahead_s = -3600.0
-    _note_troubles(session, [])
+    _note_troubles(session, Collected())
     assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "standby_lost", "clock_jump"]
     start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
     assert events[1][1] == start
     assert events[2][1] == "standby-0 died: no memory; another one is started"
     assert "moved by -3600 s" in events[3][1]
     assert said.getvalue().splitlines() == [f"worker {start}", events[3][1]]
-    _note_troubles(session, [])
+    _note_troubles(session, Collected())
     assert len(events) == 4
     runtime.failed_starts.append(FailedStart("spot-0.3", "no model folder /x", 4, 4))
-    _note_troubles(session, [])
+    _note_troubles(session, Collected())
     assert [kind for kind, _ in events[4:]] == ["failed_start"]
+
+
+def test_a_preemption_storm_is_told_once():
+    def preempted(at: float, *workers: str, kind: Any = "lost") -> list[DeviceEvent]:
+        return [DeviceEvent(worker, "spot", kind, at) for worker in workers]
+
+    storm = StormWatch()
+    assert storm.after(preempted(0.0, "spot-0", "spot-1")) == ""
+    assert storm.after([*preempted(500.0, "spot-2", kind="notice"), *preempted(620.0, "spot-2")]) == ""
+    assert storm.after([DeviceEvent("reserved-1", "reserved", "lost", 500.0)]) == ""
+    assert storm.after(preempted(700.0, "spot-3", "spot-4")) == "", "five, though not within ten minutes"
+    assert (
+        storm.after(preempted(900.0, "spot-5", "spot-6")) == "5 spot devices were preempted within 10 minutes"
+    )
+    assert storm.after(preempted(901.0, "spot-6", "spot-7")) == "", "these belong to the storm that was told"
 
 
 def test_devices_are_noted_where_one_of_another_kind_has_joined():

@@ -199,13 +199,14 @@ class RunStore:
         before: dict[str, float] = {}
 
         def changed(identity: dict[str, Any]) -> dict[str, Any]:
-            check_iterations(_row(folder, identity), config.iterations)
-            before.update(_limits(identity["config"]))
+            row = _row(folder, identity)
+            check_iterations(row, config.iterations)
+            before.update(_limits(row.config))
             again = {"status": "interrupted", "error": None} if identity["status"] == "finished" else {}
             return identity | again | {"config": identity["config"] | limits, "summary": {}}
 
         folder.change(RUN_FILE, changed)
-        for name, value in _limits(limits).items():
+        for name, value in _limits(config).items():
             if before[name] != value:
                 self.add_event(run_id, "limits", f"{name} is {value} from now on, {before[name]} before")
 
@@ -434,10 +435,10 @@ def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
     return RunRow(**values, config_json=config, last_iteration=folder.listing().last_iteration)
 
 
-def _limits(config: Mapping[str, Any]) -> dict[str, float]:
+def _limits(config: RunConfig) -> dict[str, float]:
     """Return a run's total number of iterations and its budget, by the settings' names."""
-    budget = {f"budget.{name}": value for name, value in config.get("budget", {}).items()}
-    return {"iterations": config["iterations"], **budget}
+    budget = {"budget.usd": config.budget.usd, "budget.hours": config.budget.hours}
+    return {"iterations": config.iterations, **budget}
 
 
 def _new_life() -> str:

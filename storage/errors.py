@@ -89,7 +89,7 @@ class RunCancelledError(SpotlightError, RuntimeError):
 
 
 class ServerError(SpotlightError, RuntimeError):
-    """The Prefect server or the dashboard did not start or cannot be reached."""
+    """A server did not start, cannot be reached or refuses: Prefect's, the dashboard, the hub."""
 
 
 class NoticeError(SpotlightError, RuntimeError):

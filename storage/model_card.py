@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from storage.config.loading import differences, list_presets
+from storage.config.model import EMBEDDED_PREFIX
+from storage.environment import DEVICES, PRESET
 from storage.record.run_store import RunRow
+
+CURVE = "curve.svg"
+"""The picture beside the card."""
+
+_Curve = Sequence[tuple[int, float]]
+_OF_THIS_MACHINE = ("runtime", "checkpoint", "tracking", "price")
 
 
 def model_card(
     row: RunRow,
     result: Mapping[str, Any],
     iteration: int,
-    evaluated: int | None,
+    curve: _Curve,
     *,
     objective: str,
     usage: str,
+    licence: Mapping[str, str],
     edits: bool = False,
 ) -> str:
     """Return a README.md as model hubs read it.
@@ -24,8 +34,10 @@ def model_card(
     Args:
         result: result of `storage.record.results.run_result`.
         iteration: iteration after which the weights were saved.
-        evaluated: iteration of the run's last evaluation; None before the first.
+        curve: iteration and mean score of each held-out evaluation.
+        objective: title of what was trained by.
         usage: instructions to load the weights, in Markdown.
+        licence: the base model's, in the hub's words: `license`, and perhaps `license_name`, `license_link`.
         edits: True if the model edits images; otherwise it draws from prompts.
     """
     config, environment = row.config, row.environment
@@ -41,23 +53,70 @@ def model_card(
         "Reward": f"{reward}, {config.reward.signal}",
         "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),
         "Held-out prompts": _file(config.prompts.evaluate, environment, "digest prompts.evaluate"),
-        "Score before → after": f"{_pair(result, 'score')}{_when(iteration, evaluated)}",
+        "Score before → after": f"{_pair(result, 'score')}{_when(iteration, curve)}",
         **({"Exact before → after": _pair(result, "exact")} if "exact_after" in result else {}),
+        "Evidence": _evidence(row),
         "Cost": f"${result['cost_usd']:.2f} at the run's prices, {result['wall_s'] / 3600:.2f} h at work",
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
+        "Base model's licence": ", ".join(licence.values()) + " (it binds these weights, too)",
     }
     tags = ["image-to-image" if edits else "text-to-image", "spotlight"]
     if config.adaptation.mode == "lora":
         tags.insert(1, "lora")
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     exact = '; "exact" is the share of images that do all that their prompt asks' * ("exact_after" in result)
+    head = {**licence, "library_name": "diffusers"}
+    if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
+        head["base_model"] = config.model.path
+    front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items())
+    settings = {name: value for name, value in differences(config).items() if name not in _OF_THIS_MACHINE}
     return (
-        f"---\nbase_model: {json.dumps(config.model.path)}\nlibrary_name: diffusers\n"
-        f"tags: [{', '.join(tags)}]\n---\n\n"
+        f"---\n{front}tags: [{', '.join(tags)}]\n---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
-        f"[0, 1]{exact}.\n\n## Use\n\n{usage}\n"
+        f"[0, 1]{exact}.\n\n{_picture(curve)}"
+        f"## Use\n\n{usage}\n\n## Settings\n\nBeyond Spotlight's defaults:\n\n```json\n"
+        f"{json.dumps(settings, indent=1)}\n```\n"
     )
+
+
+def curve_picture(curve: _Curve) -> str:
+    """Return the held-out score over the iterations as SVG.
+
+    Args:
+        curve: iteration and mean score in [0, 1] of at least two evaluations, in order.
+    """
+    last = curve[-1][0]
+    points = [(45 + 540 * iteration / last, 175 - 160 * score) for iteration, score in curve]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="#2b6cb0"/>' for x, y in points)
+    grid = "".join(
+        f'<path d="M45 {175 - 160 * score}H585" stroke="#ccc"/>'
+        f'<text x="8" y="{179 - 160 * score}">{score}</text>'
+        for score in (0.0, 0.5, 1.0)
+    )
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 210" font-family="sans-serif" '
+        'font-size="12">'
+        f'<rect width="600" height="210" fill="white"/>{grid}<polyline points="{line}" fill="none" '
+        f'stroke="#2b6cb0" stroke-width="2"/>{dots}<text x="45" y="198">iteration {curve[0][0]}</text>'
+        f'<text x="585" y="198" text-anchor="end">{last}</text></svg>\n'
+    )
+
+
+def _picture(curve: _Curve) -> str:
+    if len(curve) < 2:
+        return ""
+    values = ", ".join(f"{score:.3f} after iteration {iteration}" for iteration, score in curve)
+    return f"![Held-out score: {values}]({CURVE})\n\n"
+
+
+def _evidence(row: RunRow) -> str:
+    """Return what the figures rest on: one run, and what is known of its preset."""
+    preset = row.environment.get(PRESET, "")
+    known = [one.evidence for one in list_presets() if one.name == preset and one.evidence]
+    level = f"; the level of preset `{preset}`: {known[0]}" if known else ""
+    return f"one run, seed {row.config.seed}, on {row.environment.get(DEVICES, 'unknown devices')}{level}"
 
 
 def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
@@ -75,7 +134,7 @@ def _pair(result: Mapping[str, Any], name: str) -> str:
     return "not evaluated" if before is None else f"{before:.4f} → {after:.4f}"
 
 
-def _when(iteration: int, evaluated: int | None) -> str:
-    if evaluated in (None, iteration):
+def _when(iteration: int, curve: _Curve) -> str:
+    if not curve or curve[-1][0] == iteration:
         return ""
-    return f" (the later one of iteration {evaluated}, not of these weights)"
+    return f" (the later one of iteration {curve[-1][0]}, not of these weights)"

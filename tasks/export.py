@@ -12,21 +12,49 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from gpu_runtime.learning.registry import OBJECTIVES
+from gpu_runtime.models.files.hub_folder import find_folder
 from gpu_runtime.models.registry import family_of
+from storage.config.model import EMBEDDED_PREFIX, ModelConfig
 from storage.config.run_config import RunConfig
-from storage.errors import CheckpointError, StorageError
+from storage.errors import CheckpointError, ModelError, StorageError
 from storage.home import Home
-from storage.model_card import model_card
+from storage.model_card import CURVE, curve_picture, model_card
 from storage.new_folder import claim_folder
 from storage.record.checkpoints import CheckpointStore
-from storage.record.results import evaluated_iterations, run_result
+from storage.record.results import held_out_curve, run_result
 from storage.record.run_store import RunStore, refuse_simulated
+from tasks.hub import check_hub, push_folder
 
 if TYPE_CHECKING:
     from gpu_runtime.learning.weights import WeightState
 
 CARD = "README.md"
 _WEIGHTS = "average.safetensors"
+
+
+def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run: bool) -> dict[str, Any]:
+    """Export a run as `export_run` does, and upload the folder to the hub.
+
+    Args:
+        home: home that holds the run.
+        run_id: identifier of the run, finished or not.
+        name: repository: NAME or OWNER/NAME.
+        out: a new or empty folder; None for one of the repository's name.
+        dry_run: True to write the folder alone.
+
+    Returns:
+        As `export_run`, with the address in `pushed`, or with the repository in `would_push`, and `bytes`.
+
+    Raises:
+        ConfigurationError, ServerError: the upload would fail; then nothing is written. Or it has failed, and
+            the folder is whole.
+        SpotlightError: as `export_run`.
+    """
+    check_hub(name, uploads=not dry_run)
+    answer = export_run(home, run_id, out or Path(name.rpartition("/")[2]))
+    folder = Path(answer["out"])
+    answer["bytes"] = sum((folder / file).stat().st_size for file in answer["files"])
+    return answer | ({"would_push": name} if dry_run else {"pushed": push_folder(name, folder)})
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
@@ -66,8 +94,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); go on with `spotlight resume "
             f"{run_id}`, then export it"
         ) from error
-    evaluated = max(evaluated_iterations(store.records, run_id), default=None)
-    result = run_result(store.records, run_id)
+    curve, result = held_out_curve(store.records, run_id), run_result(store.records, run_id)
     out = claim_folder(out, "--out")
     write = _write_adapters if config.adaptation.mode == "lora" else _write_whole
     try:
@@ -76,12 +103,15 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             row,
             result,
             checkpoint.iteration,
-            evaluated,
+            curve,
             objective=OBJECTIVES.find(config.algorithm.objective).title or config.algorithm.objective,
             usage=usage,
+            licence=licence_of(config.model),
             edits=family_of(config.model).source_size(config.model) is not None,
         )
         (out / CARD).write_text(card, encoding="utf-8")
+        if len(curve) > 1:
+            (out / CURVE).write_text(curve_picture(curve), encoding="utf-8")
         files = [file for file in out.rglob("*") if file.is_file()]
         for file in files:  # safetensors ignores the umask: its files are their owner's alone
             file.chmod((out / CARD).stat().st_mode)
@@ -89,6 +119,23 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
         raise StorageError(f"--out {out} could not be written: {error}; export to another folder") from error
     names = sorted(file.relative_to(out).as_posix() for file in files)
     return {"run_id": run_id, "iteration": checkpoint.iteration, "out": str(out), "files": names}
+
+
+def licence_of(model: ModelConfig) -> dict[str, str]:
+    """Return the base model's licence in its own card's words; `{"license": "unknown"}` without a card.
+
+    There may be `license_name` and `license_link`, too.
+    """
+    if model.path.startswith(EMBEDDED_PREFIX):
+        return {"license": "apache-2.0"}  # as all of the project
+    from huggingface_hub import ModelCard
+
+    try:
+        card = ModelCard.load(find_folder("model.path", model.path) / CARD).data.to_dict()
+    except (ModelError, OSError, ValueError):  # no folder, no card, or none that can be read
+        card = {}
+    found = {name: str(card[name]) for name in ("license", "license_name", "license_link") if card.get(name)}
+    return found if "license" in found else {"license": "unknown"}
 
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:

@@ -219,12 +219,29 @@ def compare_strategies(
 )
 def export(
     run_id: RunName,
-    out: Annotated[Path, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the weights; must not exist or be empty.")
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Upload to the Hugging Face hub; --out is then NAME by default."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With --push: write the folder alone.")] = False,
 ) -> None:
-    """Write a run's weights as diffusers loads them, with a model card."""
-    from tasks.export import export_run
+    """Write a run's weights as diffusers loads them, with a model card; upload them."""
+    from tasks.export import export_run, export_to_hub
 
-    _print_json(export_run(Home.from_environment(), run_id, out))
+    home = Home.from_environment()
+    if push is not None:
+        _print_json(export_to_hub(home, run_id, push, out, dry_run))
+    elif out is None or dry_run:
+        raise ConfigurationError(
+            "--dry-run says what --push would upload; add --push NAME"
+            if dry_run
+            else "name a folder by --out, or a repository of the hub by --push"
+        )
+    else:
+        _print_json(export_run(home, run_id, out))
 
 
 @app.command(

@@ -103,6 +103,14 @@ def evaluated_iterations(records: Records, run_id: str) -> set[int]:
     return {iteration for (iteration,) in rows}
 
 
+def held_out_curve(records: Records, run_id: str) -> list[tuple[int, float]]:
+    """Return iteration and mean score of each of the run's held-out evaluations, in order."""
+    with records.reading(run_id) as connection:
+        return connection.execute(
+            "SELECT iteration, score FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
+        ).fetchall()
+
+
 def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]]:
     """Return the mean score of a held-out prompt's judged images, by iteration and prompt_id.
 

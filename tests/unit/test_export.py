@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,22 @@ def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path)
     store.commit_evaluation(evaluation_record("a-run", 2, 2000.0))
     answer = export_run(home, "a-run", out)
     assert answer["iteration"] == 2
-    assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
+    assert answer["files"] == ["README.md", "curve.svg", "pytorch_lora_weights.safetensors"]
     pipeline = own_pipeline("sd3.5", folder)
     pipeline.load_lora_weights(str(out))
     expected = run_pipeline(pipeline, config, policy.model.latent_shape)
     assert difference(run_sampler(policy.model, config), expected) <= EXACT
     card = (out / "README.md").read_text(encoding="utf-8")
     for part in (
-        f'base_model: "{folder}"', "StableDiffusion3Pipeline.from_pretrained", "`abc123`",
+        f"| Base model | `{folder}` (sd3.5) |", 'license: "unknown"',
+        "StableDiffusion3Pipeline.from_pretrained", "`abc123`",
         "LoRA, rank 4, by Flow-GRPO", "iteration 2 of 40", "| Reward | ocr, graded |", "builtin:glyphs-train",
     ):  # fmt: skip
         assert part in card, part
     assert "Score before → after | 0." in card
+    assert "base_model:" not in card, "the hub refuses a folder"
+    assert "after iteration 2](curve.svg)" in card and '"family": "sd3.5"' in card
+    ET.fromstring((out / "curve.svg").read_text(encoding="utf-8"))
     with pytest.raises(ConfigurationError, match="is not an empty folder"):
         export_run(home, "a-run", out)
 

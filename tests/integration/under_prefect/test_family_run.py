@@ -32,5 +32,5 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
         groups = sequence_groups(connection, "run-family", 1, 2, 100)
     assert set(groups["members"]) == {"reserved-0+spot-0"}
     answer = export_run(home, "run-family", tmp_path / "lora")
-    assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
+    assert answer["files"] == ["README.md", "curve.svg", "pytorch_lora_weights.safetensors"]
     own_pipeline("qwen-image", folder).load_lora_weights(answer["out"])

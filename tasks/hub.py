@@ -71,11 +71,11 @@ def push_folder(name: str, folder: Path) -> str:
 
 @contextmanager
 def _asking_hub(name: str, advice: str) -> Iterator[None]:
-    import httpx
+    from huggingface_hub.errors import HTTPError  # of the client that it uses
 
     try:
         yield
-    except (OSError, ValueError, httpx.HTTPError) as error:  # ValueError: it refuses the card
+    except (OSError, ValueError, HTTPError) as error:  # ValueError: it refuses the card
         raise ServerError(
             f"--push {quoted(name)}: the hub did not do it ({one_line(str(error))}); {advice}"
         ) from error

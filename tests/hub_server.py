@@ -14,7 +14,7 @@ TOKEN = "hf_right"
 
 
 class HubServer(ThreadingHTTPServer):
-    """What was uploaded, by name: `files` of the one commit, and the `cards` that were to be checked."""
+    """The repositories asked for, and the files of the last commit by their names."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -22,11 +22,10 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: list[dict[str, Any]] = []
         self.large: dict[str, bytes] = {}
         self.files: dict[str, bytes] = {}
-        self.cards: list[str] = []
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: HubServer
+    server: HubServer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def do_GET(self) -> None:
         self._answer({"name": "me", "type": "user"} if self.path == "/api/whoami-v2" else None)
@@ -46,7 +45,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.repositories.append(asked)
             self._answer({"url": f"{self.server.url}/me/{asked['name']}"})
         elif path == "/api/validate-yaml":
-            self.server.cards.append(asked["content"])
             self._answer({"errors": [], "warnings": []})
         elif path.endswith("/preupload/main"):
             kinds = {file["path"]: "lfs" if file["path"].endswith("safetensors") else "regular"

@@ -15,7 +15,11 @@ CURVE = "curve.svg"
 """The picture beside the card."""
 
 _Curve = Sequence[tuple[int, float]]
-_OF_THIS_MACHINE = ("runtime", "checkpoint", "tracking", "price")
+_SHOWN = (
+    "seed", "iterations", "model", "prompts", "sampling", "algorithm", "adaptation", "optimizer",
+    "exploration", "reward", "evaluation",
+)  # fmt: skip
+"""Sections of what a run computes; others may name servers and addresses of its owner."""
 
 
 def model_card(
@@ -70,7 +74,7 @@ def model_card(
     if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
         head["base_model"] = config.model.path
     front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items())
-    settings = {name: value for name, value in differences(config).items() if name not in _OF_THIS_MACHINE}
+    settings = {name: value for name, value in differences(config).items() if name in _SHOWN}
     return (
         f"---\n{front}tags: [{', '.join(tags)}]\n---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "

@@ -128,11 +128,12 @@ def licence_of(model: ModelConfig) -> dict[str, str]:
     """
     if model.path.startswith(EMBEDDED_PREFIX):
         return {"license": "apache-2.0"}  # as all of the project
+    import yaml
     from huggingface_hub import ModelCard
 
     try:
         card = ModelCard.load(find_folder("model.path", model.path) / CARD).data.to_dict()
-    except (ModelError, OSError, ValueError):  # no folder, no card, or none that can be read
+    except (ModelError, OSError, ValueError, yaml.YAMLError):  # no folder, no card, or none that can be read
         card = {}
     found = {name: str(card[name]) for name in ("license", "license_name", "license_link") if card.get(name)}
     return found if "license" in found else {"license": "unknown"}

@@ -92,15 +92,16 @@ def main() -> None:
     seeds, share = (1, 4) if arguments.quick else (arguments.seeds, 1)
     store = curve_store(f"exploration-{task}", commit, earlier)
     curves = make_curves(store, reported_curves(task, arms, seeds, tuned, share), jobs)
-    if not any(arm == BASELINE for arm, _ in curves):
-        parser.error(f"--as-is: there is no curve of {BASELINE} yet")
+    chosen = tuned.chosen if tuned else {"nft": "off_policy_32"}
+    made = {arm for arm, _ in curves}
+    if not any(name in made and ARMS[name].plain in made for name in chosen.values()):
+        parser.error("--as-is: no chosen arm has curves yet, with those of its arm without exploration")
     if arguments.keep:
         store.keep()
-    chosen = tuned.chosen if tuned else {"nft": "off_policy_32"}
     figures = {
         "curves_after": arguments.after,
         "tuning": tuned.figures if tuned else {},
-        **summarise(task, curves, {arm: arm_config(task, arm, 0) for arm, _ in curves}, chosen),
+        **summarise(task, curves, {arm: arm_config(task, arm, 0) for arm in made}, chosen),
     }
     finish(f"exploration-{task}", figures, arguments, module="exploration")
 

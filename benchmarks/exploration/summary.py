@@ -233,22 +233,23 @@ def summarise(
 
     Args:
         task: its name.
-        curves: by arm and run seed; some of `BASELINE` at least.
+        curves: by arm and run seed, of an arm without exploration and of what is compared with it at least.
+            Without any of `BASELINE` no dollars on demand are compared.
         configs: what each arm was run with, apart from the run seed.
         chosen: the exploring arm of each objective; one that has no curves yet is left out.
     """
     arms = arm_curves(curves, configs)
-    baseline = arms[BASELINE]
     pairs = {
         objective: (arms[ARMS[name].plain], arms[name])
         for objective, name in chosen.items()
         if name in arms and ARMS[name].plain in arms
     }
     compared = {name for pair in pairs.values() for name in (pair[0].name, pair[1].name)}
+    baseline = arms[BASELINE] if BASELINE in arms else next(iter(pairs.values()))[0]
     return {
         "task": task,
-        "signal": configs[BASELINE].reward.signal,
-        "run_seeds": min(len(arms[name].curves) for name in compared or [BASELINE]),
+        "signal": configs[baseline.name].reward.signal,
+        "run_seeds": min(len(arms[name].curves) for name in compared or [baseline.name]),
         "base": round(baseline.base(), 4),
         "target": round(baseline.base() + baseline.targets()[100], 4),
         "exploration": {name: _exploration(*pair, arms) for name, pair in pairs.items()},
@@ -364,7 +365,7 @@ def _against_on_demand(
 
     An arm trains on all devices where that takes less time. The best one is of the chosen ones.
     """
-    if not pairs:
+    if not pairs or baseline.name != BASELINE:
         return {}
     theirs = Way(baseline, baseline.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND))
     usd = _usd_per_s(MIXED)

@@ -308,6 +308,9 @@ def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, mon
     store, curves = curve_store("tuning-ocr-graded", "abc"), tuning({"off_policy_32": 1})
     for key, want in tuning_curves("ocr-graded").items():
         store.save(want.name, curves[key])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert "no chosen arm has curves yet" in capsys.readouterr().err
     tuned = choose("ocr-graded", curves)
     assert main.main_arms(tuned)[:3] == ["off_policy_48", "plain_nft_shared", "all_groups_nft"]
     store = curve_store("exploration-ocr-graded", "abc")
@@ -320,6 +323,14 @@ def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, mon
     figures = json.loads(capsys.readouterr().out)
     assert figures["tuning"]["chosen"] == tuned.chosen
     assert (figures["run_seeds"], figures["exploration"]["nft"]["best"]) == (2, "off_policy_48")
+    assert figures["best_against_all_on_demand"]["against"] == "plain_grpo"
+    for (name, _), want in wanted.items():
+        if ARMS[name].objective == "grpo":
+            (tmp_path / "benchmarks" / "exploration-ocr-graded" / "abc" / f"{want.name}.json").unlink()
+    main.main()
+    some = json.loads(capsys.readouterr().out)
+    assert some["exploration"] == {"nft": figures["exploration"]["nft"]}, "whatever is made of the other"
+    assert some["best_against_all_on_demand"] == {}
 
 
 def test_a_cell_of_the_map():

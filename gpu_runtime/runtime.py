@@ -107,8 +107,9 @@ class Runtime:
         with ExitStack() as started:
             self._fleet = Fleet(cluster, config, self._history)
             started.callback(self._fleet.close)
+            sections = config.runtime, config.reward, config.evaluation
             self._scoring = ScoringPool(
-                cluster, config, self._history.place, self._fleet.look, self._fleet.collector
+                cluster, *sections, self._history.place, self._fleet.look, self._fleet.collector
             )
             started.callback(self._scoring.close)
             # Both load at the same time; each takes seconds of imports.
@@ -118,7 +119,7 @@ class Runtime:
                 config, self._explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
             )
             self._feed = TrainingFeed(
-                config.algorithm, config.reward.signal, self._fleet.trainers, self._fleet.accounts.enter
+                config.algorithm, config.reward.signal, self._fleet.trainers, self._fleet.enter
             )
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()

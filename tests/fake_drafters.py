@@ -21,10 +21,11 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion, WorkL
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk, Worker
 from gpu_runtime.worker.scoring_worker import ScoringWorker
+from storage.config.run_config import EvaluationConfig, RewardConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
-from tests.tiny_run import tiny_config
 
 R = TypeVar("R")
 
@@ -173,7 +174,9 @@ class FakePool(ScoringPool):
 
     def __init__(self, count: int, script: Script, judge: Judge) -> None:
         self._script, self._judge = script, judge
-        super().__init__(cast(Any, None), tiny_config(runtime={"scorer_workers": count}))
+        super().__init__(
+            cast(Any, None), RuntimeConfig(scorer_workers=count), RewardConfig(), EvaluationConfig()
+        )
 
     def _post(self, event: Any) -> None:
         """At once, in place of a thread."""

@@ -1,4 +1,18 @@
-"""The devices of a run: registered, given weights, and replaced when they are lost or soon will be."""
+"""The devices of a run: registered, given weights, and replaced when they are lost or soon will be.
+
+Invariants:
+
+- The trainers are the first `runtime.trainer_workers` reserved workers. The loss of one ends the run; that
+  of another device does not: its requests continue elsewhere.
+- A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
+  while devices generate, else with the next phase.
+- A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
+  ends while it loads is billed, too.
+- A worker that is under notice or leaves gets no further chunk. If the notice is withdrawn, it pulls again,
+  beside its replacement if there is one.
+- During training, a second thread lets the other devices draft (`beside_training`): the training thread then
+  touches only the trainers. A lock guards what both write.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +40,6 @@ from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing
-from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
@@ -40,15 +53,6 @@ from storage.record.records import DeviceEventKind, DeviceState
 class Fleet:
     """Reserved and spot workers.
 
-    The first `runtime.trainer_workers` reserved workers are the trainers. When another worker dies, hangs or
-    gets a preemption notice, its requests continue elsewhere, and a standby takes its slot or, if none waits,
-    a replacement is started: at once while devices generate, else with the next phase. A worker that has
-    loaded is registered then, and pulls requests once it holds the phase's weights. A worker whose notice is
-    withdrawn pulls again, beside its replacement if there is one.
-
-    During training, a second thread lets the other devices draft (`beside_training`): the training thread
-    then touches only the trainers. A lock guards what both write.
-
     Args:
         cluster: cluster on which the workers run.
         config: configuration of the run.
@@ -59,6 +63,8 @@ class Fleet:
         self._config = config
         history = history or HistoryLog(None, "")
         self._dispatcher = Dispatcher(config, history=history)
+        self.counters = self._dispatcher.counters
+        """Counts of what phases have lost, repeated and saved since the start."""
         self._beside_training = False
         self._window = LiveWindow()
         self.collector = Collector()
@@ -213,11 +219,6 @@ class Fleet:
             yield
         finally:
             self._beside_training = False
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of what phases have lost, repeated and saved since the start."""
-        return self._dispatcher.counters
 
     def prepare(self, weights: Weights) -> None:
         """Replace devices that are lost or soon will be, and make every worker hold these weights."""

@@ -20,7 +20,8 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import PRIORITIES, Lease, RequestKind, WorkItem
 from gpu_runtime.worker.history import HistoryPlace
 from gpu_runtime.worker.scoring_worker import ScoringWorker
-from storage.config.run_config import RewardConfig, RunConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
 
@@ -63,7 +64,7 @@ class ScoringPool:
 
     Args:
         cluster: cluster on which they run.
-        config: configuration of the run.
+        runtime, reward, evaluation: sections of the run's settings.
         history: place of their histories; None to keep none.
         look: function called repeatedly by a thread while it waits for a phase's scores; None for none.
         collector: collector of the cost of judging.
@@ -72,13 +73,18 @@ class ScoringPool:
     def __init__(
         self,
         cluster: Cluster,
-        config: RunConfig,
+        runtime: RuntimeConfig,
+        reward: RewardConfig,
+        evaluation: EvaluationConfig,
         history: HistoryPlace | None = None,
         look: Callable[[], None] | None = None,
         collector: Collector | None = None,
     ) -> None:
         self._cluster = cluster
-        self._config = config
+        self._runtime = runtime
+        self._reward = reward
+        judged = evaluation.judge
+        self._judge = RewardConfig(scorer=judged, options=evaluation.options) if judged else None
         self._history = history
         self._look = look
         self._started = 0
@@ -96,7 +102,7 @@ class ScoringPool:
         self._events: SimpleQueue[list[_Image] | Future[list[Score]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._ended: Exception | None = None
-        self.actors = [self._start() for _ in range(config.runtime.scorer_workers)]
+        self.actors = [self._start() for _ in range(runtime.scorer_workers)]
         self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
 
     def await_ready(self) -> None:
@@ -105,15 +111,14 @@ class ScoringPool:
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
-        limit = self._config.runtime.start_timeout_s
+        limit = self._runtime.start_timeout_s
         for actor in self.actors:
             try:
                 self._loaded[actor.name].result(timeout=limit)
             except TimeoutError as error:
                 raise RuntimeFailure(
                     f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster "
-                    "has "
-                    f"{self._cluster.describe()}"
+                    f"has {self._cluster.describe()}"
                 ) from error
             except WorkerLostError as error:
                 raise RuntimeFailure(f"scorer {actor.name} died while starting: {error}") from error
@@ -161,7 +166,7 @@ class ScoringPool:
     def _end_if_hung(self, actor: RemoteActor[ScoringWorker], call: Future[list[Score]]) -> None:
         """Kill a scorer that does not load, or whose call then takes longer than `CALL_LIMIT_S`."""
         loaded = self._loaded[actor.name]
-        self._limit(actor, loaded, self._config.runtime.start_timeout_s)
+        self._limit(actor, loaded, self._runtime.start_timeout_s)
         loaded.add_done_callback(lambda _: self._limit(actor, call, CALL_LIMIT_S))
 
     def _limit(self, actor: RemoteActor[ScoringWorker], call: Future[Any], limit_s: float) -> None:
@@ -207,14 +212,11 @@ class ScoringPool:
 
     def _on_event(self, event: list[_Image] | Future[list[Score]]) -> None:
         if isinstance(event, list):
-            self._add(event)
+            self._open |= set(event)
+            self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in event)
         else:
             self._settle(event)
         self._feed()
-
-    def _add(self, images: list[_Image]) -> None:
-        self._open |= set(images)
-        self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in images)
 
     def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
         """Remove images of a lease that are judged, given up, or no longer wanted."""
@@ -302,13 +304,9 @@ class ScoringPool:
     def _start(self) -> RemoteActor[ScoringWorker]:
         name = f"scorer-{self._started}"
         self._started += 1
-        share = self._config.runtime.scorer_gpu
-        evaluation = self._config.evaluation
-        judge = (
-            RewardConfig(scorer=evaluation.judge, options=evaluation.options) if evaluation.judge else None
-        )
-        arguments = (self._config.reward, name, self._history, share > 0, judge)
-        reads = [folder for one in (self._config.reward, judge) if one for folder in model_folders(one)]
+        share = self._runtime.scorer_gpu
+        arguments = (self._reward, name, self._history, share > 0, self._judge)
+        reads = [folder for one in (self._reward, self._judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
         self._loaded[name] = actor.call(ScoringWorker.ready)
         return actor

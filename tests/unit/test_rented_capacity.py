@@ -214,7 +214,9 @@ def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
     stage.provider.offers[1] = Offer("b", called_back="serving needs it")
     too_late = Timer(3.0, lambda: score.set_result(Score(0.0, False, "too late")))
     too_late.start()
-    pool = ScoringPool(stage.cluster, tiny_config(), look=stage.fleet.look)
+    config = tiny_config()
+    sections = config.runtime, config.reward, config.evaluation
+    pool = ScoringPool(stage.cluster, *sections, look=stage.fleet.look)
     assert [found.detail for found in pool.wait_for([score])] == ["in time"]
     too_late.cancel()
     assert stage.provider.released == ["b"]

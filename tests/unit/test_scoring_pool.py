@@ -160,7 +160,8 @@ class AnsweringCluster:
 
 def live_pool(answer: Any, **settings: Any) -> tuple[ScoringPool, AnsweringCluster]:
     cluster = AnsweringCluster(answer)
-    pool = ScoringPool(cast(Any, cluster), tiny_config(runtime={"scorer_workers": 2}, **settings))
+    config = tiny_config(runtime={"scorer_workers": 2}, **settings)
+    pool = ScoringPool(cast(Any, cluster), config.runtime, config.reward, config.evaluation)
     pool.await_ready()
     return pool, cluster
 

@@ -12,7 +12,7 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.prices.price_history import PriceHistory, read_price_history
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape
-from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.spot.traces.trace import summarise
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_runtime.spot.prices.files import read_prices
-from gpu_runtime.spot.prices.known_prices import known_prices
+from gpu_runtime.spot.prices.price_book import known_prices, read_prices
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 

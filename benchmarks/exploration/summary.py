@@ -42,7 +42,7 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, end_of, reached_at, rising_fit
-from gpu_runtime.spot.prices.known_prices import known_prices
+from gpu_runtime.spot.prices.price_book import known_prices
 from storage.config.run_config import RunConfig
 
 DEVICE, ZONE = "H100", "aws/highest"

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.replay import Replay, thinned
-from gpu_runtime.spot.traces.summary import summarise
-from gpu_runtime.spot.traces.trace import Trace
+from gpu_runtime.spot.traces.trace import Trace, summarise
 from gpu_runtime.worker.history import read_history
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TraceError

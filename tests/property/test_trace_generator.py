@@ -1,14 +1,11 @@
 """Generated traces: the same for the same seed, never more than wanted, losses as correlated as asked."""
 
-import tempfile
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.spot.traces.files import read_trace, write_trace
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
-from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.spot.traces.trace import summarise
 from storage.errors import ConfigurationError
 from tests.examples import examples
 
@@ -67,19 +64,10 @@ def test_what_is_lost_together_is_of_one_zone_and_no_larger_than_asked(shape, se
 def test_the_share_of_common_losses_and_the_lifetimes_are_near_those_asked_for(share, seed, zones):
     # About 3,300 losses: four standard deviations of the share are below 0.08 even in bursts of six.
     shape = TraceShape(24, 900_000.0, mean_lifetime_s=6000.0, multi_loss_share=share, zones=zones)
-    figures = summarise(generate_trace(shape, seed), capacity=24)
+    figures = summarise(generate_trace(shape, seed))
     assert figures.losses > 2000
     assert figures.multi_loss_share == pytest.approx(share, abs=0.08)
     assert 3600 / (figures.losses_per_instance_hour or 0) == pytest.approx(6000, rel=0.2)
-
-
-@examples(0.4)
-@given(shapes, seeds)
-def test_a_file_of_it_reads_back_the_same(shape, seed):
-    trace = generate_trace(shape, seed)
-    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
-        write_trace(trace, file.name)
-        assert read_trace(file.name).events == trace.events
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.spot.prices.files import read_prices
-from gpu_runtime.spot.prices.known_prices import known_prices
-from gpu_runtime.spot.prices.price_book import Price, PriceBook
+from gpu_runtime.spot.prices.price_book import Price, PriceBook, known_prices, read_prices
 from storage.errors import ConfigurationError, PriceNotFoundError
 
 A_ON_DEMAND = Price("H100", "on_demand", "a", 10.0)
@@ -39,17 +37,9 @@ JSON = json.dumps(
 )
 
 
-def test_looks_up_compares_and_counts_the_discount():
+def test_looks_up():
     book = PriceBook([A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT])
     assert book.usd_per_hour("H100", "spot", "a") == 2.5
-    assert book.cheapest("H100", "spot") == B_SPOT
-    assert book.discount("H100", "a") == pytest.approx(0.75)
-    assert book.prices == (A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT)
-
-
-def test_of_equal_prices_the_first_zone_by_name():
-    book = PriceBook([Price("H100", "spot", zone, 2.0) for zone in ("z", "b", "m")])
-    assert book.cheapest("H100", "spot").zone == "b"
 
 
 @pytest.mark.parametrize(
@@ -69,11 +59,8 @@ def test_what_is_not_there_is_refused_with_what_is(asked, message):
 
 
 def test_nothing_available_is_never_free():
-    book = PriceBook([C_SPOT])
-    with pytest.raises(PriceNotFoundError, match="no H100 spot is available; the price book is empty"):
-        book.cheapest("H100", "spot")
-    with pytest.raises(PriceNotFoundError, match="unavailable"):
-        book.discount("H100", "c")
+    with pytest.raises(PriceNotFoundError, match="unavailable; the price book is empty"):
+        PriceBook([C_SPOT]).usd_per_hour("H100", "spot", "c")
 
 
 @pytest.mark.parametrize("usd", [0, 0.0, -1, float("nan"), float("inf"), True, "2.5"])
@@ -99,24 +86,21 @@ def test_books_that_contradict_themselves(prices, message):
 
 def test_spot_may_cost_as_much_as_on_demand_and_stand_alone():
     book = PriceBook([A_ON_DEMAND, Price("H100", "spot", "a", 10.0), Price("H100", "spot", "b", 99.0)])
-    assert book.discount("H100", "a") == 0
+    assert book.usd_per_hour("H100", "spot", "a") == book.usd_per_hour("H100", "on_demand", "a")
 
 
-def test_the_built_in_prices_name_their_source():
-    book = known_prices()
-    assert book.usd_per_hour("H100", "on_demand", "gcp/us-east4") == 10.98
-    assert book.discount("H100", "gcp/us-central1") == pytest.approx(0.695, abs=0.001)
-    assert all(price.source for price in book.prices)
+def test_the_built_in_prices():
+    assert known_prices().usd_per_hour("H100", "on_demand", "gcp/us-east4") == 10.98
 
 
 @pytest.mark.parametrize(("suffix", "text"), [("toml", TOML), ("csv", "\ufeff" + CSV), ("json", JSON)])
 def test_files_of_three_forms_say_the_same(tmp_path: Path, suffix, text):
     path = tmp_path / f"prices.{suffix}"
     path.write_text(text, encoding="utf-8")
-    assert read_prices(path).prices == (
-        Price("H100", "spot", "a", 2.5, "the bill of May"),
-        Price("H100", "spot", "c", None),
-    )
+    book = read_prices(path)
+    assert book.usd_per_hour("H100", "spot", "a") == 2.5
+    with pytest.raises(PriceNotFoundError, match="H100 spot in c is unavailable"):
+        book.usd_per_hour("H100", "spot", "c")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import pytest
 
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep, thinned
-from gpu_runtime.spot.traces.summary import summarise
-from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent, summarise
 from storage.errors import TraceError
 
 

@@ -1,15 +1,44 @@
-"""The prices of devices: a price book that refuses invalid prices, and never treats "none" as free."""
+"""The prices of devices: the built-in ones, those in a file, and what a price book refuses.
+
+A book refuses invalid prices, and never treats "none" as free. The built-in prices are from public lists and
+spot-price histories as of November 2026. Spot prices change hourly, so take these for the order of magnitude,
+not for a bill. Where only the range over a provider's zones is known, its ends are listed under `lowest` and
+`highest`; GCP's ends belong to the two zones whose discounts they match.
+"""
 
 from __future__ import annotations
 
+import csv
+import json
 import math
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
-from storage.errors import ConfigurationError, PriceNotFoundError
+from storage.errors import ConfigurationError, PriceNotFoundError, quoted
+from storage.text import read_text_file
 
 PriceMarket = Literal["on_demand", "spot"]
+
+_REQUIRED = ("device", "market", "zone")
+_FIELDS = (*_REQUIRED, "usd_per_hour", "source")
+
+_ROWS: tuple[tuple[str, PriceMarket, str, float], ...] = (
+    ("H100", "on_demand", "aws/lowest", 6.88),
+    ("H100", "spot", "aws/lowest", 1.78),
+    ("H100", "on_demand", "aws/highest", 6.88),
+    ("H100", "spot", "aws/highest", 2.84),
+    ("H100", "on_demand", "gcp/us-east4", 10.98),
+    ("H100", "spot", "gcp/us-east4", 2.51),
+    ("H100", "on_demand", "gcp/us-central1", 10.98),
+    ("H100", "spot", "gcp/us-central1", 3.35),
+    ("H200", "on_demand", "aws/lowest", 7.91),
+    ("H200", "spot", "aws/lowest", 2.01),
+    ("H200", "on_demand", "aws/highest", 7.91),
+    ("H200", "spot", "aws/highest", 3.15),
+)
 
 
 @dataclass(frozen=True)
@@ -21,14 +50,12 @@ class Price:
         market: `on_demand` or `spot`.
         zone: provider and zone, such as `gcp/us-east4`.
         usd_per_hour: dollars per hour of one device; None if the offer is unavailable.
-        source: origin of the figure, for display only.
     """
 
     device: str
     market: PriceMarket
     zone: str
     usd_per_hour: float | None
-    source: str = ""
 
     def __str__(self) -> str:
         return f"{self.device} {self.market} in {self.zone}"
@@ -53,11 +80,6 @@ class PriceBook:
         for price in self._prices.values():
             self._check_discount(price)
 
-    @property
-    def prices(self) -> tuple[Price, ...]:
-        """All offers, including unavailable ones, in the order in which they were given."""
-        return tuple(self._prices.values())
-
     def usd_per_hour(self, device: str, market: PriceMarket, zone: str) -> float:
         """Return the dollars per hour of one device.
 
@@ -78,40 +100,12 @@ class PriceBook:
             raise PriceNotFoundError(f"{price} is unavailable; {self._there_are(device, market)}")
         return price.usd_per_hour
 
-    def cheapest(self, device: str, market: PriceMarket) -> Price:
-        """Return the cheapest available offer; among equals, the first zone by name.
-
-        Raises:
-            PriceNotFoundError: no offer is available.
-        """
-        offers = [(price.usd_per_hour, price.zone, price) for price in self._available(device, market)]
-        if not offers:
-            raise PriceNotFoundError(f"no {device} {market} is available; {self._there_are(device, market)}")
-        return min(offers)[2]
-
-    def discount(self, device: str, zone: str) -> float:
-        """Return the share that the spot market saves in a zone, 0 to 1.
-
-        Raises:
-            PriceNotFoundError: one of the two prices is missing or unavailable.
-        """
-        return 1 - self.usd_per_hour(device, "spot", zone) / self.usd_per_hour(device, "on_demand", zone)
-
-    def _available(self, device: str, market: str) -> list[Price]:
-        return [
-            price
-            for price in self._prices.values()
-            if price.device == device and price.market == market and price.usd_per_hour is not None
-        ]
-
     def _there_are(self, device: str, market: str) -> str:
         """Return a message that names the nearest existing offers."""
-        zones = sorted(price.zone for price in self._available(device, market))
-        if zones:
+        there = [price for price in self._prices.values() if price.usd_per_hour is not None]
+        if zones := sorted(p.zone for p in there if (p.device, p.market) == (device, market)):
             return f"{device} {market} has a price in {', '.join(zones)}"
-        offers = sorted(
-            {f"{p.device} {p.market}" for p in self._prices.values() if p.usd_per_hour is not None}
-        )
+        offers = sorted({f"{price.device} {price.market}" for price in there})
         return f"there are prices of {', '.join(offers)}" if offers else "the price book is empty"
 
     def _check_discount(self, spot: Price) -> None:
@@ -124,6 +118,73 @@ class PriceBook:
             f"{spot} costs {spot.usd_per_hour} usd_per_hour, above {on_demand.usd_per_hour} on demand; "
             "correct it, or leave the spot price empty to have none"
         )
+
+
+def known_prices() -> PriceBook:
+    """Return the built-in price book; a price file of the user takes precedence."""
+    return PriceBook(Price(device, market, zone, usd) for device, market, zone, usd in _ROWS)
+
+
+def read_prices(path: str | Path) -> PriceBook:
+    """Read a price book in the format of its suffix.
+
+    A row has `device`, `market` (`on_demand` or `spot`), `zone`, `usd_per_hour` and, optionally, `source`, a note.
+    An empty or missing `usd_per_hour` means that the offer is unavailable. `.toml`: tables `[[price]]`;
+    `.json`: a list of objects; `.csv`: a header and rows.
+
+    Raises:
+        ConfigurationError: the file is missing, its suffix is unknown, a row is malformed (the message names
+            the file and the row), or `PriceBook` refuses the prices.
+    """
+    path = Path(path)
+    readers = {".toml": _toml_rows, ".json": json.loads, ".csv": _csv_rows}
+    if path.suffix not in readers:
+        raise ConfigurationError(
+            f"price file {path}: suffix {path.suffix!r}; name a .toml, .json or .csv file"
+        )
+    text = read_text_file(path, f"price file {path}", ConfigurationError)
+    try:
+        rows = readers[path.suffix](text)
+    except (ValueError, RecursionError, csv.Error) as error:  # each parser's own errors are ValueErrors
+        raise ConfigurationError(f"price file {path} cannot be read: {error}") from error
+    if not isinstance(rows, list) or not rows:
+        raise ConfigurationError(f"price file {path}: no prices in it; write at least one row")
+    prices = [_price(row, f"price file {path}, row {number}") for number, row in enumerate(rows, start=1)]
+    try:
+        return PriceBook(prices)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"price file {path}: {error}") from error
+
+
+def _toml_rows(text: str) -> Any:
+    content = tomllib.loads(text)
+    unknown = sorted(set(content) - {"price"})
+    if unknown:
+        raise ValueError(f"unknown {', '.join(unknown)}; write the prices as [[price]] tables")
+    return content.get("price")
+
+
+def _csv_rows(text: str) -> Any:
+    return list(csv.DictReader(text.splitlines(), restkey="more columns", strict=True))
+
+
+def _price(row: object, where: str) -> Price:
+    if not isinstance(row, Mapping):
+        raise ConfigurationError(f"{where}: expected a row with {', '.join(_FIELDS)}, got {quoted(row)}")
+    unknown = [str(name) for name in row if name not in _FIELDS]
+    missing = [name for name in _REQUIRED if not row.get(name)]
+    if unknown or missing:
+        problem = f"unknown {', '.join(unknown)}" if unknown else f"no {', '.join(missing)}"
+        raise ConfigurationError(f"{where}: {problem}; a row has {', '.join(_FIELDS)}")
+    usd = row.get("usd_per_hour")
+    if isinstance(usd, str):
+        try:
+            usd = float(usd) if usd.strip() else None
+        except ValueError as error:
+            raise ConfigurationError(
+                f"{where}: usd_per_hour {quoted(usd)}; give a number or leave it empty"
+            ) from error
+    return Price(row["device"], row["market"], row["zone"], usd)
 
 
 def _check(price: Price) -> None:

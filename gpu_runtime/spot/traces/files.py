@@ -6,8 +6,6 @@ intervals, and lines of events with the names of their nodes.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -48,18 +46,6 @@ def read_trace(path: str | Path) -> Trace:
             "Parcae's intervals) or a .txt file (Parcae's events)"
         )
     return readers[path.suffix](read_text_file(path, str(path), TraceError), path)
-
-
-def write_trace(trace: Trace, path: str | Path) -> None:
-    """Write the events as a `.csv` that `read_trace` reads, in whole milliseconds.
-
-    The format has no length: when read again, the trace ends with its last event.
-    """
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    for event in trace.events:
-        writer.writerow([round(event.at_s * 1000), event.kind, event.instance])
-    Path(path).write_text(rows.getvalue(), encoding="utf-8")
 
 
 class _Events:

@@ -7,8 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from gpu_runtime.spot.traces.summary import summarise
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent, summarise
 from storage.errors import TraceError
 
 StepKind = Literal["add", "notice", "remove"]

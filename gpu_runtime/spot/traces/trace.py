@@ -1,8 +1,9 @@
-"""Traces of spot instances: their arrivals and removals. Pure: `files.py` reads them."""
+"""Traces of spot instances: their arrivals and removals, and figures of them. Pure: `files.py` reads them."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -136,3 +137,51 @@ class Trace:
             else:
                 there.pop(event.instance, None)
         return Trace((*(TraceEvent(0.0, "add", name) for name in there), *after), last_s - first_s)
+
+
+@dataclass(frozen=True)
+class TraceSummary:
+    """Figures of a trace.
+
+    Attributes:
+        length_s: length of the trace.
+        instances: number of instances that came.
+        peak: most instances at once.
+        losses: number of instances removed.
+        multi_loss_share: share of the losses that happened at the same time as others; None without losses.
+        losses_per_instance_hour: losses over the lifetime of all instances in hours, including those left at
+            the end. None without instances.
+    """
+
+    length_s: float
+    instances: int
+    peak: int
+    losses: int
+    multi_loss_share: float | None
+    losses_per_instance_hour: float | None
+
+
+def summarise(trace: Trace) -> TraceSummary:
+    """Return the figures of a trace."""
+    came: dict[str, float] = {}
+    together: Counter[float] = Counter()  # losses by their time
+    lifetimes: list[float] = []
+    instances = peak = 0
+    for event in trace.events:
+        if event.kind == "add":
+            came[event.instance] = event.at_s
+            instances += 1
+            peak = max(peak, len(came))
+        else:
+            lifetimes.append(event.at_s - came.pop(event.instance))
+            together[event.at_s] += 1
+    alive_s = sum(lifetimes) + sum(trace.length_s - since for since in came.values())
+    losses = len(lifetimes)
+    return TraceSummary(
+        length_s=trace.length_s,
+        instances=instances,
+        peak=peak,
+        losses=losses,
+        multi_loss_share=sum(size for size in together.values() if size > 1) / losses if losses else None,
+        losses_per_instance_hour=losses / (alive_s / 3600) if alive_s else None,
+    )

@@ -122,12 +122,7 @@ class RentingTerms:
 
 @dataclass(frozen=True)
 class CapacityDecision:
-    """The number of spot devices wanted, and the reason.
-
-    Attributes:
-        wanted: number of devices.
-        reason: explanation in words.
-    """
+    """The number of spot devices wanted, and the reason in words."""
 
     wanted: int
     reason: str

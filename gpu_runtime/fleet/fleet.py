@@ -36,7 +36,6 @@ from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import Standbys, WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing
@@ -73,8 +72,6 @@ class Fleet:
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
-        self.failed_starts: list[FailedStart] = []
-        """Workers that died while they loaded, in order."""
         self._devices: list[Device] = []
         self._weights: Weights | None = None
         training = config.runtime.trainer_workers
@@ -98,6 +95,8 @@ class Fleet:
         self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
         """States, paid time and events of the devices."""
         self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
+        self.failed_starts = self._provisioner.failed
+        """Workers that died while they loaded, in order."""
         first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
         follows = self._rented is not None and not strategy_of(config).drafts_beside_training
@@ -133,9 +132,7 @@ class Fleet:
         """Decide how many spot devices the next iteration has, unless that is fixed; nothing else may run.
 
         Args:
-            requests: number of samples of its rollout.
-            left: iterations left, including the next one.
-            training: training time of the previous iteration.
+            requests, left, training: see `RentedCapacity.decide`.
         """
         if self._rented is not None:
             reserved = sum(device.market == "reserved" for device in self._devices)
@@ -266,10 +263,9 @@ class Fleet:
         return [device for device in self._available if device.holds == version and not device.retiring]
 
     def drafters(self, version: WeightsVersion) -> list[Device]:
-        """Return the devices that may draft beside training: no trainers, none under notice when asked now.
+        """Return the devices with these weights that may draft beside training.
 
-        Args:
-            version: version of the weights that they hold.
+        These are no trainers, and under no notice when asked now.
         """
         self._ask_for_notices()
         return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
@@ -442,7 +438,5 @@ class Fleet:
             if error is None:
                 self._register(device, loaded.result())
                 continue
-            failures = self._provisioner.failures(device)
-            self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
             self.accounts.on_never_joined(device, "failed", str(error))
             self._vacate(device)

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, TimeoutError, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.dispatch.collector import Collector
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
+from gpu_runtime.fleet.slots import FailedStart, free_slots, pause, worker_counts
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.worker import device_worker
 from gpu_runtime.worker.history import HistoryLog
@@ -49,21 +49,14 @@ class Standby:
     name: str
     actor: RemoteActor[Worker]
     since_s: float
-    reading: Future[HostUsage] = field(init=False)
+    reading: Future[HostUsage]
     usage: HostUsage | None = None
     recorded_cpu_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.read()
 
     @property
     def loaded(self) -> bool:
         """True if it has loaded its model."""
         return self.usage is not None
-
-    def read(self) -> None:
-        """Ask the process for its usage so far."""
-        self.reading = self.actor.call(Worker.host_usage)
 
 
 class Standbys:
@@ -130,19 +123,17 @@ class Standbys:
                 self._starting[self._executor.submit(self._start, name)] = name
 
     def take(self, market: Market, name: str) -> Standby | None:
-        """Turn a standby into a worker and return it; None if none waits. A loaded one goes first.
+        """Turn a standby into the worker of that name and return it; None if none waits.
 
-        Args:
-            market: market of the slot.
-            name: new name of its process.
+        A loaded one goes first.
         """
         if self._cluster.tells_markets_apart and market != "reserved":
             return None
         with self._lock:
             self._look()
-            standby = next(iter(sorted(self._waiting, key=lambda one: not one.loaded)), None)
-            if standby is None:
+            if not self._waiting:
                 return None
+            standby = min(self._waiting, key=lambda one: not one.loaded)
             self._waiting.remove(standby)
             self._record(standby, "taken")
             self._taken[standby.name] = standby.loaded
@@ -179,9 +170,9 @@ class Standbys:
         arguments = self._config, False, False, name, self._history.place, None, self._meeting
         reads = [self._config.model.path]
         actor = self._cluster.start(name, device_worker, *arguments, gpu=False, reads=reads)
-        standby = Standby(name, actor, asked_at_s)
-        standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
-        return standby
+        reading = actor.call(Worker.host_usage)
+        reading.add_done_callback(lambda reading: self._note_ready(name, reading))
+        return Standby(name, actor, asked_at_s, reading)
 
     def _note_ready(self, name: str, reading: Future[HostUsage]) -> None:
         """Record that a standby has loaded; called by any thread."""
@@ -209,7 +200,7 @@ class Standbys:
     def _ask_again(self) -> None:
         for standby in self._waiting:
             if standby.reading.done():
-                standby.read()
+                standby.reading = standby.actor.call(Worker.host_usage)
 
     def _on_lost(self, name: str, reason: str, had_loaded: bool) -> None:
         self.lost.append(f"{name} died: {reason}")
@@ -259,10 +250,12 @@ class WorkerProvisioner:
         self._generation: dict[str, int] = {}
         self._coming: list[Arrival] = []
         self._phase = 0
-        self._failures: dict[str, int] = {}
+        self._failures: dict[str, int] = {}  # in a row, by slot
         self._again_in: dict[str, int] = {}
         self._counts: dict[Market, int] = {}
         self._counted_at_s = 0.0
+        self.failed: list[FailedStart] = []
+        """Workers that died while they loaded, in order."""
 
     @property
     def calls(self) -> list[Future[WorkerReady]]:
@@ -324,11 +317,8 @@ class WorkerProvisioner:
             else:
                 failures = self._failures[device.slot] = self._failures.get(device.slot, 0) + 1
                 self._again_in[device.slot] = self._phase + pause(failures)
+                self.failed.append(FailedStart(device.name, str(error), failures, pause(failures)))
         return ended
-
-    def failures(self, device: Device) -> int:
-        """Return how many workers in a row died while loading in this one's slot, including itself."""
-        return self._failures.get(device.slot, 0)
 
     def await_first(self) -> list[Arrival]:
         """Wait for the workers that a run needs to start.

@@ -145,12 +145,7 @@ class RentedCapacity:
         return self._given_back.get(instance, "") or (offer.called_back if offer else "")
 
     def leave(self, worker: str, reason: str) -> None:
-        """Give back the instance of a worker that its provider will take.
-
-        Args:
-            worker: name of the worker; the other workers of the instance leave with it.
-            reason: reason in words.
-        """
+        """Give back the instance of a worker, with all its workers, for a reason in words."""
         if worker in self._instance_of:
             self._given_back[self._instance_of[worker]] = reason
 

@@ -87,11 +87,6 @@ class Trainers:
         self._look = look
         self._asking = threading.Lock()
 
-    @property
-    def leader(self) -> Device:
-        """The device that answers for all."""
-        return self.devices[0]
-
     def __contains__(self, device: object) -> bool:
         return any(device is one for one in self.devices)
 
@@ -126,10 +121,7 @@ class Trainers:
         return Weights(version, digest, self._share(self.ask_leader(Worker.weights)))
 
     def publish_average(self, version: WeightsVersion) -> Weights:
-        """Make the moving average of the trained weights available to the workers.
-
-        Args:
-            version: version of the average.
+        """Make the moving average of the trained weights, which has this version, available to the workers.
 
         Raises:
             RuntimeFailure: if a device is gone or hangs.

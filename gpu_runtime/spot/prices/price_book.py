@@ -128,7 +128,7 @@ def known_prices() -> PriceBook:
 def read_prices(path: str | Path) -> PriceBook:
     """Read a price book in the format of its suffix.
 
-    A row has `device`, `market` (`on_demand` or `spot`), `zone`, `usd_per_hour` and, optionally, `source`, a note.
+    A row has `device`, `market` (`on_demand` or `spot`), `zone`, `usd_per_hour` and, optionally, `source`.
     An empty or missing `usd_per_hour` means that the offer is unavailable. `.toml`: tables `[[price]]`;
     `.json`: a list of objects; `.csv`: a header and rows.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from gpu_runtime.scheduling.requests import UnderWay, WeightsVersion, WorkLeft
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
-from tests.fake_cluster import FakeCluster
+from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
@@ -245,12 +246,12 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     stage.cluster.slow.add("spot-0.1")
     lose(stage, ONE)
     (loaded,) = stage.fleet.add_ready_workers()
-    newcomer = stage.cluster.workers["spot-0.1"]
+    worker = stage.cluster.workers["spot-0.1"]
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it is not waited for"
     assert stage.fleet.add_ready_workers() == [loaded], "it is started once"
 
-    newcomer.silent.add("load_weights")
-    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
+    worker.silent.add("load_weights")
+    worker.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it does not pull before it holds the weights"
     assert stage.fleet.add_ready_workers() == [given], "it is given them once"
@@ -260,48 +261,40 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
 
 
-def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twice():
-    stage = Stage()
+def newcomer(stage: Stage) -> tuple[FakeWorker, Future[Any]]:
+    """The replacement of a lost worker, once it has loaded, and the call that gives it the weights."""
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
     stage.fleet.add_ready_workers()
-    newcomer = stage.cluster.workers["spot-0.1"]
-    newcomer.silent.add("load_weights")
-    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
+    worker = stage.cluster.workers["spot-0.1"]
+    worker.silent.add("load_weights")
+    worker.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
-    newcomer.silent.clear()
+    return worker, given
+
+
+def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twice():
+    stage = Stage()
+    worker, given = newcomer(stage)
+    worker.silent.clear()
     given.set_result("digest of v1")
     stage.fleet.prepare(FIRST)
-    assert newcomer.called.count("load_weights") == 1
+    assert worker.called.count("load_weights") == 1
     stage.fleet.prepare(SECOND)
-    assert newcomer.called.count("load_weights") == 2
+    assert worker.called.count("load_weights") == 2
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO, "spot-0.1"]
 
 
 def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
     stage = Stage()
-    lose(stage, ONE)
-    stage.cluster.slow.add("spot-0.1")
-    stage.fleet.add_ready_workers()
-    newcomer = stage.cluster.workers["spot-0.1"]
-    newcomer.silent.add("load_weights")
-    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.add_ready_workers()
-    given.set_result("something else")
+    newcomer(stage)[1].set_result("something else")
     with pytest.raises(RuntimeFailure, match="holds weights with checksum something else"):
         stage.fleet.add_ready_workers()
 
 
 def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
     stage = Stage()
-    lose(stage, ONE)
-    stage.cluster.slow.add("spot-0.1")
-    stage.fleet.add_ready_workers()
-    newcomer = stage.cluster.workers["spot-0.1"]
-    newcomer.silent.add("load_weights")
-    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.add_ready_workers()
-    given.set_exception(WorkerLostError("gone"))
+    newcomer(stage)[1].set_exception(WorkerLostError("gone"))
     stage.fleet.add_ready_workers()
     assert "spot-0.2" in stage.cluster.workers
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined"), ("spot-0.1", "lost")]

@@ -108,10 +108,10 @@ class DeviceAccounts:
         self._book(device, kind, at, why)
 
     def _usd_per_hour(self, device: Device) -> float:
-        if self._rented is not None and device.market == "spot":
-            return self._rented.usd_per_hour(device.name)
-        market = device.market
-        return self._price.reserved_usd_per_hour if market == "reserved" else self._price.spot_usd_per_hour
+        if device.market == "reserved":
+            return self._price.reserved_usd_per_hour
+        stated = {} if self._rented is None else self._rented.usd_per_hour
+        return stated.get(device.name, self._price.spot_usd_per_hour)
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Record an event of a device; the caller holds the lock."""

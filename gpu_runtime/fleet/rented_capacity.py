@@ -34,6 +34,7 @@ class RentedCapacity:
 
     Attributes:
         measured: times of the past iterations, by which it decides.
+        usd_per_hour: price of a device by worker, where its offer stated one, even once it is gone.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class RentedCapacity:
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
-        self._usd_per_hour: dict[str, float] = {}  # by worker: price of the offer that it was put on
+        self.usd_per_hour: dict[str, float] = {}
         self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
         self._looked_at_s = float("-inf")
         self._wanted, self._reason = -1, ""
@@ -129,7 +130,7 @@ class RentedCapacity:
             if used.count(offer.instance) < offer.devices:
                 self._instance_of[worker] = offer.instance
                 if offer.usd_per_hour is not None:
-                    self._usd_per_hour[worker] = offer.usd_per_hour
+                    self.usd_per_hour[worker] = offer.usd_per_hour
                 return
         raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
 
@@ -155,10 +156,6 @@ class RentedCapacity:
         if instance is None or instance in self._instance_of.values():
             return
         self._release(instance)
-
-    def usd_per_hour(self, worker: str) -> float:
-        """Return the price of a worker's device, even after its instance is gone."""
-        return self._usd_per_hour.get(worker, self._price.spot_usd_per_hour)
 
     def on_evaluated(self, seconds: float) -> None:
         """Record the seconds of an evaluation, which are not part of an iteration."""

@@ -1,1 +1,1 @@
-"""What providers of spot instances say, ask for and record."""
+"""Spot instances: their preemption notices, prices and recorded traces."""

@@ -1,4 +1,4 @@
-"""What providers of spot instances offer, and what all of them have in common."""
+"""Offers of spot instances, and the base class of the providers that make them."""
 
 from __future__ import annotations
 

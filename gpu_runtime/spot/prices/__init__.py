@@ -1,1 +1,1 @@
-"""What a device costs."""
+"""Prices of devices: in books, and over time."""

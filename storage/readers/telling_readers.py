@@ -36,7 +36,7 @@ SERVER_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL_SERVER"
 USER_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL_USER"
 PASSWORD_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL_PASSWORD"
 
-_TOLD = ("hacking", "storm")
+_ANNOUNCED = ("hacking", "storm")
 """The kinds of events that people are told of while a run goes on."""
 
 _ANSWER_LIMIT_S = 10.0
@@ -90,7 +90,7 @@ class TellingReader(Reader):
         """Tell of an alarm or a preemption storm."""
         if kind == "failed":
             self._failure = message
-        elif kind in _TOLD:
+        elif kind in _ANNOUNCED:
             self._tell(f"run {self._run.run_id}: {message}", at)
 
     def end(self, status: RunStatus, at: float) -> None:
@@ -101,13 +101,14 @@ class TellingReader(Reader):
             return
         folder = RunFolder(self._home.run(run.run_id))
         identity = folder.identity()
-        text = f"run {run.run_id} is {status} after iteration {folder.listing().last_iteration or 0}"
+        happened = f"was {status}" if status in ("cancelled", "interrupted") else status
+        text = f"run {run.run_id} {happened} after iteration {folder.listing().last_iteration or 0}"
         if result := identity["summary"]:
             mark = f" {MODELLED}" * (result.get("prices") == "modelled")
             text += f", ${result['cost_usd']:.2f}{mark}"
             if result.get("score_before") is not None:
                 text += f", held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}"
-        if reason := identity["error"] or (self._failure if status != "finished" else ""):
+        if reason := identity["error"] or (self._failure if status in ("failed", "interrupted") else ""):
             text += f": {reason}"
         self._tell(text, at)
 

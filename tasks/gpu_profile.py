@@ -203,7 +203,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     """
     model, sampling = counted_model(config), config.sampling
     tokens, passes = model.tokens(config.model), model.passes(config.model)
-    feed_forward = any(not re.search(r"to_|add_", target) for target in config.adaptation.targets)
+    feed_forward = config.adaptation.adapts_feed_forward
     full = config.adaptation.mode == "full"
     rank = 0 if full else config.adaptation.rank
     one = model.architecture.operations(*tokens, rank, feed_forward, full)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gpu_runtime.simulator.chrome_trace import chrome_trace
@@ -36,28 +35,16 @@ from gpu_runtime.simulator.comparison.what_if import (
 from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile as Profile
-from gpu_runtime.simulator.profile import read_profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
-from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
-from storage.errors import ConfigurationError, RunNotFoundError, quoted
-from storage.home import Home
+from storage.errors import ConfigurationError, quoted
 from storage.record.run_store import RunStore
-from tasks.gpu_profile import (
-    DEFAULT_GPU,
-    GPUS,
-    counted_profile,
-    find_gpu,
-    gpu_of_device,
-    gpu_profile,
-    is_gpu_result,
-)
+from tasks.gpu_profile import DEFAULT_GPU, find_gpu
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.prices import with_gpu_prices
 from tasks.recorded_curves import find_curves as find_curves
-from tasks.recorded_profile import recorded_profile
 from tasks.simulated_records import record_run
 from tasks.what_if_in_words import conclusions as conclusions
 from tasks.what_if_in_words import (
@@ -67,9 +54,6 @@ from tasks.what_if_in_words import (
     headline,
     other_learner,
 )
-
-PROFILES = PRESETS / "profiles"
-"""The folder of the profiles that ship with the project."""
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -330,7 +314,7 @@ def with_prices_of_gpus(config: RunConfig, profile: str | None, spot: str | None
 
     Args:
         config: configuration of the run.
-        profile, spot: names as for `find_profile`.
+        profile, spot: names as for `tasks.profiles.find_profile`.
 
     Raises:
         ConfigurationError: the price of one of them is not known.
@@ -519,47 +503,3 @@ def refuse_profile(config: RunConfig, profile: Profile) -> None:
     shared = sorted(set(config.sequence_parallel.by_kind.values()) - {AUTO})
     # A device left over by the groups works alone, and measured times begin with one that does.
     profile.refuse_without(*sorted({1, *shared}))
-
-
-def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | None = None) -> Profile:
-    """Return the profile to use.
-
-    Args:
-        home: home that holds the recorded runs.
-        config: configuration of the workload.
-        name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
-            result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
-            size, else for that of an H100.
-        spot: the same for spot devices of another kind; None for the same kind.
-
-    Raises:
-        ConfigurationError: the profile does not exist, or cannot be read.
-    """
-    if spot is not None:
-        return find_profile(home, config, name).beside(_named_profile(home, config, spot, "--spot-profile"))
-    return _named_profile(home, config, name, "--profile")
-
-
-def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
-    """Return a profile by its name; arguments of `find_profile`, and the option that named it."""
-    if name is not None and name.endswith(".json"):
-        return gpu_profile(Path(name), config) if is_gpu_result(Path(name)) else read_profile(Path(name))
-    carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
-    own = [profile for profile in carried if config.model.key in profile.models]
-    if name is None and own:
-        return own[0]
-    if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
-        # What was measured on such a GPU and kept takes the place of what is counted.
-        measured = (profile for profile in own if gpu_of_device(profile.device) == gpu)
-        return next(measured, None) or counted_profile(config, gpu)
-    for profile in carried:
-        if profile.name == name:
-            return profile
-    assert name is not None, "the default GPU is counted"
-    try:
-        return recorded_profile(home, name)
-    except RunNotFoundError as error:
-        names = ", ".join([*(gpu.name for gpu in GPUS), *(profile.name for profile in carried)])
-        raise ConfigurationError(
-            f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
-        ) from error

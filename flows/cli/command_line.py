@@ -389,11 +389,17 @@ def doctor(
     set_: Sets = None,
     model: Annotated[str | None, typer.Option(help="Folder of the model's weights (model.path).")] = None,
     ray_address: RayAddress = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="Size the run on an RTX4090, A100, H100 or H200 instead, without model or GPU."),
+    ] = None,
 ) -> None:
     """Check this machine, its home and runs, a model with its scorer, and what would run where."""
-    from flows.cli.doctor import examine
+    from flows.cli.doctor import examine, size_up
 
     changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]
+    if gpu is not None:
+        raise typer.Exit(0 if size_up(given_configuration(preset, changes, ray_address), gpu) else 1)
     raise typer.Exit(0 if examine(given_configuration(preset, changes, ray_address)) else 1)
 
 

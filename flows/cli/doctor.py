@@ -7,17 +7,27 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE
+from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import console
 from storage.config.run_config import RunConfig
-from storage.errors import SpotlightError, StorageError
+from storage.errors import ConfigurationError, SpotlightError, StorageError
 from storage.home import Home
 from storage.record.run_store import RunStore, bare_folders
 
+if TYPE_CHECKING:  # it imports torch
+    from gpu_runtime.models.checks.sizing import DeviceMemory, Term
+    from tasks.sizing import RunTime
+
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0
+
+_SMALL_GIB = 2.0
+"""Size of a model's files up to which it runs on a processor."""
 
 
 def examine(config: RunConfig | None = None) -> bool:
@@ -33,7 +43,7 @@ def examine(config: RunConfig | None = None) -> bool:
         ("python", _python),
         ("packages", _packages),
         ("cores", _cores),
-        ("device", _device),
+        ("device", lambda: _device(config)),
         ("home", _home),
         ("records", _records),
         ("model and scorer", lambda: _model_and_scorer(config)),
@@ -66,12 +76,106 @@ def _memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
-def _device() -> str:
+def _device(config: RunConfig) -> str:
     import torch
 
     if not torch.cuda.is_available():
+        if _needs_gpu(config):
+            raise ConfigurationError(
+                f"no GPU, and {config.name or config.model.family} needs one: {config.model.path} is too "
+                "large for a processor; go to a machine that has one, or size the run from here: `spotlight "
+                "doctor --gpu H100` with the same settings"
+            )
         return "no GPU: models run on the CPU"
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _needs_gpu(config: RunConfig) -> bool:
+    """Return True if the model is one of billions of weights that is to run on this machine."""
+    from gpu_runtime.models.published import published_model
+    from gpu_runtime.models.registry import family_of
+
+    if config.model.device == "cpu" or config.runtime.ray_address:
+        return False
+    try:
+        files = family_of(config.model).files(config.model)
+    except SpotlightError:  # not here; the check of the model says so
+        return published_model(config.model) is not None
+    return sum(file.stat().st_size for file in files) > _SMALL_GIB * 2**30
+
+
+def size_up(config: RunConfig, gpu: str) -> bool:
+    """Print the memory of a device by term, and hours and dollars of the run, all counted.
+
+    Args:
+        config: configuration of the run.
+        gpu: kind of its devices.
+
+    Returns:
+        False if a device that trains surely lacks memory.
+
+    Raises:
+        ConfigurationError: the GPU or the model is not counted.
+    """
+    from tasks.gpu_profile import named_gpu
+    from tasks.sizing import size_run
+
+    size = size_run(Home.from_environment(), config, named_gpu(gpu))
+    screen, kind = console(), size.gpu.name
+    screen.print(
+        f"{config.name or config.model.key} on {kind} ({size.gpu.memory_gib:g} GiB), counted and not "
+        f"measured: a device that trains {size.verdict(trains=True)}, one that only generates "
+        f"{size.verdict(trains=False)}",
+        soft_wrap=True,
+    )
+    screen.print(_memory_table(size.memory))
+    instead, assumed = size.memory.instead, ", ".join(size.profile.evidence.get("modelled", ()))
+    lines = [
+        f"{instead.name}: {_gib(instead)} GiB instead",
+        f"{config.iterations} iterations, all devices on demand and training, counted (low to high):",
+        *(f"  {time.devices} x {kind}: {_time_in_words(time)}" for time in size.times),
+        *([size.no_price] if size.no_price else []),
+        f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
+    ]
+    for line in lines:
+        screen.print(line, soft_wrap=True)
+    return size.fits
+
+
+def _time_in_words(time: RunTime) -> str:
+    """Return hours and dollars of a run, each with the ends of its range."""
+    hours, usd = time.hours, time.usd
+    said = f"{hours.median:.3g} h ({hours.low:.3g} to {hours.high:.3g})"
+    return said if usd is None else f"{said}, ${usd.median:,.0f} (${usd.low:,.0f} to ${usd.high:,.0f})"
+
+
+def _memory_table(memory: DeviceMemory) -> Table:
+    """Return the memory of a device by term, and in all where it trains and where it only generates."""
+    table = Table(box=SIMPLE, pad_edge=False)
+    table.add_column("GiB of a device", no_wrap=True)
+    for name in ("trains", "generates"):
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def add(term: Term) -> None:
+        table.add_row(term.name, _gib(term), "" if term.trains else _gib(term))
+
+    for term in memory.held:
+        add(term)
+    table.add_row("and the largest of these:", style="italic")
+    for term in memory.in_turn:
+        add(term)
+    totals = (_ends(*memory.total(trains)) for trains in (True, False))
+    table.add_row("in all", *totals, style="bold")
+    return table
+
+
+def _gib(term: Term) -> str:
+    return _ends(term.low, term.high)
+
+
+def _ends(low: float, high: float) -> str:
+    ends = [f"{size / 2**30:.1f}" for size in (low, high)]
+    return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
 def _home() -> str:

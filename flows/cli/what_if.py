@@ -153,12 +153,12 @@ def what_if(
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
     config = given_configuration(preset, changes)
     from tasks.prices import with_prices
+    from tasks.profiles import find_profile
     from tasks.what_if import (
         MarketQuestion,
         answer,
         chosen_policies,
         find_curves,
-        find_profile,
         refuse_long,
         refuse_profile,
         refuse_time_line,

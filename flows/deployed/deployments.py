@@ -110,14 +110,8 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
     from tasks.prices import with_prices  # these import pandas
-    from tasks.what_if import (
-        MarketQuestion,
-        answer,
-        find_curves,
-        find_profile,
-        with_all_trainers,
-        with_prices_of_gpus,
-    )
+    from tasks.profiles import find_profile
+    from tasks.what_if import MarketQuestion, answer, find_curves, with_all_trainers, with_prices_of_gpus
 
     with gone_soon_when_cancelled(), shown_in_prefect():
         devices: dict[str, int | str] = {

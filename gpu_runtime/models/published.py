@@ -149,7 +149,8 @@ class PublishedModel:
     Attributes:
         name: name on the hub.
         architecture: sizes of its transformer.
-        transformer: arguments of the transformer's class, as in its config.json.
+        transformer_class: name of the transformer's class in diffusers.
+        transformer: arguments of that class, as in its config.json.
         text_length: text tokens of a prompt where none are set; the tokens that are not padding where the
             family cuts padding off.
         more_text: text tokens that come on top of them.
@@ -162,6 +163,7 @@ class PublishedModel:
 
     name: str
     architecture: Architecture
+    transformer_class: str
     transformer: Mapping[str, Any]
     text_length: int
     vae: float
@@ -201,6 +203,7 @@ def _stable_diffusion_3(name: str, layers: int, width: int, dual: int, places: i
     return PublishedModel(
         f"stabilityai/stable-diffusion-3.5-{name}",
         Architecture(width, double=layers, dual=dual, ends_in_image=True),
+        "SD3Transformer2DModel",
         {**_STABLE_DIFFUSION_3, **sizes},
         text_length=256, more_text=77, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _BIG_CLIP + _T5,
     )  # fmt: skip
@@ -215,6 +218,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "black-forest-labs/FLUX.1-dev",
             Architecture(3072, double=19, single=38),
+            "FluxTransformer2DModel",
             {"guidance_embeds": True},
             text_length=512, takes_negative=False, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _T5,
         ),
@@ -223,6 +227,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "Tongyi-MAI/Z-Image-Turbo",
             Architecture(3840, single=30, image_only=2, text_only=2, text_width=2560, modulated=False),
+            "ZImageTransformer2DModel",
             {},
             # A prompt of some 70 words with its template; the transformer pads it to a multiple of 32.
             text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
@@ -232,6 +237,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "Qwen/Qwen-Image",
             Architecture(3072, double=60, text_width=3584),
+            "QwenImageTransformer2DModel",
             {
                 "num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128,
                 "joint_attention_dim": 3584, "in_channels": 64, "out_channels": 16, "patch_size": 2,

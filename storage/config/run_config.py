@@ -150,6 +150,11 @@ class AdaptationConfig(Section):
     more time."""
 
     @property
+    def adapts_feed_forward(self) -> bool:
+        """True if layers other than attention's get an adapter."""
+        return any("to_" not in target and "add_" not in target for target in self.targets)
+
+    @property
     def alpha(self) -> float:
         """Alpha of the adapters, in peft's sense: their update is multiplied by alpha / rank."""
         return 2.0 * self.rank

@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from flows.cli import doctor
+from flows.cli.command_line import app
 from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
 from gpu_runtime.models.embedded.model import EmbeddedModel
+from storage.config.loading import load_config
 from storage.config.run_config import ModelConfig, RunConfig
+from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, row_files
+from tests.tiny_pipelines import save_pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -106,3 +111,57 @@ def test_damaged_files_of_runs_are_named(
     description.unlink()
     assert not doctor.examine()
     assert f"{store.home.run('r')} has no run.json" in said()
+
+
+def test_a_preset_of_a_large_model_needs_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for check in ("_model_and_scorer", "_numbers", "_devices"):
+        monkeypatch.setattr(doctor, check, lambda config: "not asked")
+    assert not doctor.examine(load_config("sd3.5-ocr-512", [], {}))
+    said = capsys.readouterr().out
+    assert "wrong device: no GPU, and sd3.5-ocr-512 needs one: stabilityai/stable-diffusion-3.5-med" in said
+    assert "`spotlight doctor --gpu H100`" in said
+    small = save_pipeline("sd3.5", tmp_path / "model")
+    assert doctor.examine(load_config("sd3.5-ocr-512", [f"model.path={small}"], {}))
+    assert "ok    device: no GPU: models run on the CPU" in capsys.readouterr().out
+
+
+def sized(*arguments: str, fits: bool = True) -> str:
+    result = CliRunner().invoke(app, ["doctor", *arguments], catch_exceptions=False, env={"COLUMNS": "80"})
+    assert result.exit_code == (0 if fits else 1)
+    return result.stdout
+
+
+def test_a_run_is_sized_without_weights_and_without_a_gpu():
+    said = sized("--preset", "qwen-image-ocr-512", "--gpu", "H100")
+    assert "H100 (79.1 GiB), counted and not measured: a device that trains fits, one that only" in said
+    # 60 blocks of two streams of 18 widths of 3072 at rank 64, in float32.
+    adapters = 60 * 2 * 18 * 3072 * 64 * 4 / 2**30
+    for name, size in {
+        "transformer": 20.43e9 * 2 / 2**30, "adapters, float32": adapters, "gradients": adapters,
+        "AdamW's moments": 2 * adapters, "text encoders": 8.29e9 * 2 / 2**30,
+    }.items():  # fmt: skip
+        assert re.search(rf"\n {name} +{size:.1f} ", said), name
+    for name in ("activations of a batch", "decoding an image", "training's batch, with checkpointing"):
+        assert re.search(rf"\n {name} +\d+\.\d to \d+\.\d ", said), name
+    assert re.search(r"\ntraining's batch, without checkpointing: [\d.]+ to [\d.]+ GiB instead\n", said)
+    hours = {
+        int(n): float(h) for n, h in re.findall(r"\n  (\d) x H100: ([\d.]+) h \([\d.]+ to [\d.]+\), \$", said)
+    }
+    assert list(hours) == [1, 4, 8] and hours[8] < hours[4] < hours[1]
+    assert "40 iterations, all devices on demand and training, counted (low to high):" in said
+    assert "assumed: score_s, weights_s, start_s" in said
+
+
+def test_what_does_not_fit_and_what_has_no_price_is_said():
+    said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
+    assert "a device that trains does not fit, one that only generates does not fit" in said
+    assert "no price of an RTX4090 is known here" in said and "$" not in said
+    paid = ("--set", "price.reserved_usd_per_hour=0.5", "--set", "price.spot_usd_per_hour=0.3")
+    alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
+    said = sized("--preset", "sd3.5-ocr-512", "--gpu", "RTX4090", *paid, *alone)
+    assert "a device that trains may not fit, one that only generates fits" in said
+    assert re.search(r"\n  2 x RTX4090: \S+ h \(\S+ to \S+\), \$\d+ \(\$\d+ to \$\d+\)", said)
+    with pytest.raises(ConfigurationError, match="the times of embedded:glyphs are not counted"):
+        sized("--preset", "glyphs", "--gpu", "H100")

@@ -34,8 +34,8 @@ from storage.config.loading import load_config
 from storage.config.run_config import AdaptationConfig
 from storage.home import Home
 from storage.record.records import StateInterval
-from tasks import what_if
-from tasks.what_if import PROFILES, find_profile
+from tasks import profiles as named_profiles
+from tasks.profiles import PROFILES, find_profile
 from ui.elements.palette import STATE_COLOURS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,7 +277,7 @@ def test_measured_figures_replace_counted_ones_in_the_profiles_of_that_gpu(
         path.write_text(text)
     config = load_config("qwen-image-ocr-512", [], {})
     counted, other = (find_profile(Home(tmp_path), config, gpu) for gpu in ("H100", "A100"))
-    monkeypatch.setattr(what_if, "PROFILES", tmp_path)
+    monkeypatch.setattr(named_profiles, "PROFILES", tmp_path)
     assert find_profile(Home(tmp_path), config, "A100") == other, "which was not measured"
     after = find_profile(Home(tmp_path), config, "H100")
     assert after == find_profile(Home(tmp_path), config, None) == read_profile(next(iter(written)))

@@ -11,7 +11,7 @@ import pytest
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tasks.what_if import find_profile
+from tasks.profiles import find_profile
 
 PARTS = {
     "step_512_b16": {"step_s": 0.8, "batch": 16},

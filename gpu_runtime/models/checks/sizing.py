@@ -1,0 +1,143 @@
+"""The memory that a run of a published model takes on a device, by term and as a range, without any weights.
+
+Low ends are what `memory_need` counts of the real class's layers. High ends count all that a block keeps:
+34 bytes for each of a token's numbers (Korthikanti et al., 2022, arXiv 2205.05198, with attention that keeps
+no matrix), and the inputs of adapters again in float32, as peft computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import diffusers
+import torch
+
+from gpu_runtime.models.checks.memory_need import GIB, WorkNeed
+from gpu_runtime.models.published import PublishedModel
+from storage.config.model import OWN_SIDE
+from storage.config.run_config import RunConfig
+
+_BFLOAT16, _FLOAT32 = 2, 4
+_KEPT_BYTES = 34
+"""Bytes that a block keeps of each number of a token, in 16 bits and without attention's matrix."""
+
+_DECODED = (2 * 128, 6 * 256)
+"""Fewest and most numbers of a pixel that the VAE's last layers hold at once: input and output of 128
+channels; six tensors of 256, with what convolutions need."""
+
+_LATENTS = (2, 4)
+"""Fewest and most copies of a batch's latents in float32."""
+
+_RUNTIME = (0.5 * GIB, 3.0 * GIB)
+"""CUDA's context, kernels' workspaces and fragments: assumed."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """The bytes that one thing takes.
+
+    Attributes:
+        name: what it is.
+        low, high: ends of the range.
+        trains: True if only a device that trains has it.
+    """
+
+    name: str
+    low: float
+    high: float
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device of a run.
+
+    Attributes:
+        held: what stays.
+        in_turn: what comes one after the other, so that the largest counts.
+        instead: what training's batch takes with the other setting of gradient checkpointing.
+    """
+
+    held: Sequence[Term]
+    in_turn: Sequence[Term]
+    instead: Term
+
+    def total(self, trains: bool) -> tuple[float, float]:
+        """Return the lowest and highest bytes of a device.
+
+        Args:
+            trains: True for a device that also trains.
+        """
+        held = [term for term in self.held if trains or not term.trains]
+        turns = [term for term in self.in_turn if trains or not term.trains]
+        low = sum(term.low for term in held) + max(term.low for term in turns)
+        return low, sum(term.high for term in held) + max(term.high for term in turns)
+
+
+def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
+    """Count the memory of a run's devices; each holds all weights, as while it generates.
+
+    Args:
+        config: configuration of the run.
+        model: its model, as published.
+    """
+    with torch.device("meta"):
+        transformer = getattr(diffusers, model.transformer_class)(**model.transformer)
+    torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here
+    image_tokens, text_tokens = model.tokens(config.model)
+    batch, settings = config.sampling.batch_size, config.model
+    pixels = (settings.height or OWN_SIDE) * (settings.width or OWN_SIDE)
+    work = WorkNeed.of(transformer, image_tokens, config)
+    weights = _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
+    trained = weights if work.trains_all else work.adapters_bytes
+    encoders = _exactly("text encoders", _BFLOAT16 * model.encoders)
+    offloaded = settings.encoders == "offload"
+    trainers = config.runtime.trainer_workers
+    low, high = (
+        copies * _FLOAT32 * batch * image_tokens * model.architecture.channels for copies in _LATENTS
+    )
+    kept = _KEPT_BYTES * batch * (image_tokens + text_tokens) * model.architecture.width
+    return DeviceMemory(
+        held=[
+            _exactly("transformer", weights),
+            *([] if work.trains_all else [_exactly("adapters, float32", work.adapters_bytes)]),
+            _exactly("VAE, float32", _FLOAT32 * model.vae),
+            *([] if offloaded else [encoders]),
+            Term("latents of a batch", low, high),
+            Term("CUDA, workspaces, fragments", *_RUNTIME),
+            _exactly("gradients", trained / trainers, trains=True),
+            _exactly("AdamW's moments", 2 * trained / trainers, trains=True),
+            *([_exactly("reference", trained / trainers, trains=True)] if work.keeps_reference else []),
+        ],
+        in_turn=[
+            *([encoders] if offloaded else []),
+            Term("activations of a batch", work.generating_bytes, kept),
+            Term("decoding an image", _DECODED[0] * _FLOAT32 * pixels, _DECODED[1] * _FLOAT32 * pixels),
+            _training(config, model, transformer, config.adaptation.gradient_checkpointing),
+        ],
+        instead=_training(config, model, transformer, not config.adaptation.gradient_checkpointing),
+    )
+
+
+def _exactly(name: str, size: float, trains: bool = False) -> Term:
+    return Term(name, size, size, trains)
+
+
+def _training(
+    config: RunConfig, model: PublishedModel, transformer: torch.nn.Module, checkpointing: bool
+) -> Term:
+    """Return the activations of a training batch; guidance keeps those of both passes."""
+    sizes, passes = model.architecture, model.passes(config.model)
+    image_tokens, text_tokens = model.tokens(config.model)
+    adaptation = config.adaptation.model_copy(update={"gradient_checkpointing": checkpointing})
+    chosen = config.model_copy(update={"adaptation": adaptation})
+    low = passes * WorkNeed.of(transformer, image_tokens, chosen).training_bytes
+    each = config.sampling.batch_size * (image_tokens + text_tokens) * sizes.width
+    inputs = 0 if adaptation.mode == "full" else (9 if adaptation.adapts_feed_forward else 4)
+    block = (_KEPT_BYTES + _FLOAT32 * inputs) * each
+    high = (
+        passes * sizes.blocks * (_BFLOAT16 * each) + block if checkpointing else passes * sizes.blocks * block
+    )
+    said = "with" if checkpointing else "without"
+    return Term(f"training's batch, {said} checkpointing", low, max(low, high), trains=True)

@@ -1,0 +1,68 @@
+"""Profiles by name: those that ship with the project, of a GPU, of a file, or of a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_runtime.simulator.profile import Profile, read_profile
+from storage.config.loading import PRESETS
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError, RunNotFoundError, quoted
+from storage.home import Home
+from tasks.gpu_profile import (
+    DEFAULT_GPU,
+    GPUS,
+    counted_profile,
+    find_gpu,
+    gpu_of_device,
+    gpu_profile,
+    is_gpu_result,
+)
+from tasks.recorded_profile import recorded_profile
+
+PROFILES = PRESETS / "profiles"
+"""The folder of the profiles that ship with the project."""
+
+
+def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | None = None) -> Profile:
+    """Return the profile to use.
+
+    Args:
+        home: home that holds the recorded runs.
+        config: configuration of the workload.
+        name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
+            result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
+            size, else for that of an H100.
+        spot: the same for spot devices of another kind; None for the same kind.
+
+    Raises:
+        ConfigurationError: the profile does not exist, or cannot be read.
+    """
+    if spot is not None:
+        return find_profile(home, config, name).beside(_named_profile(home, config, spot, "--spot-profile"))
+    return _named_profile(home, config, name, "--profile")
+
+
+def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:
+    """Return a profile by its name; arguments of `find_profile`, and the option that named it."""
+    if name is not None and name.endswith(".json"):
+        return gpu_profile(Path(name), config) if is_gpu_result(Path(name)) else read_profile(Path(name))
+    carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
+    own = [profile for profile in carried if config.model.key in profile.models]
+    if name is None and own:
+        return own[0]
+    if (gpu := find_gpu(name or DEFAULT_GPU)) is not None:
+        # What was measured on such a GPU and kept takes the place of what is counted.
+        measured = (profile for profile in own if gpu_of_device(profile.device) == gpu)
+        return next(measured, None) or counted_profile(config, gpu)
+    for profile in carried:
+        if profile.name == name:
+            return profile
+    assert name is not None, "the default GPU is counted"
+    try:
+        return recorded_profile(home, name)
+    except RunNotFoundError as error:
+        names = ", ".join([*(gpu.name for gpu in GPUS), *(profile.name for profile in carried)])
+        raise ConfigurationError(
+            f"{option} {quoted(name)} is no GPU or profile ({names}), no .json file and no run"
+        ) from error

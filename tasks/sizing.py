@@ -1,0 +1,105 @@
+"""The size of a run before anything is there: memory by term, hours and dollars, all counted as ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpu_runtime.models.checks.memory_need import GIB
+from gpu_runtime.models.checks.sizing import DeviceMemory, device_memory
+from gpu_runtime.simulator.comparison.what_if import KINDS, Spread, undisturbed
+from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+from storage.home import Home
+from tasks.gpu_profile import Gpu, counted_model
+from tasks.prices import with_gpu_prices
+from tasks.profiles import find_profile
+
+_DEVICES = (1, 4, 8)
+"""Numbers of devices that are compared where the settings leave it to the cluster."""
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The time of a run on devices that are all on demand, and all train.
+
+    Attributes:
+        devices: number of devices.
+        hours: hours of the run: the middle, and the ends of the range.
+        usd: its dollars; None without a price.
+    """
+
+    devices: int
+    hours: Spread
+    usd: Spread | None
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """The size of a run.
+
+    Attributes:
+        gpu: kind of its devices.
+        memory: memory of one of them.
+        times: time and dollars by the number of devices.
+        profile: times of the workload.
+        no_price: why there are no dollars; empty if there are.
+    """
+
+    gpu: Gpu
+    memory: DeviceMemory
+    times: Sequence[RunTime]
+    profile: Profile
+    no_price: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """True unless a device that trains surely lacks memory."""
+        return self.verdict(trains=True) != "does not fit"
+
+    def verdict(self, trains: bool) -> str:
+        """Return `fits`, `may not fit` or `does not fit`.
+
+        Args:
+            trains: True for a device that also trains.
+        """
+        low, high = self.memory.total(trains)
+        there = self.gpu.memory_gib * GIB
+        return "fits" if high <= there else "may not fit" if low <= there else "does not fit"
+
+
+def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
+    """Return the size of a run on a kind of GPU, from the published sizes of its model.
+
+    Args:
+        home: home that holds recorded runs.
+        config: configuration of the run.
+        gpu: kind of all devices.
+
+    Raises:
+        ConfigurationError: the family's models are not counted.
+    """
+    model = counted_model(config)
+    profile, no_price, usd_per_hour = find_profile(home, config, gpu.name), "", 0.0
+    try:
+        usd_per_hour = with_gpu_prices(config, gpu.name, gpu.name).price.reserved_usd_per_hour
+    except ConfigurationError as error:
+        no_price = str(error)
+    reserved, times = config.runtime.reserved_workers, []
+    for devices in [reserved] if isinstance(reserved, int) else _DEVICES:
+        hours = _hours(config, profile, devices)
+        usd = Spread(*(devices * usd_per_hour * each for each in (hours.median, hours.low, hours.high)))
+        times.append(RunTime(devices, hours, None if no_price else usd))
+    return RunSize(gpu, device_memory(config, model), times, profile, no_price)
+
+
+def _hours(config: RunConfig, profile: Profile, devices: int) -> Spread:
+    """Return the hours of an undisturbed run on devices that work alone, all of which train."""
+    hours = []
+    for chance in (None, LowEnd(), HighEnd()):
+        times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, devices, chance)
+        alone: dict[str, int] = {kind: 1 for kind in KINDS}
+        hours.append(undisturbed(config, times, devices, alone) / TICKS_PER_S / 3600)
+    return Spread(*hours)

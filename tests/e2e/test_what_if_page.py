@@ -116,6 +116,20 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
     assert again.dataframe[0].value.equals(table), "the answer stays"
 
 
+def test_counted_times_are_marked_with_their_range(store: RunStore, in_process: None):
+    page = filled_page()
+    page.selectbox[0].select("sd3.5-ocr-512")
+    number(page, "Iterations").set_value(1)
+    number(page, "Futures").set_value(1)
+    page.button[0].click()
+    ran(page)
+    [said] = [warning.value for warning in page.warning]
+    assert said.startswith("Counted from operations and bytes, not measured, in seconds: on H100 step_s ")
+    asked = page.session_state["what_if"]
+    assert asked.answer["evidence"] == "counted"
+    assert set(policy_figures(asked)["evidence"]) == set(milestone_figures(asked)["evidence"]) == {"counted"}
+
+
 def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: None):
     page = asked_page()
     before = json.loads(page.get("plotly_chart")[1].proto.spec)

@@ -94,6 +94,16 @@ class Asked:
         return self.answer["policies"]
 
     @property
+    def evidence(self) -> str:
+        """`counted` where times were counted from operations and bytes, else `simulated`."""
+        return "counted" if self.counted else "simulated"
+
+    @property
+    def counted(self) -> str:
+        """The counted times with their ranges, in words; empty if none was counted."""
+        return self.answer.get("counted_in_words", "")
+
+    @property
     def best(self) -> dict[str, Any]:
         """The policy to take; a live run can follow it."""
         return next(row for row in self.policies if row["best"])
@@ -173,7 +183,7 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
     """Return the same as numbers, a row per policy and share; time and dollars have each kind of interval."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": "simulated", "curves": asked.answer["curves_in_words"]}
+            {"policy": row["policy"], "evidence": asked.evidence, "curves": asked.answer["curves_in_words"]}
             | {name: each[name] for name in ("share", "score", "run_seeds", "unreached")}
             | {f"iterations_{part}": value for part, value in each["iterations"].items()}
             | {f"{name}_median": each[name]["median"] for name in ("time_s", "usd")}
@@ -190,10 +200,10 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
 
 
 def policy_figures(asked: Asked) -> pd.DataFrame:
-    """Return the answer as numbers: each figure of a policy as median, lowest and highest, all simulated."""
+    """Return the answer as numbers: each figure of a policy as median, lowest and highest of the futures."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": "simulated", "best": row["best"], "live": row["live"]}
+            {"policy": row["policy"], "evidence": asked.evidence, "best": row["best"], "live": row["live"]}
             | {
                 f"{name}_{part}": value[part]
                 for name, value in row.items()

@@ -91,6 +91,8 @@ def _profiles(home: Path) -> list[str]:
 
 def _show_answer(asked: Asked) -> None:
     st.success(markdown_text(verdict(asked)), icon=":material/star:")
+    if asked.counted:
+        st.warning(markdown_text(asked.counted), icon=":material/straighten:")
     row = st.container(horizontal=True)
     for name, (heading, written) in FIGURES.items():
         if name not in asked.best:

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.models.checks.memory_need import GIB
-from gpu_runtime.models.checks.sizing import DeviceMemory, device_memory
+from gpu_runtime.models.checks.sizing import DeviceMemory as DeviceMemory
+from gpu_runtime.models.checks.sizing import Term as Term
+from gpu_runtime.models.checks.sizing import device_memory
+from gpu_runtime.models.published import published_model
+from gpu_runtime.models.registry import family_of
 from gpu_runtime.simulator.comparison.what_if import KINDS, Spread, undisturbed
 from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
 from tasks.gpu_profile import Gpu, counted_model
 from tasks.prices import with_gpu_prices
@@ -19,6 +23,10 @@ from tasks.profiles import find_profile
 
 _DEVICES = (1, 4, 8)
 """Numbers of devices that are compared where the settings leave it to the cluster."""
+
+
+_SMALL = 2 * GIB
+"""Size of a model's files up to which it runs on a processor."""
 
 
 @dataclass(frozen=True)
@@ -103,3 +111,14 @@ def _hours(config: RunConfig, profile: Profile, devices: int) -> Spread:
         alone: dict[str, int] = {kind: 1 for kind in KINDS}
         hours.append(undisturbed(config, times, devices, alone) / TICKS_PER_S / 3600)
     return Spread(*hours)
+
+
+def needs_gpu(config: RunConfig) -> bool:
+    """Return True if the model is one of billions of weights that is to run on this machine."""
+    if config.model.device == "cpu" or config.runtime.ray_address:
+        return False
+    try:
+        files = family_of(config.model).files(config.model)
+    except SpotlightError:  # not here; the check of the model says so
+        return published_model(config.model) is not None
+    return sum(file.stat().st_size for file in files) > _SMALL

@@ -20,14 +20,10 @@ from storage.home import Home
 from storage.record.run_store import RunStore, bare_folders
 
 if TYPE_CHECKING:  # it imports torch
-    from gpu_runtime.models.checks.sizing import DeviceMemory, Term
-    from tasks.sizing import RunTime
+    from tasks.sizing import DeviceMemory, RunTime, Term
 
 _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
 _FREE_GIB = 2.0
-
-_SMALL_GIB = 2.0
-"""Size of a model's files up to which it runs on a processor."""
 
 
 def examine(config: RunConfig | None = None) -> bool:
@@ -79,8 +75,10 @@ def _memory_gib() -> float:
 def _device(config: RunConfig) -> str:
     import torch
 
+    from tasks.sizing import needs_gpu
+
     if not torch.cuda.is_available():
-        if _needs_gpu(config):
+        if needs_gpu(config):
             raise ConfigurationError(
                 f"no GPU, and {config.name or config.model.family} needs one: {config.model.path} is too "
                 "large for a processor; go to a machine that has one, or size the run from here: `spotlight "
@@ -88,20 +86,6 @@ def _device(config: RunConfig) -> str:
             )
         return "no GPU: models run on the CPU"
     return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
-
-
-def _needs_gpu(config: RunConfig) -> bool:
-    """Return True if the model is one of billions of weights that is to run on this machine."""
-    from gpu_runtime.models.published import published_model
-    from gpu_runtime.models.registry import family_of
-
-    if config.model.device == "cpu" or config.runtime.ray_address:
-        return False
-    try:
-        files = family_of(config.model).files(config.model)
-    except SpotlightError:  # not here; the check of the model says so
-        return published_model(config.model) is not None
-    return sum(file.stat().st_size for file in files) > _SMALL_GIB * 2**30
 
 
 def size_up(config: RunConfig, gpu: str) -> bool:

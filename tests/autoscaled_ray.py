@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 
-from gpu_runtime.cluster.ray.loopback import LOOPBACK
 from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL
+from gpu_runtime.cluster.ray.ray_internals import LOOPBACK
 from tests.running_up import free_ports
 
 _HEAD = "f" * 51 + "0" * 5

@@ -14,16 +14,6 @@ from gpu_runtime.cluster.protocol import Cluster
 from storage.config.run_config import RunConfig
 
 
-def build_cluster(config: RunConfig) -> Cluster:
-    """Start or join the cluster of a run; end it with `shutdown`.
-
-    Raises:
-        RuntimeFailure: if it does not start, or no cluster answers at the address.
-        ConfigurationError: if it lacks what the settings ask for.
-    """
-    return cluster_class(config)(config)
-
-
 def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
     """Return the cluster class of a run, importing its libraries, which takes a second."""
     if config.runtime.cluster == "local":
@@ -51,8 +41,13 @@ def start_early(config: RunConfig) -> None:
 
 @contextmanager
 def open_cluster(config: RunConfig) -> Iterator[Cluster]:
-    """Provide the cluster of a run within a context; see `build_cluster`."""
-    cluster = build_cluster(config)
+    """Start or join the cluster of a run, and provide it within a context.
+
+    Raises:
+        RuntimeFailure: if it does not start, or no cluster answers at the address.
+        ConfigurationError: if it lacks what the settings ask for.
+    """
+    cluster = cluster_class(config)(config)
     try:
         yield cluster
     finally:

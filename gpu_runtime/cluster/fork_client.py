@@ -40,10 +40,6 @@ class ForkedProcess:
         handle: descriptor of the process; None if it has already ended.
         link: connection to it.
         output: descriptor of the file that it prints to.
-
-    Attributes:
-        pid: process number.
-        link: connection to it.
     """
 
     def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
@@ -134,13 +130,17 @@ _lock = threading.Lock()
 _server: _ForkServer | None = None
 
 
-def start_fork_server(modules: Sequence[str] = ()) -> None:
-    """Start the fork server of this process and its imports, unless it runs.
+def start_fork_server(modules: Sequence[str] = ()) -> _ForkServer:
+    """Return the fork server of this process; start it and its imports unless it runs.
 
     Args:
         modules: modules to import besides those that all workers need.
     """
-    _running(modules)
+    global _server
+    with _lock:
+        if _server is None or not _server.alive:
+            _server = _ForkServer(modules)
+        return _server
 
 
 def end_fork_server() -> None:
@@ -158,7 +158,7 @@ def fork(limit_s: float) -> ForkedProcess:
     Raises:
         RuntimeFailure: if it does not answer within `limit_s` seconds.
     """
-    return _running().fork(limit_s)
+    return start_fork_server().fork(limit_s)
 
 
 def requesting_command() -> str:
@@ -167,15 +167,7 @@ def requesting_command() -> str:
     Append the script and its arguments. It runs as by `python` if the fork server does not answer.
     """
     script = Path(__file__).with_name("fork_request.py")
-    return shlex.join([sys.executable, "-I", "-S", str(script), _running().name])
-
-
-def _running(modules: Sequence[str] = ()) -> _ForkServer:
-    global _server
-    with _lock:
-        if _server is None or not _server.alive:
-            _server = _ForkServer(modules)
-        return _server
+    return shlex.join([sys.executable, "-I", "-S", str(script), start_fork_server().name])
 
 
 def _last_line(output: int) -> str:

@@ -38,13 +38,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve; the driver's socket, the listening one and the modules to import are on the command line."""
-    _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
+    """Fork a worker for each message of the driver, and for each request, until the driver ends.
 
-
-def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a worker for each message of the driver, and for each request, until the driver ends."""
-    import_before_forks(modules)
+    The driver's socket, the listening one and the modules to import are on the command line.
+    """
+    driver, requests = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
+    import_before_forks(sys.argv[3:])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # else each worker prints it again
     sys.stderr.flush()
@@ -90,7 +89,14 @@ def _serve_driver(driver: socket.socket, requests: socket.socket) -> bool:
     pid = _fork((driver, requests), partial(_become_worker, *descriptors))
     for descriptor in descriptors:
         os.close(descriptor)
-    _answer(driver, pid)
+    number = pid.to_bytes(PID_BYTES, "little")
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:  # it has already ended, which its socket shows
+        driver.sendall(number)
+    else:
+        socket.send_fds(driver, [number], [process])
+        os.close(process)
     return True
 
 
@@ -128,26 +134,12 @@ def _fork(sockets: Sequence[socket.socket], worker: Callable[[], None]) -> int:
     if not pid:
         for one in sockets:
             one.close()
-        _end_with(own)
+        # The kernel ends this process when the fork server ends.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != own:  # it ended before the kernel was set to signal that
+            os._exit(1)
         _run(worker)
     return pid
-
-
-def _answer(driver: socket.socket, pid: int) -> None:
-    try:
-        process = os.pidfd_open(pid)
-    except ProcessLookupError:  # it has already ended, which its socket shows
-        driver.sendall(pid.to_bytes(PID_BYTES, "little"))
-        return
-    socket.send_fds(driver, [pid.to_bytes(PID_BYTES, "little")], [process])
-    os.close(process)
-
-
-def _end_with(server: int) -> None:
-    """Let the kernel end this process when the fork server ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it ended before the kernel was set to signal that
-        os._exit(1)
 
 
 def _run(worker: Callable[[], None]) -> None:

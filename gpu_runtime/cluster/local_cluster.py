@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import pickle
+import struct
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
-from weakref import WeakSet
 
 from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_server
 from gpu_runtime.cluster.local_worker import Answer, Surroundings
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.cluster.shared_values import SharedValue
 from storage.config.run_config import RunConfig
 from storage.errors import CapacityError, ConfigurationError, WorkerLostError
 from storage.record.records import Market
 
 _END_S = 30.0
+_COUNT = struct.Struct("<Q")
+_ALIGNED_BYTES = 64
 
 WorkerT = TypeVar("WorkerT")
 P = ParamSpec("P")
@@ -34,9 +37,6 @@ class LocalCluster:
     """A cluster of processes on this machine; it ends with `shutdown`, or with the driver.
 
     The clusters of one driver share a fork server, which stays for the next one.
-
-    Args:
-        config: configuration of the run.
 
     Raises:
         ConfigurationError: on systems other than Linux.
@@ -53,7 +53,7 @@ class LocalCluster:
         self._start_limit_s = config.runtime.start_timeout_s
         self._lock = threading.Lock()
         self._actors: list[LocalActor[Any]] = []
-        self._shared: WeakSet[SharedValue] = WeakSet()
+        self._shared: weakref.WeakSet[SharedValue] = weakref.WeakSet()
         start_fork_server()
 
     def start(
@@ -112,12 +112,6 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     One thread sends its calls, so that no caller waits for a stopped process; another one receives the
     answers, which come in the order of the calls.
-
-    Args:
-        name: name of the worker.
-        process: its process.
-        surroundings: environment that the process takes over from this one.
-        worker: function that builds it, and its arguments.
     """
 
     def __init__(
@@ -133,7 +127,8 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self._lock = threading.Lock()
         self._open: deque[tuple[Future[Any], Any]] = deque()
         self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
-        self._gone = threading.Event()
+        self.gone = False
+        """True once its process has ended."""
         self._loss = ""
         self._worker = worker  # until it is built, as are the arguments of calls until they are answered
         self._to_send.put(pickle.dumps(surroundings, protocol=5))
@@ -141,11 +136,6 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self._sender = threading.Thread(target=self._send, name=f"send-{name}", daemon=True)
         self._sender.start()
         threading.Thread(target=self._receive, name=f"receive-{name}", daemon=True).start()
-
-    @property
-    def gone(self) -> bool:
-        """True if its process has ended."""
-        return self._gone.is_set()
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
@@ -183,7 +173,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         loss = self._receive_until_the_end()
         with self._lock:
             self._loss = loss or self._process.last_words()
-            self._gone.set()
+            self.gone = True
             left, self._open = self._open, deque()
             self._to_send.put(None)
         for call, _ in left:
@@ -198,24 +188,16 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
             self._process.kill()
             return f"{type(built.error).__name__}: {built.error}"
         del self._worker
-        while self._settle_next():
-            pass
+        while (answer := self._next_answer()) is not None:
+            with self._lock:
+                call = self._open.popleft()[0]
+            if answer.error is None:
+                call.set_result(answer.value)
+                continue
+            if answer.trace:
+                answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
+            call.set_exception(answer.error)
         return ""
-
-    def _settle_next(self) -> bool:
-        """Settle the oldest call; return False if the process has ended instead."""
-        answer = self._next_answer()
-        if answer is None:
-            return False
-        with self._lock:
-            call = self._open.popleft()[0]
-        if answer.error is None:
-            call.set_result(answer.value)
-            return True
-        if answer.trace:
-            answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
-        call.set_exception(answer.error)
-        return True
 
     def _next_answer(self) -> Answer | None:
         """Return the next answer; None when the process has ended."""
@@ -230,3 +212,46 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     def _lost(self) -> WorkerLostError:
         return WorkerLostError(f"worker {self.name!r} is gone: {self._loss}")
+
+
+class SharedValue:
+    """A stand-in for a value in the arguments of calls; the value itself arrives, with read-only arrays.
+
+    The value is pickled once and mapped by every process that receives it, without a copy of its arrays. It
+    lies in memory without a name in any folder: the kernel frees it when the last process has closed it,
+    however that process ended.
+    """
+
+    def __init__(self, value: Any) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        parts = [memoryview(pickle.dumps(value, protocol=5, buffer_callback=buffers.append))]
+        parts += [buffer.raw() for buffer in buffers]
+        self._descriptor = os.memfd_create("spotlight-shared-value")
+        self._close = weakref.finalize(self, os.close, self._descriptor)
+        with open(self._descriptor, "wb", closefd=False) as file:
+            file.write(_COUNT.pack(len(parts)))
+            file.writelines(_COUNT.pack(part.nbytes) for part in parts)
+            for part in parts:
+                file.seek(-file.tell() % _ALIGNED_BYTES, os.SEEK_CUR)
+                file.write(part)
+
+    def close(self) -> None:
+        """Release the memory; processes that have mapped it keep it."""
+        self._close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (f"/proc/{os.getpid()}/fd/{self._descriptor}",)
+
+
+def _mapped(path: str) -> Any:
+    """Return the value shared by another process."""
+    with open(path, "rb") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    (count,) = _COUNT.unpack_from(memory)
+    parts, end = [], (1 + count) * _COUNT.size
+    for number in range(count):
+        (size,) = _COUNT.unpack_from(memory, (1 + number) * _COUNT.size)
+        begin = end + -end % _ALIGNED_BYTES
+        end = begin + size
+        parts.append(memory[begin:end])
+    return pickle.loads(parts[0], buffers=parts[1:])

@@ -19,10 +19,7 @@ T = TypeVar("T")
 class RemoteActor(ABC, Generic[WorkerT_co]):
     """A worker in a separate process; it serves calls one at a time, in the order in which they are made.
 
-    `WorkerT_co` is the protocol of its calls, one of `gpu_runtime/worker/protocol.py`.
-
-    Args:
-        name: name of the worker in messages and records.
+    `WorkerT_co` is the class of its calls, such as `Worker` of `gpu_runtime/worker/protocol.py`.
     """
 
     def __init__(self, name: str) -> None:
@@ -70,7 +67,7 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
 
 
 class Cluster(Protocol):
-    """The processes of a run; `build_cluster` makes the cluster that the settings name."""
+    """The processes of a run; `open_cluster` provides the one that the settings name."""
 
     @property
     def tells_markets_apart(self) -> bool:

@@ -1,1 +1,1 @@
-"""Which devices share a sequence, and when their groups form anew."""
+"""Groups of devices that share a sequence, and when they change."""

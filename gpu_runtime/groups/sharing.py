@@ -65,10 +65,6 @@ class Sharing:
     def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
         """Provide the fleet in the groups of a phase within a context; the fleet itself for degree 1.
 
-        Args:
-            fleet: devices.
-            phase: phase that they do.
-
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
         """

@@ -49,7 +49,8 @@ def build_objective(policy: Policy, sampler: Sampler, config: RunConfig) -> Obje
         ConfigurationError: if there is no objective of that name, or one of its options is wrong.
     """
     plugin = OBJECTIVES.find(config.algorithm.objective)
-    return plugin.build(policy, sampler, config, _options(plugin, config))
+    options = read_options("algorithm.options", plugin.options, config.algorithm.options)
+    return plugin.build(policy, sampler, config, options)
 
 
 def read_objective_options(config: RunConfig) -> RunConfig:
@@ -59,20 +60,16 @@ def read_objective_options(config: RunConfig) -> RunConfig:
         ConfigurationError: if there is no such objective, or a setting does not fit it.
     """
     plugin = OBJECTIVES.find(config.algorithm.objective)
-    options = _options(plugin, config)
+    options = read_options("algorithm.options", plugin.options, config.algorithm.options)
     plugin.check(config, options)
     algorithm = config.algorithm.model_copy(update={"options": as_values(options)})
     return config.model_copy(update={"algorithm": algorithm})
 
 
-def _options(plugin: ObjectivePlugin, config: RunConfig) -> Section:
-    return read_options("algorithm.options", plugin.options, config.algorithm.options)
-
-
 def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> Objective:
     from gpu_runtime.learning.objectives.grpo import GrpoObjective
 
-    return GrpoObjective(policy, sampler, config, options)
+    return GrpoObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
 
 
 def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
@@ -92,7 +89,7 @@ def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
 def _nft(policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> Objective:
     from gpu_runtime.learning.objectives.nft import NftObjective
 
-    return NftObjective(policy, sampler, config, options)
+    return NftObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
 
 
 OBJECTIVES = Registry(

@@ -158,11 +158,6 @@ class ShardedTrainer(Trainer):
 
     A process that fails in the middle of an update leaves the others waiting until they are ended, or until
     the group's time-out.
-
-    Args:
-        policy: policy with divided weights.
-        sampler: source of conditioning and schedule, the same as in the rollout.
-        config: the run's configuration.
     """
 
     def __init__(self, policy: ShardedPolicy, sampler: Sampler, config: RunConfig) -> None:

@@ -43,12 +43,6 @@ class Accumulation:
     Each computes equally many, as a batch needs all processes; one that has none left computes a batch of
     weight 0.
 
-    Args:
-        objective: objective that the rows belong to.
-        batch_size: rows per batch.
-        rank: number of this process.
-        processes: number of processes.
-
     Attributes:
         rows: number of rows that have arrived, in all processes' batches.
         terms: sums over the rows that this process has computed, and the largest deviation among them.
@@ -173,10 +167,7 @@ class Trainer:
         self._objective = build_objective(self.policy, self._sampler, self._config)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Take the iteration's training steps.
-
-        Args:
-            samples: samples of whole groups, in any order.
+        """Take the iteration's training steps on samples of whole groups, in any order.
 
         Raises:
             TrainingError: see `add` and `finish`.
@@ -347,9 +338,6 @@ class Trainer:
 
     def _apply(self, place: str) -> float:
         """Clip, step and average; return the gradient's norm before clipping.
-
-        Args:
-            place: description of the training step, for messages.
 
         Raises:
             TrainingError: if the norm is not finite; then no weight has changed.

@@ -26,10 +26,6 @@ def weights_digest(state: Mapping[str, np.ndarray]) -> str:
 def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
     """Refuse weights, or arrays that belong to them, that are not finite, before they are sent or saved.
 
-    Args:
-        state: arrays by name.
-        what: description of the arrays, for messages.
-
     Raises:
         TrainingError: if one is not finite; with the name of the first.
     """
@@ -46,12 +42,8 @@ def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
 def check_sync(published: str, before: str) -> None:
     """Refuse a weight sync that changes nothing.
 
-    Args:
-        published: digest of the trainer's weights after training.
-        before: digest of the previous version.
-
     Raises:
-        TrainingError: if they are equal.
+        TrainingError: if the digests of the weights before and after training are equal.
     """
     if published == before:
         raise TrainingError(

@@ -157,13 +157,7 @@ class SequenceParallelMember:
 
 
 class AbortWatch:
-    """A watch over one group at a time for the life of its process, with separate threads and connections.
-
-    Args:
-        address: address of the driver's store.
-        device: device of the group's tensors.
-        connect_s: longest wait for the store.
-    """
+    """A watch over one group at a time for the life of its process, with separate threads and connections."""
 
     def __init__(self, address: StoreAddress, device: torch.device, connect_s: float) -> None:
         # A connection serves one call at a time, and the one that waits for the next abort is busy.

@@ -136,8 +136,7 @@ class InstanceGroup:
             dist.destroy_process_group()
         if self._left_behind is not None:
             # Releasing the group would wait for gloo's thread, until the time-out.
-            keeping = threading.Thread(target=_keep, args=(group, self._left_behind), daemon=True)
-            keeping.start()
+            threading.Thread(target=_keep, args=(group, self._left_behind), daemon=True).start()
             self._left_behind = None
 
     def _finish(self, work: Any) -> None:

@@ -149,10 +149,7 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
 
 
 def refuse_attention(backend: str) -> None:
-    """Refuse an attention kernel that works only on the tokens of one device.
-
-    Args:
-        backend: diffusers' name of the kernel.
+    """Refuse an attention kernel, by diffusers' name, that works only on the tokens of one device.
 
     Raises:
         ConfigurationError: if it is one; with kernels that can be used.

@@ -1,4 +1,4 @@
-"""What one device does, what can be asked of it, and the history that it writes."""
+"""The work of one device, the calls that it serves, and the history that it writes."""
 
 from __future__ import annotations
 

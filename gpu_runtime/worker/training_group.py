@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.sequence_parallel.control_store import StoreAddress
 from gpu_runtime.sequence_parallel.process_group import is_group_failure
 from gpu_runtime.worker.protocol import TrainingMembership
 from storage.errors import GroupBrokenError
@@ -38,7 +37,9 @@ def divided(
     Raises:
         GroupBrokenError: if one did not come in time.
     """
-    _register_backend(_own_address(place.address))
+    # The address by which this machine reaches the driver: the loopback on the driver's own.
+    with socket.create_connection((place.address.host, place.address.port)) as connection:
+        _register_backend(connection.getsockname()[0])
     store = place.address.connect(place.meet_s)
     try:
         dist.init_process_group(
@@ -77,12 +78,6 @@ def exchanging(place: TrainingMembership | None) -> Iterator[None]:
         raise GroupBrokenError(
             f"training device {place.rank} of {place.size} lost another one: {reason}"
         ) from error
-
-
-def _own_address(store: StoreAddress) -> str:
-    """Return the address by which this machine reaches the driver: the loopback on the driver's own."""
-    with socket.create_connection((store.host, store.port)) as connection:
-        return connection.getsockname()[0]
 
 
 def _register_backend(address: str) -> None:

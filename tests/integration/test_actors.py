@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster, ray
-from gpu_runtime.cluster.ray.signal_handlers import Node, kept_signal_handlers, ray_utils
+from gpu_runtime.cluster.ray.ray_internals import Node, kept_signal_handlers, ray_utils
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from gpu_runtime.cluster.ray.local_instances import LocalInstances, _free_ports
-from gpu_runtime.cluster.ray.loopback import (
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster
+from gpu_runtime.cluster.ray.ray_internals import (
     found_address,
     is_on_loopback_alone,
     on_loopback_alone,
@@ -23,7 +24,6 @@ from gpu_runtime.cluster.ray.loopback import (
     ray_constants,
     services,
 )
-from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError

@@ -49,7 +49,11 @@ def levels(requests: Sequence[SampleRequest], shared: bool = True) -> dict[Sampl
     model = RecordingModel()
     run = TinyRun(tiny_config(), model)
     objective = NftObjective(
-        run.policy, Sampler(model, run.config.sampling), run.config, NftOptions(times=TIMES, shared=shared)
+        run.policy,
+        Sampler(model, run.config.sampling),
+        run.config.sampling,
+        run.config.algorithm.kl_weight,
+        NftOptions(times=TIMES, shared=shared),
     )
     nothing = np.zeros_like(SAMPLE.latents_SC)
     rows = objective.rows([TrainingSample(one, SAMPLE.trajectory, nothing, 1.0) for one in requests])

@@ -20,9 +20,8 @@ from ray._private import services
 from ray._private.node import Node
 from ray.cluster_utils import Cluster as RayNodes
 
-from gpu_runtime.cluster.ray.loopback import LOOPBACK, without_api_server
 from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL
-from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
+from gpu_runtime.cluster.ray.ray_internals import LOOPBACK, kept_signal_handlers, without_api_server
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
@@ -126,7 +125,8 @@ class LocalInstances:
         for process in raylet.children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 # The raylet's agents are not workers, and it ends itself when they do.
-                if _is_worker(" ".join(process.cmdline())):
+                command = " ".join(process.cmdline())
+                if command.startswith("ray::") and "Agent" not in command:
                     process.terminate()
 
     def remove(self, name: str) -> None:
@@ -187,11 +187,6 @@ def _raylets() -> list[int]:
     """Return the raylets below this process; each leads its group, except the reserved instance's."""
     children = psutil.Process().children()
     return [process.pid for process in children if process.name() == "raylet"]
-
-
-def _is_worker(command: str) -> bool:
-    """Return True if a raylet's child with this command line is a worker."""
-    return command.startswith("ray::") and "Agent" not in command
 
 
 @contextmanager

@@ -40,12 +40,7 @@ class FolderSource:
 
 
 def outermost(folders: Sequence[str], among: Sequence[str]) -> list[str]:
-    """Return for each folder the outermost one that contains it, or itself: none is copied into another.
-
-    Args:
-        folders: absolute paths.
-        among: other folders that may be copied.
-    """
+    """Return the outermost of all absolute paths that contains each folder: none is copied into another."""
     every = [Path(folder) for folder in (*folders, *among)]
     found = {min(one for one in every if Path(folder).is_relative_to(one)) for folder in folders}
     return sorted(map(str, found))

@@ -83,11 +83,7 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 class Answering:
     """An actor that builds a worker, and answers for it by the one method that Ray calls.
 
-    Args:
-        build: function that builds it.
-        folders: folders that it reads: it is built once they are on this host.
-        source: actor that sends them.
-        args: arguments of `build`.
+    The worker is built once the folders that it reads are on this host; the actor `source` sends them.
     """
 
     def __init__(self, build: Callable[..., Any], folders: Sequence[str], source: Any, *args: Any) -> None:

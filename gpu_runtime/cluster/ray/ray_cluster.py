@@ -25,19 +25,18 @@ from gpu_runtime.cluster.address import ray_folder, refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN, provide_token
-from gpu_runtime.cluster.ray.draining import drain_instance
-from gpu_runtime.cluster.ray.gpu_shares import worker_share
-from gpu_runtime.cluster.ray.loopback import (
-    LOOPBACK,
-    found_address,
-    is_on_loopback_alone,
-    on_loopback_alone,
-    without_api_server,
-)
 from gpu_runtime.cluster.ray.model_folders import FolderSource, outermost
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
-from gpu_runtime.cluster.ray.ray_processes import ray_processes
-from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
+from gpu_runtime.cluster.ray.ray_internals import (
+    LOOPBACK,
+    drain_instance,
+    found_address,
+    is_on_loopback_alone,
+    kept_signal_handlers,
+    on_loopback_alone,
+    ray_processes,
+    without_api_server,
+)
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
@@ -52,6 +51,9 @@ _MOST_GPUS = 16
 """Largest number of GPUs of one machine."""
 
 _MOST_WORKERS_A_CPU = 8
+
+_SMALLEST_SHARE = 10_000
+"""Parts in which Ray counts shares of a GPU: ten-thousandths."""
 
 _PARTS_AT_ONCE = 4
 """Parts of files that are read for hosts at the same time."""
@@ -256,15 +258,12 @@ class RayCluster:
         """Return the actor on the driver's host that sends files; it reserves no CPU."""
         with self._source_lock:  # workers and scorers are started by several threads
             if self._source is None:
-                self._source = self._start_source()
+                here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+                source = ray.remote(FolderSource).options(
+                    num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
+                )
+                self._source = source.remote()
         return self._source
-
-    def _start_source(self) -> Any:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        source = ray.remote(FolderSource).options(
-            num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
-        )
-        return source.remote()
 
     @property
     def host(self) -> str:
@@ -322,6 +321,28 @@ class RayCluster:
             ray.shutdown()
 
 
+def worker_share(workers: int, gpus: float, scorers: float = 0.0) -> float:
+    """Return the share of a GPU that each worker takes, beside the scorers.
+
+    Workers get the remaining whole GPUs, with as many workers on each as necessary. The scorers' shares are
+    kept free, on separate GPUs if there are several.
+
+    Args:
+        workers: number of workers.
+        gpus: GPUs of the cluster.
+        scorers: sum of the scorers' shares.
+
+    Returns:
+        The share; 0 if no GPU is left, as the scorers then need all of them.
+    """
+    left = gpus - scorers
+    if left <= 0 or not workers:
+        return 0.0
+    if left < 1:  # one GPU for all
+        return math.floor(left / workers * _SMALLEST_SHARE) / _SMALLEST_SHARE
+    return 1 / math.ceil(workers / math.floor(left))
+
+
 def _translated(future: Future[Any], name: str) -> Future[Any]:
     """Return a future of the unpacked outcome, with Ray's exceptions replaced by ours."""
     result: Future[Any] = Future()
@@ -348,13 +369,9 @@ def _outcome(done: Future[Any], name: str) -> Any:
         error.cause.add_note(f"in worker {name!r}:\n{error}")
         raise error.cause
     if isinstance(error, RayError):
-        # A process, a machine or a result is gone: another worker can do the work.
-        raise WorkerLostError(f"worker {name!r} is gone: {_reason(error)}") from error
+        # A process, a machine or a result is gone: another worker can do the work. The last line of Ray's
+        # message has the reason if a constructor failed, else the first.
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
+        raise WorkerLostError(f"worker {name!r} is gone: {lines[-1 if in_constructor else 0]}") from error
     raise error
-
-
-def _reason(error: RayError) -> str:
-    """Return the line of Ray's message with the reason: the last one if a constructor failed."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    failed_in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
-    return lines[-1] if failed_in_constructor else lines[0]

@@ -13,7 +13,7 @@ from gpu_runtime.learning.objectives.options import GrpoOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy
-from storage.config.run_config import RunConfig
+from storage.config.run_config import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ def policy_loss(
 
 
 class GrpoObjective:
-    """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step).
+    """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step)."""
 
-    Args:
-        policy: policy to train.
-        sampler: sampler of the rollout.
-        config: the run's configuration.
-        options: options of the objective.
-    """
-
-    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        sampler: Sampler,
+        sampling: SamplingConfig,
+        kl_weight: float,
+        options: GrpoOptions,
+    ) -> None:
         self._policy = policy
-        self._kl_weight, self._clip_range = config.algorithm.kl_weight, options.clip_range
-        self._steps = StochasticSteps(policy, sampler, config.sampling)
+        self._kl_weight, self._clip_range = kl_weight, options.clip_range
+        self._steps = StochasticSteps(policy, sampler, sampling)
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Return 0: log-probabilities of the old policy come with the trajectories."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
+from gpu_runtime.diffusion.noise import Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
@@ -20,7 +20,7 @@ from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
-from storage.config.run_config import RunConfig
+from storage.config.run_config import SamplingConfig
 
 
 def nft_loss(
@@ -54,26 +54,27 @@ class NftObjective:
     """The `objectives.protocol.Objective` of DiffusionNFT; a row is a (sample, noise level).
 
     Noise and noise levels are functions of the sample's identity, or with `shared` of its prompt group's.
-
-    Args:
-        policy: policy to train.
-        sampler: sampler of the rollout.
-        config: the run's configuration.
-        options: options of the objective.
     """
 
-    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        sampler: Sampler,
+        sampling: SamplingConfig,
+        kl_weight: float,
+        options: NftOptions,
+    ) -> None:
         self._policy = policy
         self._sampler = sampler
-        self._config = config
+        self._batch_size, self._kl_weight = sampling.batch_size, kl_weight
         self._options = options
-        self._steps = StochasticSteps(policy, sampler, config.sampling)
+        self._steps = StochasticSteps(policy, sampler, sampling)
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Keep the old policy's velocities for later updates, while the policy is still the old one."""
         fresh = [sample for samples in updates for sample in samples if not sample.stale]
-        size = self._config.sampling.batch_size
+        size = self._batch_size
         for samples in updates[1:]:
             rows = self.rows(samples)
             for first in range(0, len(rows), size):
@@ -95,14 +96,14 @@ class NftObjective:
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch; nothing is clipped, and there is no ratio."""
-        algorithm, model = self._config.algorithm, self._policy.model
+        model = self._policy.model
         padded = self._steps.padded(rows)
         noised, sigma, target, conditioning = self._inputs(padded)
         # The shape is fixed; rows that only pad it have weight 0.
         weight_R = torch.zeros(len(padded), device=model.device)
         weight_R[: len(rows)] = weight
         reference = None
-        if algorithm.kl_weight > 0:
+        if self._kl_weight > 0:
             # Before the policy's own pass, as in the other objective.
             with torch.no_grad(), self._policy.reference():
                 reference = model.velocity(noised, sigma, conditioning)
@@ -117,7 +118,7 @@ class NftObjective:
         kl = torch.zeros((), device=model.device)
         if reference is not None:
             kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
-        (loss + algorithm.kl_weight * kl).backward()
+        (loss + self._kl_weight * kl).backward()
         return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, 0.0)
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
@@ -130,7 +131,9 @@ class NftObjective:
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
         for place in sorted({row.place for row in rows}):
             chosen = [index for index, row in enumerate(rows) if row.place == place]
-            streams = [self._stream(rows[index].sample.request) for index in chosen]
+            streams = [stream_of(rows[index].sample.request) for index in chosen]
+            if self._options.shared:
+                streams = [stream.of_group for stream in streams]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
         # The largest float32 below 1: rounding must not reach the open end.
@@ -139,8 +142,3 @@ class NftObjective:
         conditioning = self._sampler.conditioning(row.sample.request for row in rows)
         device = model.device
         return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning
-
-    def _stream(self, request: SampleRequest) -> NoiseStream:
-        """Return the stream of a sample's training noise and noise levels."""
-        stream = stream_of(request)
-        return stream.of_group if self._options.shared else stream

@@ -38,13 +38,7 @@ class StepInputs:
 
 
 class StochasticSteps:
-    """Steps computed as in the rollout: with the same schedule, noise level and batch shape.
-
-    Args:
-        policy: policy to train.
-        sampler: sampler of the rollout.
-        sampling: settings of the sampler.
-    """
+    """Steps computed as in the rollout: with the same schedule, noise level and batch shape."""
 
     def __init__(self, policy: Policy, sampler: Sampler, sampling: SamplingConfig) -> None:
         self._policy = policy

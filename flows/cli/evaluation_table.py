@@ -40,15 +40,17 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
 
 def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
     """Print one row per evaluation, with whole identifiers."""
+    verdicts = any(row.gives_verdict for row in rows)
     cells = [
         (
             row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
             row.run_id or "untouched model", str(row.iteration), str(row.images),
-            _number(row.score), _number(row.exact) if row.gives_verdict else "-",
+            _number(row.score), *([_number(row.exact) if row.gives_verdict else "-"] if verdicts else []),
         )
         for row in rows
     ]  # fmt: skip
-    print_whole(("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact"), cells)
+    headings = ("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact")
+    print_whole(headings if verdicts else headings[:-1], cells)
 
 
 def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:

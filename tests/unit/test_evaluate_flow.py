@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 
 import flows.evaluate
 import tasks.evaluation
+from flows.cli.evaluation_table import evaluation_facts, show_evaluations
+from flows.cli.evaluations import show_evaluation
 from flows.progress import Reporter
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import RunNotFoundError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
@@ -108,6 +111,22 @@ def test_it_compares_with_an_earlier_one(home: Home, monkeypatch: pytest.MonkeyP
     ]
     assert difference["score"] == pytest.approx(0.25)
     assert (difference["pairs"], difference["same_noise"]) == (12, True)
+
+
+def test_nothing_of_exact_images_is_said_of_a_reward_without_a_verdict(
+    home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    graded = CONFIG.model_copy(update={"reward": RewardConfig(scorer="jpeg")})
+    scored(monkeypatch, [0.0, 1.0] * 6)
+    earlier = flows.evaluate.evaluate_model.fn(graded)["evaluation_id"]
+    result = flows.evaluate.evaluate_model.fn(graded, "mine", None, earlier)
+    assert result["by_tag"] and result["difference"]["by_tag"]
+    assert "exact" not in json.dumps(result)
+    show_evaluation(result)
+    rows = EvaluationStore(home).all()
+    show_evaluations(rows)
+    assert "exact" not in json.dumps(evaluation_facts(rows[0]))
+    assert "exact" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_refused_before_the_work(home: Home, monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,12 @@ MOST_RUNS = 200
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.DataFrame:
-    """Return the latest runs; archived ones, and checks with simulated ones, are counted only on request.
+    """Return the latest runs.
+
+    Args:
+        home: home that holds the runs.
+        archived: True to include archived runs, and to count them.
+        checks: the same for runs that are part of a check, and simulated ones.
 
     Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
     (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
@@ -178,6 +183,11 @@ def load_answer(home: Path, run_ids: tuple[str, ...]) -> dict[str, Any] | None:
 @st.cache_data(ttl=60, max_entries=8, show_spinner=False)
 def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFrame:
     """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`.
+
+    Args:
+        home: home that holds the runs.
+        run_ids: runs to show, in order.
+        most: largest number of images of each.
 
     Raises:
         StorageError: a file of the record is damaged.

@@ -169,7 +169,8 @@ def show_conclusions(result: Mapping[str, Any]) -> None:
     Args:
         result: the output of `spotlight what-if --json`.
     """
-    lines = [f"- {line}" for line in result["conclusions"]]
+    counted = result.get("counted_in_words")
+    lines = [f"- {line}" for line in [*([counted] if counted else []), *result["conclusions"]]]
     reached = [(policy["policy"], each) for policy in result["policies"] for each in policy["milestones"]]
     if reached:
         names = list(reached[0][1])

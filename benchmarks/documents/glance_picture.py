@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 WIDTH, HEIGHT = 900, 330
 INK, SOFT, GRID = "#1f2933", "#52606d", "#e4e7eb"
 IDLE, WORK = "#cbd2d9", "#2f6f9f"
 CURVES = (
-    ("off_policy", "#c2410c", "DiffusionNFT, trained on drafts"),
-    ("plain_nft", "#f0a36b", "DiffusionNFT"),
-    ("off_policy_grpo", "#2f6f9f", "Flow-GRPO, trained on drafts"),
-    ("plain", "#7b8794", "Flow-GRPO"),
+    ("off_policy_32", "#c2410c", "16 of 32 explored groups"),
+    ("plain_nft_shared", "#2f6f9f", "without exploration"),
+    ("all_groups_nft", "#7b8794", "the same, as published"),
 )
 LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # of the chart, in pixels
 
@@ -62,12 +61,12 @@ def _idle_time(overlap: Mapping[str, Any]) -> list[str]:
 
 
 def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
-    curves = {name: _mean_curve(exploration["arms"][name]["curves"]) for name, _, _ in CURVES}
-    last = max(iteration for curve in curves.values() for iteration, _ in curve)
+    curves = {name: _mean_curve(exploration["arms"][name]) for name, _, _ in CURVES}
+    last = max(samples for curve in curves.values() for samples, _ in curve)
     high = 0.1 * -(-max(share for curve in curves.values() for _, share in curve) // 0.1)
 
-    def at(iteration: float, share: float) -> tuple[float, float]:
-        return LEFT + (RIGHT - LEFT) * iteration / last, BOTTOM - (BOTTOM - TOP) * share / high
+    def at(samples: float, share: float) -> tuple[float, float]:
+        return LEFT + (RIGHT - LEFT) * samples / last, BOTTOM - (BOTTOM - TOP) * share / high
 
     parts = [_text(LEFT - 40, 34, "Images whose text is read correctly", size=17, weight="bold")]
     for tenth in range(round(high / 0.1) + 1):
@@ -76,11 +75,13 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>',
             _text(LEFT - 8, y + 5, f"{tenth / 10:.0%}", colour=SOFT, size=12, anchor="end"),
         ]
-    for iteration in range(0, last + 1, 12):
+    for samples in range(0, round(last) + 1, 500):
         parts.append(
-            _text(at(iteration, 0)[0], BOTTOM + 18, str(iteration), colour=SOFT, size=12, anchor="middle")
+            _text(at(samples, 0)[0], BOTTOM + 18, f"{samples:,}", colour=SOFT, size=12, anchor="middle")
         )
-    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 38, "iterations", colour=SOFT, size=13, anchor="middle"))
+    parts.append(
+        _text((LEFT + RIGHT) / 2, BOTTOM + 38, "samples trained on", colour=SOFT, size=13, anchor="middle")
+    )
     for place, (name, colour, label) in enumerate(CURVES):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curves[name]))
         parts += [
@@ -91,11 +92,11 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
     return parts
 
 
-def _mean_curve(curves: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Mean share of exact images over the run seeds, at each evaluation that all have."""
-    shares = [dict(zip(curve["iterations"], curve["exact"], strict=True)) for curve in curves]
+def _mean_curve(arm: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """Mean share of exact images over the run seeds, by samples trained on, at evaluations that all have."""
+    shares = [dict(zip(curve["iterations"], curve["exact"], strict=True)) for curve in arm["curves"]]
     common = sorted(set(shares[0]).intersection(*shares))
-    return [(iteration, statistics.fmean(curve[iteration] for curve in shares)) for iteration in common]
+    return [(arm["trained"] * at, statistics.fmean(curve[at] for curve in shares)) for at in common]
 
 
 def _text(

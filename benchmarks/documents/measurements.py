@@ -318,7 +318,7 @@ def generated() -> dict[Path, str]:
             f"{gpu_document.headline(gpu)}\n{headlines(results, judgements)}",
         ),
         GPUS: with_block(GPUS.read_text(encoding="utf-8"), gpu_document.section(gpu)),
-        PICTURE: draw(results["exploration-ocr"]["figures"], results["overlap"]["figures"]),
+        PICTURE: draw(results["exploration-ocr-graded"]["figures"], results["overlap"]["figures"]),
     }
 
 

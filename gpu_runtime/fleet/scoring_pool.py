@@ -84,7 +84,7 @@ class ScoringPool:
         self._runtime = runtime
         self._reward = reward
         judged = evaluation.judge
-        self._judge = RewardConfig(scorer=judged, options=evaluation.options) if judged else None
+        self._second_judge = RewardConfig(scorer=judged, options=evaluation.options) if judged else None
         self._history = history
         self._look = look
         self._started = 0
@@ -305,8 +305,8 @@ class ScoringPool:
         name = f"scorer-{self._started}"
         self._started += 1
         share = self._runtime.scorer_gpu
-        arguments = (self._reward, name, self._history, share > 0, self._judge)
-        reads = [folder for one in (self._reward, self._judge) if one for folder in model_folders(one)]
+        arguments = (self._reward, name, self._history, share > 0, self._second_judge)
+        reads = [folder for one in (self._reward, self._second_judge) if one for folder in model_folders(one)]
         actor = self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share, reads=reads)
         self._loaded[name] = actor.call(ScoringWorker.ready)
         return actor

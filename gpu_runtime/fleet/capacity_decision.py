@@ -115,7 +115,13 @@ class RentingTerms:
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
     def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:
-        """Return the cost in dollars of the iterations left, and of starting the devices above `held`."""
+        """Return the cost in dollars of the iterations left, and of starting devices.
+
+        Args:
+            forecast: of an iteration.
+            spot: spot devices wanted.
+            held: spot devices now; those above them are started.
+        """
         starting_s = max(0, spot - held) * forecast.start_s
         return forecast.left * self.cost_usd(forecast, spot) + self.spot_usd_per_hour * starting_s / 3600
 

@@ -83,12 +83,24 @@ class DeviceAccounts:
             self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
 
     def on_ended(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Record that a device that had joined is no longer paid for: the event, and why, in words."""
+        """Record that a device that had joined is no longer paid for.
+
+        Args:
+            device: which.
+            kind: of the event that ended it.
+            why: in words.
+        """
         with self._lock:
             self._end(device, kind, time.monotonic(), why)
 
     def on_never_joined(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Record that a worker ended while it loaded, for a reason in words; its cost is still billed."""
+        """Record that a worker ended while it loaded; its cost is still billed.
+
+        Args:
+            device: which.
+            kind: of the event that ended it.
+            why: in words.
+        """
         ended_at_s = device.loaded_at_s or time.monotonic()
         with self._lock:
             self._start(device, device.asked_at_s)

@@ -54,7 +54,12 @@ class MetadataWatcher:
         self._client.close()
 
     def ask(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Answer:
-        """Request `path`, without a body; any status code is a valid answer.
+        """Request a path, without a body; any status code is a valid answer.
+
+        Args:
+            path: below the base URL.
+            headers: of the request.
+            method: of HTTP.
 
         Raises:
             NoticeError: the connection failed, the answer took too long, or its body is too large.
@@ -80,7 +85,13 @@ class MetadataWatcher:
         return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())
 
     def notice(self, deadline: float | None, now: float, detail: str) -> Notice:
-        """Return a notice of this provider; a deadline that has passed becomes now."""
+        """Return a notice of this provider.
+
+        Args:
+            deadline: seconds since the epoch at which the device ends; one that has passed becomes `now`.
+            now: seconds since the epoch.
+            detail: what the provider said, in words.
+        """
         return Notice(self.provider, None if deadline is None else max(deadline, now), now, detail)
 
 

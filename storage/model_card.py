@@ -48,7 +48,9 @@ def model_card(
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
     reward = config.reward.scorer
     if config.reward.options:
-        reward += f" {json.dumps(config.reward.options)}"
+        reward += f" {json.dumps(_public(config.reward.options))}"
+    modelled = result["prices"] == "modelled"
+    prices = "modelled: no device was rented" if modelled else "at the run's prices"
     facts = {
         "Base model": f"`{config.model.path}` ({config.model.family})",
         **({"Started from": _adapter(row)} if config.model.adapter else {}),
@@ -60,7 +62,7 @@ def model_card(
         "Score before → after": f"{_pair(result, 'score')}{_when(iteration, curve)}",
         **({"Exact before → after": _pair(result, "exact")} if "exact_after" in result else {}),
         "Evidence": _evidence(row),
-        "Cost": f"${result['cost_usd']:.2f} at the run's prices, {result['wall_s'] / 3600:.2f} h at work",
+        "Cost": f"${result['cost_usd']:.2f} {prices}, {result['wall_s'] / 3600:.2f} h at work",
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
         "Base model's licence": ", ".join(licence.values()) + " (it binds these weights, too)",
@@ -74,7 +76,7 @@ def model_card(
     if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
         head["base_model"] = config.model.path
     front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items())
-    settings = {name: value for name, value in differences(config).items() if name in _SHOWN}
+    settings = {name: _public(value) for name, value in differences(config).items() if name in _SHOWN}
     return (
         f"---\n{front}tags: [{', '.join(tags)}]\n---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
@@ -106,6 +108,13 @@ def curve_picture(curve: _Curve) -> str:
         f'stroke="#2b6cb0" stroke-width="2"/>{dots}<text x="45" y="198">iteration {curve[0][0]}</text>'
         f'<text x="585" y="198" text-anchor="end">{last}</text></svg>\n'
     )
+
+
+def _public(value: Any) -> Any:
+    """Return settings without addresses of servers and names of their keys."""
+    if isinstance(value, Mapping):
+        return {name: _public(each) for name, each in value.items() if name not in ("url", "key_variable")}
+    return [_public(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _picture(curve: _Curve) -> str:

@@ -181,12 +181,17 @@ def counted_model(config: RunConfig) -> PublishedModel:
     """Return the published model of a run.
 
     Raises:
-        ConfigurationError: its family has none.
+        ConfigurationError: its family has none, or the run does not train adapters in bfloat16.
     """
     if (model := published_model(config.model)) is None:
         raise ConfigurationError(
             f"the times of {config.model.key} are not counted, only those of "
             f"{', '.join(counted_families())}; name a recorded run of it by --profile"
+        )
+    if config.model.dtype == "float32" or config.adaptation.mode == "full":
+        raise ConfigurationError(
+            "only adapters on a model in bfloat16 are counted, not adaptation.mode=full or "
+            "model.dtype=float32; leave these out, or name a recorded run by --profile"
         )
     return model
 
@@ -387,9 +392,9 @@ def _quantities(result: GpuDayResult, config: RunConfig, size: int) -> dict[str,
 
     found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
-    if train_s and rows:
-        row_s = train_s / rows
-        found["train_sample_s"] = in_passes(row_s * config.sampling.window_size, f"train{name}")
+    if train_s and rows and not config.algorithm.kl_weight:  # the reference's pass was not measured
+        rows_of_sample = int(config.algorithm.options.get("times", config.sampling.window_size))
+        found["train_sample_s"] = in_passes(train_s / rows * rows_of_sample, f"train{name}")
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")
     return found

@@ -77,5 +77,5 @@ def _asking_hub(name: str, advice: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, HTTPError) as error:  # ValueError: it refuses the card
         raise ServerError(
-            f"--push {quoted(name)}: the hub did not do it ({one_line(str(error))}); {advice}"
+            f"--push {quoted(name)}: the hub refused or did not answer ({one_line(str(error))}); {advice}"
         ) from error

@@ -48,7 +48,7 @@ def with_prices(config: RunConfig) -> RunConfig:
 
 
 def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
-    """Return the configuration with the known prices of GPUs; unchanged if it has prices of its own.
+    """Return the configuration with the known prices of GPUs, where it has none of its own.
 
     Args:
         config: configuration of the run.
@@ -58,7 +58,8 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
     Raises:
         ConfigurationError: the price of one of them is not known.
     """
-    if config.price.book or _GIVEN & config.price.model_fields_set:
+    given = _GIVEN & config.price.model_fields_set
+    if config.price.book or given == _GIVEN:
         return config
     if missing := [kind for kind in (reserved, spot) if kind not in _ZONES]:
         raise ConfigurationError(
@@ -70,4 +71,5 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
         "reserved_usd_per_hour": book.usd_per_hour(reserved, "on_demand", _ZONES[reserved]),
         "spot_usd_per_hour": book.usd_per_hour(spot, "spot", _ZONES[spot]),
     }
+    prices = {name: usd for name, usd in prices.items() if name not in given}
     return config.model_copy(update={"price": config.price.model_copy(update=prices)})

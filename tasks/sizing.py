@@ -18,7 +18,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
 from tasks.gpu_profile import Gpu, counted_model
-from tasks.prices import with_gpu_prices
+from tasks.prices import with_gpu_prices, with_prices
 from tasks.profiles import find_profile
 
 _DEVICES = (1, 4, 8)
@@ -92,7 +92,7 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     model = counted_model(config)
     profile, no_price, usd_per_hour = find_profile(home, config, gpu.name), "", 0.0
     try:
-        usd_per_hour = with_gpu_prices(config, gpu.name, gpu.name).price.reserved_usd_per_hour
+        usd_per_hour = with_gpu_prices(with_prices(config), gpu.name, gpu.name).price.reserved_usd_per_hour
     except ConfigurationError as error:
         no_price = str(error)
     reserved, times = config.runtime.reserved_workers, []

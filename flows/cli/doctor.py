@@ -108,8 +108,8 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     screen, kind = console(), size.gpu.name
     screen.print(
         f"{config.name or config.model.key} on {kind} ({size.gpu.memory_gib:g} GiB), counted and not "
-        f"measured: a device that trains {size.verdict(trains=True)}, one that only generates "
-        f"{size.verdict(trains=False)}",
+        f"measured: it {size.verdict(trains=True)} on a device that trains, and "
+        f"{size.verdict(trains=False)} on one that only generates",
         soft_wrap=True,
     )
     screen.print(_memory_table(size.memory))

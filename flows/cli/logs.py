@@ -53,7 +53,10 @@ def logs(
             if not follow or status not in LIVE:
                 break
             time.sleep(_POLL_S)
-            status = _status(store, run_id)  # before the lines: those of its end are printed, too
+            try:
+                status = _status(store, run_id)  # before the lines: those of its end are printed, too
+            except RunNotFoundError:
+                status = "refused"  # its process is gone before it had a row
     if follow and not as_json:
         typer.echo(f"run {run_id} is {status}")
 

@@ -149,7 +149,7 @@ def what_if(
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
     if hours is not None:
         _refuse_beside_hours(spot, policies, timeline, record)
-        spot = 0
+        spot = per_instance or 1  # a price book has a price of spot devices only for a run that has some
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
     config = given_configuration(preset, changes)
     from tasks.prices import with_prices

@@ -193,10 +193,11 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
                 call = self._open.popleft()[0]
             if answer.error is None:
                 call.set_result(answer.value)
-                continue
-            if answer.trace:
-                answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
-            call.set_exception(answer.error)
+            else:
+                if answer.trace:
+                    answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
+                call.set_exception(answer.error)
+            del answer, call  # weights or images, which would live until the next answer
         return ""
 
     def _next_answer(self) -> Answer | None:

@@ -3,7 +3,8 @@
 An iteration that explores may train on more samples, take longer and cost more, so the held-out scores are
 compared at equal iterations, equal trained samples, equal paid device time and equal dollars: at the largest
 amount that both runs of a pair have reached. Between two evaluations, a prompt's score is interpolated.
-Evaluations cost the same with every strategy and do not count; nor does the start before the first iteration.
+Evaluations cost the same with every strategy and do not count; nor do starts of devices, or work that a
+resumed run did again.
 """
 
 from __future__ import annotations
@@ -194,8 +195,10 @@ def _read_course(connection: RecordConnection, run_id: str) -> _Course:
         [run_id],
     ).fetchall()
     paid = connection.execute(
-        "SELECT iteration, sum(device_s), sum(usd) FROM costs "
-        "WHERE run_id = ? AND phase <> 'evaluation' AND iteration > 0 GROUP BY iteration ORDER BY ALL",
+        "SELECT iteration, sum(own_s), sum(own_s * usd_per_hour / 3600) FROM (SELECT w.iteration, "
+        "w.usd_per_hour, greatest(0, w.ended_at - greatest(w.started_at, i.started_at)) AS own_s "
+        "FROM worker_states w JOIN iterations i USING (run_id, iteration) "
+        "WHERE run_id = ? AND w.phase = 'iteration') GROUP BY iteration ORDER BY ALL",
         [run_id],
     ).fetchall()
     evaluated = list(scores)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import smtplib
 import socket
@@ -29,6 +30,8 @@ from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 from storage.record.run_folder import RunFolder
 from storage.text import one_line
+
+_log = logging.getLogger(__name__)
 
 WEBHOOK_VARIABLE = "SPOTLIGHT_NOTIFY_WEBHOOK"
 MAIL_VARIABLE = "SPOTLIGHT_NOTIFY_MAIL"
@@ -161,7 +164,8 @@ class MailReader(TellingReader):
             with _mail_server() as server:
                 if user:
                     server.login(user, os.environ.get(PASSWORD_VARIABLE, ""))
-                server.send_message(message)
+                if refused := server.send_message(message):  # raising would send to the others twice
+                    _log.warning("the mail server refused %d of the addresses", len(refused))
         except smtplib.SMTPRecipientsRefused as error:
             raise _refusal([code for code, _ in error.recipients.values()]) from None
         except smtplib.SMTPResponseException as error:

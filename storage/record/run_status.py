@@ -86,8 +86,13 @@ class _Warnings(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not record.name.startswith(_TELL_BY_EVENTS):
-            self._log.note(f"{record.levelname.lower()} of {record.name}: {record.getMessage()}")
+        if record.name.startswith(_TELL_BY_EVENTS):
+            return
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - a library's arguments do not fit its own text
+            text = str(record.msg)
+        self._log.note(f"{record.levelname.lower()} of {record.name}: {text}")
 
 
 @dataclass(frozen=True)

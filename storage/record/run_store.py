@@ -370,7 +370,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     """
     refuse_simulated(row)
     if row.status == "finished":
-        early = f"run {row.run_id!r} is finished early: {row.error}"
+        early = f"run {row.run_id!r} ended early: {row.error}"
         raise ConfigurationError(
             early
             if row.error
@@ -402,10 +402,12 @@ def check_iterations(row: RunRow, iterations: int) -> None:
     Raises:
         ConfigurationError: the total cannot be set; the message gives the reason and a remedy.
     """
-    if iterations <= (row.last_iteration or 0):
+    done = row.last_iteration or 0
+    lacks_its_end = row.status != "finished" and iterations == done == row.config.iterations
+    if iterations <= done and not lacks_its_end:
         raise ConfigurationError(
-            f"run {row.run_id!r} has done {row.last_iteration} iterations; --iterations says how many it has "
-            f"in all, and {iterations} is not more"
+            f"run {row.run_id!r} has done {done} iterations; --iterations says how many it has in all, and "
+            f"{iterations} is not more"
         )
     check_resumable(replace(row, status="interrupted") if row.status == "finished" else row)
 

@@ -50,8 +50,9 @@ class Spending:
     """Dollars and hours of a run.
 
     Attributes:
-        usd, hours: used so far, discarded work included; `hours` are those at work.
-        next_usd, next_hours: expected for another iteration and an evaluation.
+        usd, hours: used so far, with the devices' discarded work but without what judges were paid for it;
+            `hours` are those at work.
+        next_usd, next_hours: expected for another iteration and the evaluations before and after it.
     """
 
     usd: float
@@ -60,21 +61,27 @@ class Spending:
     next_hours: float
 
 
-def spending(records: Records, run_id: str, record: IterationRecord | None = None) -> Spending:
+def spending(
+    records: Records, run_id: str, record: IterationRecord | None = None, is_due: bool = False
+) -> Spending:
     """Return what a run has used, by its record.
 
     Args:
         records: records of the home.
         run_id: the run.
         record: its last iteration, if that is not committed yet.
+        is_due: True if an evaluation follows that iteration, whatever comes after it.
     """
     values = {"run": run_id, "trainer": _TRAINER, "judge": JUDGE_USD}
     with records.reading(run_id) as connection:
         parts = connection.execute(_PARTS, values).fetchall()
     if record is not None:
         parts.append(_part(record))
-    own = {phase: used for phase, _, _, _, *used in parts}  # of the last one each
-    ahead = [own.get(phase, [0.0, 0.0]) for phase in ("iteration", "evaluation")]
+    iterations = [used for phase, _, _, _, *used in parts if phase == "iteration"] or [[0.0, 0.0]]
+    evaluations = [used for phase, _, _, _, *used in parts if phase == "evaluation"] or [[0.0, 0.0]]
+    # The evaluation at the end has all held-out prompts, as the first one had; those between may have fewer.
+    at_end = [max(each) for each in zip(*evaluations, strict=True)]
+    ahead = [iterations[-1], at_end, *[evaluations[-1]] * is_due]
     return Spending(
         sum(usd for _, _, usd, *_ in parts),
         sum(hours for _, _, _, hours, *_ in parts),
@@ -132,7 +139,7 @@ def keep_to_budget(session: Session, record: IterationRecord) -> None:
     config, done = session.config, record.iteration
     if not (config.budget.usd or config.budget.hours) or done >= session.last_iteration:
         return
-    used = spending(session.store.records, session.run_id, record)
+    used = spending(session.store.records, session.run_id, record, config.evaluates_after(done))
     if reached := reached_budget(session.run_id, config, done, used):
         session.last_iteration, session.ended_early = done, reached
         session.store.add_event(session.run_id, "budget", reached)

@@ -32,9 +32,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore(Home(tmp_path).ensure())
 
 
-def begun(store: RunStore, iterations: int, **budget: float) -> RunConfig:
+def begun(store: RunStore, iterations: int, every: int = 10, **budget: float) -> RunConfig:
     """A run with an evaluation and so many iterations."""
-    config = RunConfig.model_validate({"iterations": 9, "budget": budget})
+    config = RunConfig.model_validate({"iterations": 9, "budget": budget, "evaluation": {"every": every}})
     store.create_run("r", config, {}, os.getpid())
     store.commit_evaluation(evaluation_record("r", 0, AT, 4, 2))
     for iteration in range(1, iterations + 1):
@@ -77,6 +77,22 @@ def test_a_run_ends_before_the_iteration_that_would_exceed_its_budget(
         assert f"`spotlight resume r --budget-{name} N`" in session.ended_early
 
 
+@pytest.mark.parametrize(("more_usd", "last"), [(0.001, 9), (-0.001, 2)])
+def test_an_evaluation_that_follows_anyway_counts_beside_the_one_at_the_end(
+    store: RunStore, more_usd: float, last: int
+):
+    config = begun(store, 1, every=1, usd=3 * ITERATION_USD + 3 * EVALUATION_USD + more_usd)
+    assert after(store, config, iteration_record("r", 2, AT + 36, 8)).last_iteration == last
+
+
+def test_the_evaluation_at_the_end_is_as_large_as_the_first(store: RunStore):
+    begun(store, 1)
+    small = evaluation_record("r", 1, AT + 36, 1, 1)
+    half = [dataclasses.replace(one, ended_at=one.started_at + 1) for one in small.intervals]
+    store.commit_evaluation(dataclasses.replace(small, intervals=half))
+    assert spending(store.records, "r").next_usd == pytest.approx(ITERATION_USD + EVALUATION_USD)
+
+
 def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_again(store: RunStore):
     begun(store, 2)
     store.discard_after("r", 1)
@@ -103,7 +119,7 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
     )
     begun(store, 2, usd=0.25)
     store.set_status("r", "finished", "budget.usd is 0.25: N above 0.32")
-    with pytest.raises(ConfigurationError, match=r"'r' is finished early: budget.usd is 0.25: N above 0.32"):
+    with pytest.raises(ConfigurationError, match=r"'r' ended early: budget.usd is 0.25: N above 0.32"):
         start.resume("r")
     too_little: list[dict[str, Any]] = [{"budget_usd": 0.3}, {"iterations": 20}]
     for limits in too_little:

@@ -49,7 +49,9 @@ def evaluated(store: RunStore, run_id: str, iteration: int, scores: Iterable[flo
     )
 
 
-def trained(store: RunStore, run_id: str, iteration: int, samples: int, device_s: float) -> None:
+def trained(
+    store: RunStore, run_id: str, iteration: int, samples: int, device_s: float, start_s: float = 0.0
+) -> None:
     """An iteration with so many trained samples and one more, on a device at $0.10 a second."""
     rows = [
         SampleRecord(
@@ -60,9 +62,11 @@ def trained(store: RunStore, run_id: str, iteration: int, samples: int, device_s
         for place in range(samples + 1)
     ]  # fmt: skip
     at = 1002.0 + 100 * (iteration - 1)
-    interval = StateInterval("reserved-0", "reserved", "train", at, at + device_s, 360.0)
+    intervals = [StateInterval("reserved-0", "reserved", "train", at, at + device_s, 360.0)]
+    if start_s:
+        intervals.insert(0, StateInterval("reserved-0", "reserved", "load", at - start_s, at, 360.0))
     store.commit_iteration(
-        IterationRecord(run_id, iteration, iteration, at, at + device_s, {}, rows, [interval], paid_time=[])
+        IterationRecord(run_id, iteration, iteration, at, at + device_s, {}, rows, intervals, paid_time=[])
     )
 
 
@@ -118,6 +122,12 @@ def test_scores_are_compared_at_equal_amounts(store: RunStore):
         "no clear difference from plain at equal trained samples."
     )
     assert "at equal dollars ($6 (modelled)): +0.133" in figures[3]
+    # A run that was cut off and resumed pays for repeated work and for a start: no strategy's fault.
+    store.discard_after("with", 4)
+    for iteration in (5, 6):
+        trained(store, "with", iteration, 4, 15.0, start_s=50.0)
+    evaluated(store, "with", 6, [gain * 2 for gain in (0.3, 0.5) for _ in range(PROMPTS // 2)])
+    assert answer_of(store, "with", "without")["strategies"]["off_policy"]["at_equal"] == at_equal
     assert "another run seed may give another answer" in how
 
 

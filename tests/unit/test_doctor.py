@@ -19,6 +19,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
+from tasks.prices import with_gpu_prices
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, row_files
 from tests.tiny_pipelines import save_pipeline
@@ -135,7 +136,7 @@ def sized(*arguments: str, fits: bool = True) -> str:
 
 def test_a_run_is_sized_without_weights_and_without_a_gpu():
     said = sized("--preset", "qwen-image-ocr-512", "--gpu", "H100")
-    assert "H100 (79.1 GiB), counted and not measured: a device that trains fits, one that only" in said
+    assert "H100 (79.1 GiB), counted and not measured: it fits on a device that trains, and fits" in said
     # 60 blocks of two streams of 18 widths of 3072 at rank 64, in float32.
     adapters = 60 * 2 * 18 * 3072 * 64 * 4 / 2**30
     for name, size in {
@@ -156,12 +157,21 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
 
 def test_what_does_not_fit_and_what_has_no_price_is_said():
     said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
-    assert "a device that trains does not fit, one that only generates does not fit" in said
+    assert "it does not fit on a device that trains, and does not fit on one that only generates" in said
     assert "no price of an RTX4090 is known here" in said and "$" not in said
     paid = ("--set", "price.reserved_usd_per_hour=0.5", "--set", "price.spot_usd_per_hour=0.3")
     alone = ("--set", "runtime.reserved_workers=2", "--set", "adaptation.gradient_checkpointing=false")
     said = sized("--preset", "sd3.5-ocr-512", "--gpu", "RTX4090", *paid, *alone)
-    assert "a device that trains may not fit, one that only generates fits" in said
+    assert "it may not fit on a device that trains, and fits on one that only generates" in said
     assert re.search(r"\n  2 x RTX4090: \S+ h \(\S+ to \S+\), \$\d+ \(\$\d+ to \$\d+\)", said)
+    book = ("--set", "price.book=builtin:known", "--set", "price.offer=H100@aws/lowest")
+    said = sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", *alone[:2], *book)
+    hours, usd = re.findall(r"\n  2 x H100: (\S+) h \(\S+ to \S+\), \$(\S+) ", said)[0]
+    assert float(usd) == pytest.approx(2 * 6.88 * float(hours), rel=0.02), "the book's price, not a default"
+    with pytest.raises(ConfigurationError, match="no price of an A100"):
+        asked_prices = load_config("sd3.5-ocr-512", ["price.spot_usd_per_hour=1.6"], {})
+        with_gpu_prices(asked_prices, "A100", "A100")
+    with pytest.raises(ConfigurationError, match="only adapters on a model in bfloat16 are counted"):
+        sized("--preset", "sd3.5-ocr-512", "--gpu", "H100", "--set", "model.dtype=float32")
     with pytest.raises(ConfigurationError, match="the times of embedded:glyphs are not counted"):
         sized("--preset", "glyphs", "--gpu", "H100")

@@ -106,11 +106,16 @@ def test_an_embedded_models_adapters_and_weights(home: Home, tmp_path: Path):
 
 
 def test_a_run_of_all_weights_gives_a_model_to_begin_from(home: Home, tmp_path: Path):
-    policy = finished_run(home, RunConfig())
+    judges = {"url": "http://user:token@judge:8000/score", "key_variable": "MY_KEY", "timeout_s": 9}
+    options = {"parts": [{"scorer": "remote", "weight": 1.0, "options": judges}]}
+    policy = finished_run(home, RunConfig.model_validate({"reward": {"scorer": "sum", "options": options}}))
     answer = export_run(home, "a-run", tmp_path / "whole")
     assert "spotlight.json" in answer["files"]
     assert torch.equal(velocity_of(EmbeddedModel.load(tmp_path / "whole")), velocity_of(policy.model))
-    assert "| Score before → after | not evaluated |" in (tmp_path / "whole/README.md").read_text("utf-8")
+    card = (tmp_path / "whole/README.md").read_text("utf-8")
+    assert "| Score before → after | not evaluated |" in card
+    assert "timeout_s" in card and "token" not in card and "judge" not in card and "MY_KEY" not in card
+    assert "modelled: no device was rented" in card
 
 
 def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):

@@ -69,8 +69,12 @@ def test_warnings_of_libraries_are_noted_on_one_line(home: Home):
     with RunLog(home, "r").with_warnings():
         logging.getLogger("some.library").warning("two\nlines of %s", "it")
         logging.getLogger("some.library").info("not this")
+        told = logging.LogRecord("some.library", logging.WARNING, "", 0, "deprecated", (FutureWarning,), None)
+        logging.getLogger().handlers[-1].emit(told)  # ends no run
     logging.getLogger("some.library").warning("nor this")
-    assert [m.text for m in read_activity(home, "r").messages] == ["warning of some.library: two lines of it"]
+    assert [m.text for m in read_activity(home, "r").messages] == [
+        "warning of some.library: two lines of it", "warning of some.library: deprecated"
+    ]  # fmt: skip
 
 
 def test_only_the_end_of_a_long_log_is_read(home: Home):

@@ -43,16 +43,22 @@ def test_an_export_is_the_same_policy_to_the_bit(exported: Path, named: str):
     assert weights_digest(policy.state()) == weights_digest(trained().state())
 
 
-def test_what_peft_wrote_is_loaded_with_its_own_alpha(tmp_path: Path):
+@pytest.mark.parametrize("named", ["", "adapter_model.safetensors"])
+def test_what_peft_wrote_is_loaded_with_its_own_alpha(tmp_path: Path, named: str):
     model: Any = TinyModel()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layout = LoraConfig(r=2, lora_alpha=3, target_modules=list(LORA.targets), init_lora_weights=False)
         get_peft_model(model.transformer, layout).save_pretrained(str(tmp_path))
     ours = TinyModel()
-    Policy(ours, LORA, seed=0, adapter=str(tmp_path))
+    Policy(ours, LORA, seed=0, adapter=str(tmp_path / named))
     torch.testing.assert_close(velocity_of(ours), velocity_of(model), atol=1e-6, rtol=1e-5)
     assert not torch.allclose(velocity_of(ours), velocity_of(TinyModel()), atol=1e-3)
+    (tmp_path / "adapter_config.json").unlink()
+    with pytest.raises(
+        ModelError, match=r"peft's adapter_config\.json, with its alpha, is missing|no .* with"
+    ):
+        Policy(ours, LORA, seed=0, adapter=str(tmp_path / named))
 
 
 @pytest.mark.parametrize("is_reference", [False, True])

@@ -277,6 +277,12 @@ def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_documen
     assert any("Exploration" in line or "exploration" in line for line in answer["conclusions"])
 
 
+def test_a_goal_has_the_price_book_s_price_of_spot_devices():
+    book = ("--set", "price.book=builtin:known", "--set", "price.offer=H100@gcp/us-east4")
+    said = asked("--preset", "smoke", "--windows", "1", "--hours", "5", *book)
+    assert "$2.51 spot" in said
+
+
 def test_a_goal_that_no_number_of_spot_devices_reaches():
     command = ("--preset", "smoke", "--windows", "1", "--hours", "0.01")
     goal = json.loads(asked(*command, "--iterations", "2000", "--json"))["goal"]

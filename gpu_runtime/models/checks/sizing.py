@@ -8,7 +8,7 @@ no matrix), and the inputs of adapters again in float32, as peft computes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import diffusers
 import torch
@@ -98,6 +98,8 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
         copies * _FLOAT32 * batch * image_tokens * model.architecture.channels for copies in _LATENTS
     )
     kept = _KEPT_BYTES * batch * (image_tokens + text_tokens) * model.architecture.width
+    part = (weights + work.adapters_bytes) / trainers
+    training = _training(config, model, transformer, config.adaptation.gradient_checkpointing)
     return DeviceMemory(
         held=[
             _exactly("transformer", weights),
@@ -109,12 +111,15 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
             _exactly("gradients", trained / trainers, trains=True),
             _exactly("AdamW's moments", 2 * trained / trainers, trains=True),
             *([_exactly("reference", trained / trainers, trains=True)] if work.keeps_reference else []),
+            # Between two updates a trainer may hold its part beside all weights.
+            *([Term("its part of the weights", 0.0, part, trains=True)] if trainers > 1 else []),
         ],
         in_turn=[
             *([encoders] if offloaded else []),
             Term("activations of a batch", work.generating_bytes, kept),
             Term("decoding an image", _DECODED[0] * _FLOAT32 * pixels, _DECODED[1] * _FLOAT32 * pixels),
-            _training(config, model, transformer, config.adaptation.gradient_checkpointing),
+            # While it trains, it holds its part of the weights alone.
+            replace(training, low=max(0.0, training.low - weights * (1 - 1 / trainers))),
         ],
         instead=_training(config, model, transformer, not config.adaptation.gradient_checkpointing),
     )

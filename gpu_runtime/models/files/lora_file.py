@@ -81,7 +81,12 @@ def lora_files(path: str) -> list[Path]:
     if not given.is_dir():
         if not given.is_file():
             raise ModelError(_refusal(path, "there is no such file or folder", "name an exported folder"))
-        return [given]
+        if given.name != _PEFT_FILE:
+            return [given]
+        settings = given.with_name(_PEFT_SETTINGS)
+        if not settings.is_file():
+            raise ModelError(_refusal(path, f"peft's {_PEFT_SETTINGS}, with its alpha, is missing", "add it"))
+        return [given, settings]
     if (given / LORA_FILE).is_file():
         return [given / LORA_FILE]
     files = [given / _PEFT_FILE, given / _PEFT_SETTINGS]

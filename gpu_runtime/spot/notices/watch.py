@@ -42,7 +42,7 @@ class NoticePlugin:
     watcher: Callable[..., NoticeWatcher]
     poll_interval_s: float
     max_backoff_s: float
-    asks_url: bool = True
+    asks_url: bool = False
 
     def __post_init__(self) -> None:
         interval_s, backoff_s = self.poll_interval_s, self.max_backoff_s
@@ -59,11 +59,11 @@ NOTICES = Registry(
     NoticePlugin,
     "spotlight.notices",
     {
-        "aws": NoticePlugin(AwsNotices, 5.0, 30.0),
-        "gcp": NoticePlugin(GcpNotices, 1.0, 8.0),
-        "azure": NoticePlugin(AzureNotices, 1.0, 8.0),
-        "alibaba": NoticePlugin(AlibabaNotices, 5.0, 60.0),
-        "kubernetes": NoticePlugin(KubernetesNotices, 0.2, 1.0, asks_url=False),
+        "aws": NoticePlugin(AwsNotices, 5.0, 30.0, asks_url=True),
+        "gcp": NoticePlugin(GcpNotices, 1.0, 8.0, asks_url=True),
+        "azure": NoticePlugin(AzureNotices, 1.0, 8.0, asks_url=True),
+        "alibaba": NoticePlugin(AlibabaNotices, 5.0, 60.0, asks_url=True),
+        "kubernetes": NoticePlugin(KubernetesNotices, 0.2, 1.0),
     },
 )
 

@@ -35,7 +35,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home):
     )
     assert blobs(home, "small")[0] == 1, "though a checkpoint is due every 5 iterations"
     assert evaluated_iterations(store.records, "small") == {0, 1}
-    with pytest.raises(ConfigurationError, match=r"finished early: budget\.hours"):
+    with pytest.raises(ConfigurationError, match=r"ended early: budget\.hours"):
         start.resumed_configuration(home, "small")
     raised = start.resumed_configuration(home, "small", limits=["budget.hours=5"])
     store.set_limits("small", raised)

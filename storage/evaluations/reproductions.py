@@ -125,8 +125,9 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
     checkpoint = CheckpointStore(store.home.run(run_id), 1).load_latest()
     blobs = checkpoint.blobs if checkpoint is not None else {}
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sorted(blobs.items())}
-    done = row.last_iteration or row.config.iterations
-    if done < row.config.iterations:  # it ended at its budget, with drafts for an iteration that was not done
+    # A finished run with a reason ended at its budget, with drafts for an iteration that was not done.
+    done = row.last_iteration if row.error and row.last_iteration else row.config.iterations
+    if done < row.config.iterations:
         digests = {name: value for name, value in digests.items() if not name.startswith("drafts")}
     # Time and prices decide when a budget is reached: only the iterations that were done can be done again.
     repeated = row.config.model_copy(update={"iterations": done, "budget": BudgetConfig()})

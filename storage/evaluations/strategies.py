@@ -17,11 +17,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from storage.config.exploration import ExplorationConfig
 from storage.evaluations.figures import Estimate, over_seeds, tagged_estimates
 from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries.comparisons import without_seed
 from storage.record.reading import RecordConnection
 from storage.record.results import too_short
+
+_WITHOUT = ExplorationConfig().strategy
+"""The strategy that explores nothing, the default."""
 
 Arms = Mapping[str, Mapping[int, str]]
 """Runs by seed, by strategy; the first strategy is the one that the others are compared with."""
@@ -75,7 +79,8 @@ class _Course:
 def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
     """Return the runs by strategy and seed; empty unless they differ in nothing else, and two share a seed.
 
-    Their name and cluster may differ too. `plain` comes first, then the strategies in the order of the runs.
+    Their name and cluster may differ too. The default comes first, which explores nothing, then the others in
+    the order of the runs.
     """
     configs = dict(connection.execute("SELECT run_id, config FROM runs").fetchall())
     arms: dict[str, dict[int, str]] = {}
@@ -92,7 +97,7 @@ def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
         arms.setdefault(strategy, {})[seed] = run_id
     if len(arms) < 2 or any(settings != common[0] for settings in common):
         return {}
-    ordered = sorted(arms, key=lambda strategy: strategy != "plain")
+    ordered = sorted(arms, key=lambda strategy: strategy != _WITHOUT)
     with_pairs = [name for name in ordered if arms[name].keys() & arms[ordered[0]].keys()]
     return {name: arms[name] for name in with_pairs} if len(with_pairs) > 1 else {}
 

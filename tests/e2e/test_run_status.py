@@ -33,7 +33,7 @@ def words(store: RunStore, run_id: str) -> list[str]:
     table = runs.dataframe[0].value.set_index("run")["status"]
     page = opened_page(page_file("health"), {"run": run_id})
     box = next(option for option in page.selectbox[0].options if option.startswith(f"{run_id} · "))
-    header = page.header[0].value.rpartition("[")[2].rstrip("]")
+    header = page.header[0].value.partition("-badge[")[2].partition("]")[0]
     return [str(table.loc[run_id]), box.split(" · ")[1], header, read_run(store, run_id).status]
 
 

@@ -32,9 +32,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
     return RunStore(Home(tmp_path).ensure())
 
 
-def begun(store: RunStore, iterations: int, every: int = 10, **budget: float) -> RunConfig:
+def begun(store: RunStore, iterations: int, **budget: float) -> RunConfig:
     """A run with an evaluation and so many iterations."""
-    config = RunConfig.model_validate({"iterations": 9, "budget": budget, "evaluation": {"every": every}})
+    config = RunConfig.model_validate({"iterations": 9, "budget": budget})
     store.create_run("r", config, {}, os.getpid())
     store.commit_evaluation(evaluation_record("r", 0, AT, 4, 2))
     for iteration in range(1, iterations + 1):
@@ -81,7 +81,8 @@ def test_a_run_ends_before_the_iteration_that_would_exceed_its_budget(
 def test_an_evaluation_that_follows_anyway_counts_beside_the_one_at_the_end(
     store: RunStore, more_usd: float, last: int
 ):
-    config = begun(store, 1, every=1, usd=3 * ITERATION_USD + 3 * EVALUATION_USD + more_usd)
+    config = begun(store, 1, usd=3 * ITERATION_USD + 3 * EVALUATION_USD + more_usd)
+    config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"every": 1})})
     assert after(store, config, iteration_record("r", 2, AT + 36, 8)).last_iteration == last
 
 

@@ -37,8 +37,7 @@ RECIPES = {
     "nft": (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24)),
     "grpo": (Recipe(2e-4, 0), Recipe(1e-4, 0), Recipe(4e-4, 16)),
 }
-"""What every arm of an objective is tried with; the first one is that of an arm that is not tuned. Flow-GRPO
-at 4e-4 without a warm-up falls below the untouched model first."""
+"""Recipes that every arm of an objective is tried with; an arm that is not tuned has the first one."""
 
 
 @dataclass(frozen=True)

@@ -233,10 +233,11 @@ def summarise(
 
     Args:
         task: its name.
-        curves: by arm and run seed, of an arm without exploration and of what is compared with it at least.
+        curves: by arm and run seed; those of one chosen arm and of its arm without exploration at least.
             Without any of `BASELINE` no dollars on demand are compared.
         configs: what each arm was run with, apart from the run seed.
-        chosen: the exploring arm of each objective; one that has no curves yet is left out.
+        chosen: the exploring arm of each objective; one that has no curves yet is left out. The first one's
+            arm without exploration gives the score at the start and the targets in the table of arms.
     """
     arms = arm_curves(curves, configs)
     pairs = {
@@ -244,21 +245,20 @@ def summarise(
         for objective, name in chosen.items()
         if name in arms and ARMS[name].plain in arms
     }
-    compared = {name for pair in pairs.values() for name in (pair[0].name, pair[1].name)}
-    baseline = arms[BASELINE] if BASELINE in arms else next(iter(pairs.values()))[0]
+    none = next(iter(pairs.values()))[0]
     return {
         "task": task,
-        "signal": configs[baseline.name].reward.signal,
-        "run_seeds": min(len(arms[name].curves) for name in compared or [baseline.name]),
-        "base": round(baseline.base(), 4),
-        "target": round(baseline.base() + baseline.targets()[100], 4),
+        "signal": configs[none.name].reward.signal,
+        "run_seeds": min(len(arm.curves) for pair in pairs.values() for arm in pair),
+        "base": round(none.base(), 4),
+        "target": round(none.base() + none.targets()[100], 4),
         "exploration": {name: _exploration(*pair, arms) for name, pair in pairs.items()},
         "against_trained_dead_groups": _against_all_groups(pairs, arms),
         "all_train": {name: _all_train(*pair) for name, pair in pairs.items()},
-        "best_against_all_on_demand": _against_on_demand(baseline, arms, [*pairs.values()]),
+        "best_against_all_on_demand": _against_on_demand(arms, [*pairs.values()]),
         "prices": {"device": DEVICE, "zone": ZONE},
         "fleet": {"reserved": MIXED.reserved, "spot": MIXED.spot, "scorers": MIXED.scorers},
-        "arms": {name: _arm_figures(arm, baseline.targets()) for name, arm in arms.items()},
+        "arms": {name: _arm_figures(arm, none.targets()) for name, arm in arms.items()},
     }
 
 
@@ -359,13 +359,13 @@ def _improves(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _against_on_demand(
-    baseline: ArmCurves, arms: Mapping[str, ArmCurves], pairs: Sequence[tuple[ArmCurves, ArmCurves]]
+    arms: Mapping[str, ArmCurves], pairs: Sequence[tuple[ArmCurves, ArmCurves]]
 ) -> dict[str, Any]:
-    """Every arm on the mixed fleet against the baseline on as many devices on demand, in dollars.
+    """Return dollars of `BASELINE` on demand over those of each arm on the mixed fleet of as many devices.
 
     An arm trains on all devices where that takes less time. The best one is of the chosen ones.
     """
-    if not pairs or baseline.name != BASELINE:
+    if (baseline := arms.get(BASELINE)) is None:
         return {}
     theirs = Way(baseline, baseline.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND))
     usd = _usd_per_s(MIXED)

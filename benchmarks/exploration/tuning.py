@@ -24,8 +24,8 @@ TUNING_SEED = 100
 """The run seed; those of figures count from 0."""
 
 TUNING_ITERATIONS, TUNING_EVERY = {"nft": 10, "grpo": 24}, 2
-"""How long a curve is, by objective, and how often it is evaluated. In ten iterations Flow-GRPO gains no more
-than an evaluation errs by, and a learning rate that unlearns later looks best."""
+"""Iterations of a curve, by objective, and iterations between evaluations. In its first ten Flow-GRPO gains
+hardly more than an evaluation errs by."""
 
 TUNED_TASK = "ocr-graded"
 """Whose tuning serves a task that has none."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.exploration.__main__ import main_arms, reported_curves
-from benchmarks.exploration.arms import RECIPES, TASKS, arm_config
+from benchmarks.exploration.arms import ARMS, BASELINE, RECIPES, TASKS, arm_config
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.tuning import TUNING_SEED, choose, tuning_curves
 from benchmarks.exploration.tuning_prompts import HELD_OUT, SUBJECTS, tuning_settings, tuning_split
@@ -57,14 +57,18 @@ def test_every_arm_is_tuned_with_equal_effort(task):
 def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
     """A change of a preset or an arm leaves curves that no command finds, and claims without a source."""
     kept = {path.stem: path for path in (RESULTS / "curves" / "tuning-ocr-graded").rglob("*.json")}
-    wanted = {key: want for key, want in tuning_curves("ocr-graded").items() if want.name in kept}
-    assert {want.name for want in wanted.values()} == kept.keys()
-    curves = {key: Curve(**json.loads(kept[want.name].read_text())) for key, want in wanted.items()}
+    wanted = tuning_curves("ocr-graded")
+    nft = {want.name for (arm, _), want in wanted.items() if ARMS[arm].objective == "nft"}
+    assert nft <= kept.keys() <= {want.name for want in wanted.values()}, "Flow-GRPO's are not all made yet"
+    curves = {
+        key: Curve(**json.loads(kept[want.name].read_text()))
+        for key, want in wanted.items()
+        if want.name in kept
+    }
     tuned = choose("ocr-graded", curves)
-    assert tuned.chosen["nft"] == "off_policy_32"
+    assert tuned.chosen == {"nft": "off_policy_32"}
     assert tuned.figures["arms"]["off_policy_32"]["time_ratio_75"] == pytest.approx(2.2, abs=0.1), "README"
     reported = reported_curves("ocr-graded", main_arms(tuned), 8, tuned)
-    commits = {path.parent.name for path in kept.values()}  # older curves are of arms that are gone
     of_task = (RESULTS / "curves" / "exploration-ocr-graded").rglob("*.json")
-    newest = {path.stem for path in of_task if path.parent.name in commits}
-    assert newest and newest <= {want.name for want in reported.values()}
+    made = {want.name for (arm, _), want in reported.items() if arm != BASELINE}
+    assert {path.stem for path in of_task} == made

@@ -90,7 +90,7 @@ class _Warnings(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except Exception:  # noqa: BLE001 - a library's arguments do not fit its own text
+        except Exception:  # noqa: BLE001 - the text of a library's arguments may raise anything
             text = str(record.msg)
         self._log.note(f"{record.levelname.lower()} of {record.name}: {text}")
 

@@ -65,15 +65,24 @@ def test_a_resumed_run_forgets_the_phases_of_its_last_life(home: Home):
     assert read_activity(home, "r").phases == {}
 
 
+class Unprintable:
+    """An argument of a message, without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
 def test_warnings_of_libraries_are_noted_on_one_line(home: Home):
     with RunLog(home, "r").with_warnings():
         logging.getLogger("some.library").warning("two\nlines of %s", "it")
         logging.getLogger("some.library").info("not this")
-        told = logging.LogRecord("some.library", logging.WARNING, "", 0, "deprecated", (FutureWarning,), None)
-        logging.getLogger().handlers[-1].emit(told)  # ends no run
+        for text, argument in (("deprecated", FutureWarning), ("odd %s", Unprintable())):
+            told = logging.LogRecord("some.library", logging.WARNING, "", 0, text, (argument,), None)
+            logging.getLogger().handlers[-1].emit(told)  # ends no run
     logging.getLogger("some.library").warning("nor this")
     assert [m.text for m in read_activity(home, "r").messages] == [
-        "warning of some.library: two lines of it", "warning of some.library: deprecated"
+        "warning of some.library: two lines of it", "warning of some.library: deprecated",
+        "warning of some.library: odd %s",
     ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 DRAFTS_ARE_MADE = "drafts are made"
@@ -55,6 +56,24 @@ def environment() -> dict[str, str]:
 def preset_fact(preset: str) -> dict[str, str]:
     """Return `PRESET` as a fact to store; empty if no preset was given."""
     return {PRESET: preset} if preset else {}
+
+
+def clips_ratio(facts: Mapping[str, str]) -> bool:
+    """Return True if a run's objective clips the ratio of new to old probabilities.
+
+    Args:
+        facts: those stored with the run.
+    """
+    return facts.get(CLIPS_RATIO) != "no"
+
+
+def gives_verdict(facts: Mapping[str, str]) -> bool:
+    """Return True if the reward of a run or an evaluation may call an image exact.
+
+    Args:
+        facts: those stored with it.
+    """
+    return facts.get(GIVES_VERDICT) != "no"
 
 
 def _processor() -> str:

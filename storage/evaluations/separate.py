@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.config.loading import stored_config
 from storage.config.run_config import RunConfig
-from storage.environment import GIVES_VERDICT
+from storage.environment import gives_verdict
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.files import put_folder, refusals
@@ -78,7 +78,7 @@ class SeparateEvaluation:
     @property
     def gives_verdict(self) -> bool:
         """True if its reward may call an image exact."""
-        return self.environment.get(GIVES_VERDICT) != "no"
+        return gives_verdict(self.environment)
 
     @property
     def config(self) -> RunConfig:

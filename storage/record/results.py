@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from storage.environment import GIVES_VERDICT, PURPOSE
+from storage.environment import PURPOSE, gives_verdict
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 from storage.record.reading import RecordConnection, Records
@@ -200,7 +200,7 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
         "run_id": run_id,
         "score_before": before[0],
         "score_after": after[0],
-        **(exact if facts.get(GIVES_VERDICT) != "no" else {}),
+        **(exact if gives_verdict(facts) else {}),
         "held_out_prompts": prompts,
         "iterations": iterations,
         "wall_s": wall_s or 0.0,

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from storage.environment import (
-    BEFORE_ROLLOUT,
-    BESIDE_TRAINING,
-    CLIPS_RATIO,
-    DRAFTS_ARE_MADE,
-    GIVES_VERDICT,
-    NO_DRAFTS,
-)
+from storage import environment
+from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, DRAFTS_ARE_MADE, NO_DRAFTS
 from ui.data.run import RunView
 
 IDLE_SPOT_ADVICE = (
@@ -20,6 +14,9 @@ IDLE_SPOT_ADVICE = (
     "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
 )
 """The remedy for spot devices that idle while the others train, according to measurements."""
+
+_NO_METRICS = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s", "usd")
+"""The columns of a frame of metrics that are none."""
 
 
 def explores(view: RunView) -> bool | None:
@@ -40,12 +37,12 @@ def drafts_before_rollout(view: RunView) -> bool:
 
 def clips_ratio(view: RunView) -> bool:
     """Return True if the objective clips the ratio of new to old probabilities."""
-    return view.row.environment.get(CLIPS_RATIO) != "no"
+    return environment.clips_ratio(view.row.environment)
 
 
 def gives_verdict(view: RunView) -> bool:
     """Return True if the reward may call an image exact; otherwise no page mentions exact images."""
-    return view.row.environment.get(GIVES_VERDICT) != "no"
+    return environment.gives_verdict(view.row.environment)
 
 
 def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
@@ -53,6 +50,17 @@ def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
     if given:
         return images
     return images.assign(**{name: None for name in map(str, images) if name.startswith("exact")})
+
+
+def metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
+    """Return the metrics among the columns of a frame, sorted.
+
+    Args:
+        metrics: frame from `queries.runs.metric_curves` or `queries.comparisons.metric_courses`.
+        verdicts: False to leave out the share of exact images.
+    """
+    unused = _NO_METRICS if verdicts else (*_NO_METRICS, "exact_share")
+    return sorted(name for name in map(str, metrics) if name not in unused)
 
 
 def least_spearman(view: RunView) -> float | None:

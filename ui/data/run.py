@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.environment import CLIPS_RATIO, PURPOSE, SIMULATED
+from storage.environment import PURPOSE, SIMULATED, clips_ratio
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -148,7 +148,7 @@ class RunView:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = self.metric("groups_dropped") / self.metric("groups")
         courses = {"zero_variance": share, "kl": kl}
-        if self.row.environment.get(CLIPS_RATIO) == "no":  # such an objective has no ratio
+        if not clips_ratio(self.row.environment):  # such an objective has no ratio
             unknown = np.full(len(share), np.nan)
             return courses | {"ratio_deviation": unknown, "clip_share": unknown}
         return courses | {name: self.metric(name) for name in ("ratio_deviation", "clip_share")}

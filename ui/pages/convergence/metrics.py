@@ -8,19 +8,16 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from ui.charts.layout import AXES, PLOT_SETTINGS, Axis, axis_titles, laid_out
-from ui.data.methods import gives_verdict
+from ui.data.methods import gives_verdict, metric_names
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import SAMPLES_COLOUR, SCORE_COLOUR
-
-_NO_METRICS = ("iteration", "policy_version", "ended_at", "elapsed_s")
 
 
 def show_metrics(view: RunView) -> None:
     """Let a person choose metrics, and draw each of them."""
     st.subheader("Metrics")
-    unused = _NO_METRICS if gives_verdict(view) else (*_NO_METRICS, "exact_share")
-    names = sorted(name for name in view.metrics.columns if name not in unused)
+    names = metric_names(view.metrics, gives_verdict(view))
     if not names:
         st.caption("Metrics appear with the first iteration.")
         return

@@ -14,7 +14,7 @@ import streamlit as st
 
 from storage.evaluations.strategies import in_words
 from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
-from ui.data.methods import with_verdicts
+from ui.data.methods import metric_names, with_verdicts
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
 from ui.elements.image_grid import compared_html
@@ -35,7 +35,6 @@ from ui.pages.runs.data import (
 _AT_FIRST = 3  # runs that are compared before a choice
 _PICTURED = 6  # prompts
 _MEASURES: dict[str, Measure] = {"held-out score": "score", "held-out exact matches": "exact"}
-_NO_FIGURES = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s", "usd")
 _COMPARED, _FIGURE = "compare", "figure"  # in the address, and in the session, as changing pages empties it
 
 
@@ -115,7 +114,7 @@ def _show_courses(home: Path, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.Data
     chosen, modelled = rows["run_id"].tolist(), set(rows.loc[rows["modelled"].astype(bool), "run_id"])
     courses, metrics = load_courses(home, tuple(chosen)), load_metrics(home, tuple(chosen))
     verdicts = any(rows["verdicts"])
-    names = [*list(_MEASURES)[: 1 + verdicts], *_metric_names(metrics, verdicts)]
+    names = [*list(_MEASURES)[: 1 + verdicts], *metric_names(metrics, verdicts)]
     row = st.container(horizontal=True, vertical_alignment="bottom")
     wanted = st.session_state.get("compared_figure", _kept(_FIGURE))
     st.session_state["compared_figure"] = wanted if wanted in names else names[0]
@@ -134,11 +133,6 @@ def _show_courses(home: Path, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.Data
         named = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
         st.caption(f"{MODELLED_BADGE} No device was rented for {named}: dollars are time at set prices.")
     return courses, _show_time_to_score(courses, chosen, measure or "score", modelled)
-
-
-def _metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
-    unused = _NO_FIGURES if verdicts else (*_NO_FIGURES, "exact_share")
-    return sorted(str(name) for name in metrics if name not in unused)
 
 
 def _show_settings(table: pd.DataFrame, chosen: Sequence[str]) -> None:

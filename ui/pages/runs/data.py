@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from storage.environment import GIVES_VERDICT, PRESET, PURPOSE
+from storage.environment import PRESET, PURPOSE, gives_verdict
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -86,7 +86,7 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "scale": f"{_judged_by(settings.get('reward'))} from {setting('model', 'path')}",
         "modelled": is_modelled(settings, environment),
-        "verdicts": environment.get(GIVES_VERDICT) != "no",
+        "verdicts": gives_verdict(environment),
         "purpose": environment.get(PURPOSE, ""),
     }
 

@@ -13,6 +13,9 @@ from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
 from storage.record.reading import RecordConnection, Records
 
+TRAINER = "reserved-0"
+"""The worker that exists whenever a run is at work, and only then."""
+
 OVERVIEW = f"""
     SELECT run_id, name, status, created_at, ended_at,
         coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
@@ -188,10 +191,8 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
             "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
         ).fetchall()[0]
         (wall_s,) = connection.execute(
-            # The trainer exists whenever the run is at work, and only then.
-            "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0') FROM worker_states "
-            "WHERE run_id = ?",
-            [run_id],
+            "SELECT sum(ended_at - started_at) FILTER (worker = ?) FROM worker_states WHERE run_id = ?",
+            [TRAINER, run_id],
         ).fetchall()[0]
         gain = variance_gain(connection.execute(_SPREADS, [run_id]).fetchall())
         ledger = read_ledger(connection, run_id)

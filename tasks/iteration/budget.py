@@ -13,28 +13,35 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.record.reading import Records
 from storage.record.records import JUDGE_USD, IterationRecord
+from storage.record.results import TRAINER
 
 if TYPE_CHECKING:  # `resume` does not wait for Prefect to refuse a run
     from storage.record.run_store import RunRow
     from tasks.iteration.session import Session
 
-_TRAINER = "reserved-0"
-"""The worker that exists whenever the run is at work, and only then."""
+_STATE = ("worker", "started_at", "ended_at", "usd_per_hour")
 
 _PARTS = """
     WITH begun AS (
         SELECT 'iteration' AS phase, iteration, started_at AS begun_at FROM iterations WHERE run_id = $run
         UNION ALL SELECT 'evaluation', iteration, started_at FROM evaluations WHERE run_id = $run
+        UNION ALL SELECT 'iteration', $number, $begun_at
+    ), states AS (
+        SELECT phase, iteration, worker, started_at, ended_at, usd_per_hour FROM worker_states
+            WHERE run_id = $run
+        UNION ALL SELECT 'iteration', $number, unnest($worker::VARCHAR[]), unnest($started_at::DOUBLE[]),
+            unnest($ended_at::DOUBLE[]), unnest($usd_per_hour::DOUBLE[])
     ), paid AS (
         SELECT phase, iteration, usd_per_hour, (worker = $trainer)::INTEGER AS at_work,
             (ended_at - started_at) / 3600 AS hours,
             greatest(0, ended_at - greatest(started_at, begun_at)) / 3600 AS own_hours
-        FROM worker_states LEFT JOIN begun USING (phase, iteration) WHERE run_id = $run
+        FROM states LEFT JOIN begun USING (phase, iteration)
     ), judged AS (
         SELECT 'iteration' AS phase, iteration, value FROM iteration_metrics
             WHERE run_id = $run AND name = $judge
         UNION ALL SELECT 'evaluation', iteration, value FROM evaluation_image_figures
             WHERE run_id = $run AND name = $judge
+        UNION ALL SELECT 'iteration', $number, $judge_usd WHERE $number IS NOT NULL
     )
     SELECT phase, iteration, sum(usd), sum(hours), sum(own_usd), sum(own_hours) FROM (
         SELECT phase, iteration, hours * usd_per_hour AS usd, hours * at_work AS hours,
@@ -42,7 +49,10 @@ _PARTS = """
         UNION ALL SELECT phase, iteration, value, 0, value, 0 FROM judged
     ) GROUP BY phase, iteration ORDER BY iteration
 """
-"""Dollars and hours of each iteration and evaluation; `own` leaves out the start of devices before it."""
+"""Dollars and hours of each iteration and evaluation, and of the iteration `$number`, which is not committed.
+
+`own` leaves out the start of devices before it.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,11 +82,14 @@ def spending(
         record: its last iteration, if that is not committed yet.
         is_due: True if an evaluation follows that iteration, whatever comes after it.
     """
-    values = {"run": run_id, "trainer": _TRAINER, "judge": JUDGE_USD}
+    values = {
+        "run": run_id, "trainer": TRAINER, "judge": JUDGE_USD,
+        "number": record and record.iteration, "begun_at": record and record.started_at,
+        "judge_usd": record and record.metrics.get(JUDGE_USD, 0.0),
+        **{name: [getattr(one, name) for one in record.intervals] if record else [] for name in _STATE},
+    }  # fmt: skip
     with records.reading(run_id) as connection:
         parts = connection.execute(_PARTS, values).fetchall()
-    if record is not None:
-        parts.append(_part(record))
     iterations = [used for phase, _, _, _, *used in parts if phase == "iteration"] or [[0.0, 0.0]]
     evaluations = [used for phase, _, _, _, *used in parts if phase == "evaluation"] or [[0.0, 0.0]]
     # The evaluation at the end has all held-out prompts, as the first one had; those between may have fewer.
@@ -87,19 +100,6 @@ def spending(
         sum(hours for _, _, _, hours, *_ in parts),
         *map(sum, zip(*ahead, strict=True)),
     )
-
-
-def _part(record: IterationRecord) -> tuple[str, int, float, float, float, float]:
-    judge_usd, usd, hours, own_usd, own_hours = record.metrics.get(JUDGE_USD, 0.0), 0.0, 0.0, 0.0, 0.0
-    for interval in record.intervals:
-        all_s = interval.ended_at - interval.started_at
-        own_s = max(0.0, interval.ended_at - max(interval.started_at, record.started_at))
-        usd += all_s * interval.usd_per_hour / 3600
-        own_usd += own_s * interval.usd_per_hour / 3600
-        if interval.worker == _TRAINER:
-            hours += all_s / 3600
-            own_hours += own_s / 3600
-    return "iteration", record.iteration, usd + judge_usd, hours, own_usd + judge_usd, own_hours
 
 
 def reached_budget(run_id: str, config: RunConfig, done: int, used: Spending) -> str:

@@ -38,14 +38,14 @@ class _UndeliveredEventsAreOneLine(logging.Filter):
 
 
 class _NoLineForAFailedPing(logging.Filter):
-    """A filter for the traceback that Prefect logs when its server goes away during a ping."""
+    """Filter out the traceback that Prefect logs when its server goes away during a ping."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return str(record.msg) != "keepalive ping failed"
 
 
 class _NoLineForEachTask(logging.Filter):
-    """A filter that drops Prefect's line for each completed task: 8 an iteration would bury the run's own."""
+    """Filter out Prefect's line for each completed task: eight an iteration would bury the run's own."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))

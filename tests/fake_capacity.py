@@ -23,20 +23,20 @@ class FakeCapacity(CapacityProvider):
         self.closed = False
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
-        """As of a provider."""
+        """See `CapacityProvider`."""
         self.asked.append(devices)
 
     def offered(self) -> list[Offer]:
-        """As of a provider."""
+        """See `CapacityProvider`."""
         return list(self.offers)
 
     def release(self, instance: str) -> None:
-        """As of a provider."""
+        """See `CapacityProvider`."""
         self.released.append(instance)
         self.offers = [offer for offer in self.offers if offer.instance != instance]
 
     def close(self) -> None:
-        """As of a provider."""
+        """See `CapacityProvider`."""
         for offer in list(self.offers):
             self.release(offer.instance)
         self.closed = True

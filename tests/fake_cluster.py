@@ -48,7 +48,7 @@ class FakeWorker(RemoteActor[Any]):
         self.usage = HostUsage(3.0, 1000)
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        """As of an actor."""
+        """See `RemoteActor`."""
         called, call = method.__name__, Future[Any]()
         self.called.append(called)
         if self.dead:
@@ -67,12 +67,12 @@ class FakeWorker(RemoteActor[Any]):
         return call
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
-        """As of an actor."""
+        """See `RemoteActor`."""
         self.drained.append(reason)
         return self.drain_refused
 
     def kill(self) -> None:
-        """As of an actor."""
+        """See `RemoteActor`."""
         self.dead = True
         for method in list(self.open_calls):
             call = self.open_calls.pop(method)
@@ -115,7 +115,7 @@ class FakeCluster:
         gpu_share: float = 0.0,
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
-        """As of a cluster."""
+        """See `Cluster`."""
         watches, among = args[2], args[5] if len(args) > 5 else None
         self.workers[name] = FakeWorker(name, watches)
         self.workers[name].among = among
@@ -128,28 +128,28 @@ class FakeCluster:
 
     @property
     def host(self) -> str:
-        """As of a cluster."""
+        """See `Cluster`."""
         return "127.0.0.1"
 
     def devices(self) -> dict[Market, int]:
-        """As of a cluster."""
+        """See `Cluster`."""
         return dict(self.has)
 
     def request_spot_devices(self, devices: int) -> None:
-        """As of a cluster."""
+        """See `Cluster`."""
         self.requested.append(devices)
 
     def share(self, value: R) -> R:
-        """As of a cluster."""
+        """See `Cluster`."""
         return value
 
     def describe(self) -> str:
-        """As of a cluster."""
+        """See `Cluster`."""
         return "nothing"
 
     def needed_processes(self) -> dict[str, int]:
-        """As of a cluster."""
+        """See `Cluster`."""
         return {}
 
     def shutdown(self) -> None:
-        """As of a cluster."""
+        """See `Cluster`."""

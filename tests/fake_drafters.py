@@ -77,11 +77,11 @@ class Script:
         return call
 
     def put(self, ended: Future[Any] | None) -> None:
-        """As of a queue."""
+        """See `queue.Queue`."""
         self._ended.append(ended)
 
     def get(self, timeout: float | None) -> Future[Any] | None:
-        """As of a queue, but where nothing has ended yet, something does."""
+        """Return the next call that has ended; if there is none, let one end."""
         number, self.waits = self.waits, self.waits + 1
         self._before.get(number, lambda: None)()
         if not self._ended and not self.under_way:
@@ -97,7 +97,7 @@ class Script:
         return self._ended.popleft()
 
     def get_nowait(self) -> Future[Any] | None:
-        """As of a queue."""
+        """See `queue.Queue`."""
         if not self._ended:
             raise Empty
         return self._ended.popleft()
@@ -201,36 +201,36 @@ class FakeFleet:
         self.lost: list[str] = []
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         return list(self.devices)
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         return [call for call in self.newcomers if not call.done()]
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         booked = self.states.setdefault(worker, [])
         if not booked or booked[-1] != state:
             booked.append(state)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         self.lost.append(device.name)
         self.devices.remove(device)
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         assert "runtime.lease_s=" in reason
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(reason))
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """As of the fleet."""
+        """See `DraftingFleet`."""
         device.notice = notice
 
 

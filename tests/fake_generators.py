@@ -68,11 +68,11 @@ class Script:
             call.set_exception(error)
 
     def put(self, ended: Future[Any]) -> None:
-        """As of a queue."""
+        """See `queue.Queue`."""
         self._ended.append(ended)
 
     def get(self, timeout: float | None) -> Future[Any]:
-        """As of a queue, but where nothing has ended yet, something does, or time passes."""
+        """Return the next call that has ended; if there is none, let one end, or time pass."""
         number, self.waits = self.waits, self.waits + 1
         self.before.get(number, lambda: None)()
         while not self._ended:
@@ -88,7 +88,7 @@ class Script:
         return self._ended.popleft()
 
     def get_nowait(self) -> Future[Any]:
-        """As of a queue."""
+        """See `queue.Queue`."""
         if not self._ended:
             raise Empty
         return self._ended.popleft()
@@ -126,7 +126,7 @@ class FakeGenerator(RemoteActor[Worker]):
         return self._script.start(self.name, lambda: self._do(method.__name__, *args))
 
     def kill(self) -> None:
-        """As of an actor."""
+        """See `RemoteActor`."""
         self.dead = not self.deaf
         self._script.hung.discard(self.name)
 
@@ -184,7 +184,7 @@ class FakeGroupMember:
         self._asked = 0
 
     def any_true(self, said: bool) -> bool:
-        """As of a member."""
+        """See `SequenceParallelMember`."""
         self._asked += 1
         members = [self._rendezvous.actors[name] for name in self._place.members]
         question = self._place.prefix, self._asked
@@ -221,7 +221,7 @@ class FakeRendezvous(ControlStore):
         return [name for name in place.members if self.actors[name].dead]
 
     def abort(self, prefix: str) -> None:
-        """As of the store."""
+        """See `ControlStore`."""
         if prefix in self.aborted:
             return
         self.aborted.add(prefix)
@@ -257,7 +257,7 @@ class FakeGeneratorFleet:
         self.events: list[tuple[str, str]] = []
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return list(self._devices)
 
     def withdraw(self, name: str) -> Device:
@@ -271,36 +271,36 @@ class FakeGeneratorFleet:
         self._devices.append(device)
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return self.newcomers()
 
     forming = False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         booked = self.states.setdefault(worker, [])
         if not booked or booked[-1] != state:
             booked.append(state)
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         if (device.notice is None) != (notice is None):
             self.events.append((device.name, "withdrawn" if notice is None else "notice"))
         device.notice = notice
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         self._devices.remove(device)
         self.events.append((device.name, "lost"))
         if device.name == self._trainer:
             raise RuntimeFailure(f"the trainer's process is gone ({error})")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         assert "runtime.lease_s=" in reason
         device.actor.kill()
         self.events.append((device.name, "hung"))

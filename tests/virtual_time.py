@@ -90,7 +90,7 @@ class VirtualTimeGenerator(FakeGenerator):
         self._time = script
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        """As of the worker."""
+        """See `RemoteActor`."""
         self._time.asked.setdefault(self.name, deque()).append(_Asked(method.__name__, args, self._time.now))
         return super().call(method, *args, **kwargs)
 
@@ -114,7 +114,7 @@ class VirtualTimeFleet(FakeGeneratorFleet):
         self._since: dict[str, tuple[str, float]] = {}
 
     def enter(self, worker: str, state: Any) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         before, since = self._since.get(worker, (state, self._script.now))
         self.spent_s[before] = self.spent_s.get(before, 0.0) + self._script.now - since
         self._since[worker] = (state, self._script.now)

@@ -43,37 +43,37 @@ class ProcessFleet:
         self.lost: list[str] = []
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return list(self._devices)
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return []
 
     forming = False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         if self.states[worker][-1:] != [state]:
             self.states[worker].append(state)
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         device.notice = notice
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         self._devices.remove(device)
         self.lost.append(device.name)
         if device.name == "reserved-0":
             raise RuntimeFailure(f"the trainer's process is gone ({error})")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """As of the fleet."""
+        """See `GeneratingFleet`."""
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(reason))
 

@@ -97,7 +97,7 @@ class ReproductionForm(Section):
 
 
 class WhatIfForm(Section):
-    """What a run would take and cost on a fleet, by policy, before anything is rented. It is simulated."""
+    """Simulated time and cost of a run on a fleet, by policy, before anything is rented."""
 
     preset: PresetName = "qwen-image-geneval-512"
     """The workload: samples, batches, denoising steps, evaluations, exploration."""
@@ -144,11 +144,11 @@ class WhatIfForm(Section):
     half of its swing over a day, seconds that a request can wait, as 0.5,0.3,2. Empty: no lending."""
 
     profile: str = ""
-    """What the workload takes: a GPU (RTX4090, A100, H100, H200), a profile's name, a .json file, or a
-    recorded run. Empty: that of the preset's model and size."""
+    """Times of the workload, from a GPU (RTX4090, A100, H100, H200), a profile's name, a .json file, or a
+    recorded run. Empty: the profile of the preset's model and size."""
 
     spot_profile: str = ""
-    """What it takes on spot devices, where these are of another kind. Empty: the same."""
+    """Times on spot devices, if these are of another kind. Empty: the same."""
 
     windows: int = Field(default=5, ge=1, le=200)
     """Windows of the trace, each with a draw of the profile within its uncertainty."""

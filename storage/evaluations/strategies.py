@@ -32,7 +32,7 @@ Arms = Mapping[str, Mapping[int, str]]
 
 
 class Amount(NamedTuple):
-    """Something that two runs are compared at equal amounts of.
+    """A quantity, of which two runs are compared at equal amounts.
 
     Attributes:
         title: its name in a sentence.
@@ -103,7 +103,7 @@ def strategy_arms(connection: RecordConnection, run_ids: Sequence[str]) -> Arms:
 
 
 def compared_strategies(connection: RecordConnection, arms: Arms) -> dict[str, Any]:
-    """Return by how much each strategy scores higher than the first one, at equal amounts, as JSON values.
+    """Return each strategy's lead over the first one at equal amounts, in held-out score, as JSON values.
 
     Only seeds count with which both were evaluated after training. With one seed, the interval is over
     held-out prompts, paired by text; with several, it is over run seeds.
@@ -113,7 +113,7 @@ def compared_strategies(connection: RecordConnection, arms: Arms) -> dict[str, A
         and `strategies`: for each other one, by name, `seeds`, `interval` (what it is over), `too_short` (why
         it is too early to judge; empty if it is not) and `at_equal`, by the names of `AMOUNTS`: `amount` (the
         mean over seeds), `baseline` and `score` (means), `difference`, `low`, `high`, and `is_clear` (the
-        interval excludes 0, and it is not too early). `at_equal` lacks what a pair has used none of.
+        interval excludes 0, and it is not too early). `at_equal` lacks a quantity that a run used nothing of.
     """
     baseline, *others = arms
     ran = [run_id for runs in arms.values() for run_id in runs.values()]
@@ -150,7 +150,7 @@ def _compared(
 
 
 def _at_equal(pairs: Sequence[tuple[_Course, _Course]], name: str, may_claim: bool) -> dict[str, Any] | None:
-    """Return the figures at equal amounts of one kind; None without pairs, or if one used none of it."""
+    """Return the figures at equal amounts of a quantity; None without pairs, or if a run used none."""
     amounts, befores, afters, differences = [], [], [], []
     for pair in pairs:
         amount = min(course.reached[name][-1] for course in pair)

@@ -34,7 +34,7 @@ for name in ("mobile.example", "localhost", socket.gethostname()):
 
 
 def environment(home: Path) -> dict[str, str]:
-    """As of a person's shell, without what this process has set."""
+    """Return the environment of a person's shell, without the variables that this process has set."""
     kept = {name: value for name, value in os.environ.items() if name not in NO_REPORTS}
     return {name: value for name, value in kept.items() if not name.startswith("PREFECT_")} | {
         "SPOTLIGHT_HOME": str(home), "HOME": str(home.parent),

@@ -20,7 +20,7 @@ from tests.unit.test_generation import LEASE_S, ONE, REQUESTS, SAMPLER, TRAINER,
 
 
 class Parts:
-    """Something else for the trainer: so many calls, which end as others do."""
+    """Other work of the trainer: a number of calls, which end as all calls do."""
 
     left_s = None
 

@@ -141,7 +141,7 @@ class Answering(RemoteActor[ScoringWorker]):
         return call
 
     def kill(self) -> None:
-        """As of an actor."""
+        """See `RemoteActor`."""
         self.killed.set()
 
 

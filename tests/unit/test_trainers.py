@@ -37,7 +37,7 @@ class Actor(RemoteActor[Worker]):
         self.killed = False
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        """As of an actor."""
+        """See `RemoteActor`."""
         answer: Future[Any] = Future()
         self.calls.append((method.__name__, args, answer))
         if self.ahead:
@@ -55,7 +55,7 @@ class Actor(RemoteActor[Worker]):
         return [(name, *args) for name, args, _ in self.calls]
 
     def kill(self) -> None:
-        """As of an actor."""
+        """See `RemoteActor`."""
         self.killed = True
 
 
@@ -196,7 +196,7 @@ class Feeding:
         ]
 
     def trained(self) -> list[Any]:
-        """What the whole iteration is trained on."""
+        """The samples that the whole iteration is trained on."""
         scores = [score.result() for score in self.scores]
         return training_samples(EXPECTED, scores, self.config.algorithm, policy_version=0)[1]
 

@@ -165,7 +165,9 @@ def shown(page: AppTest) -> str:
     texts = [part.value for part in (*page.markdown, *page.caption, *page.header, *page.subheader)]
     texts += [sentences(page), str([[metric.label, metric.value] for metric in page.metric])]
     texts += [str(list(table.value.columns)) for table in page.dataframe]
-    texts += [str(list(choice.options)) for choice in (*page.segmented_control, *page.selectbox)]
+    texts += [
+        str(list(choice.options)) for choice in (*page.segmented_control, *page.selectbox, *page.multiselect)
+    ]
     texts += [chart.proto.spec for chart in page.get("plotly_chart")]
     bodies = (
         re.sub(r"base64,[^\"]+|<style>.*?</style>", "", h.proto.body, flags=re.S) for h in page.get("html")

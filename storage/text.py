@@ -7,6 +7,7 @@ import re
 import stat
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,6 +33,16 @@ def is_text(text: str) -> bool:
 def one_line(text: str) -> str:
     """Return the text with line breaks and other control characters written as escapes, for a message."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def web_address(text: str) -> SplitResult | None:
+    """Return the parts of an address of the web, with a scheme and a host; None if the text is not one."""
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port that is no number
+        return None
+    return parts if is_whole else None
 
 
 def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:

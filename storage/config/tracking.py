@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from pydantic import field_validator
 
 from storage.config.section import Section
 from storage.errors import quoted
+from storage.text import web_address
 
 TRACKING_VARIABLE, READERS_VARIABLE = "SPOTLIGHT_TRACKING__URI", "SPOTLIGHT_TRACKING__TO"
 """Environment variables of `tracking.uri` and `tracking.to`, which also count where a run is resumed."""
@@ -38,12 +37,8 @@ class TrackingConfig(Section):
     def _is_an_address(cls, value: str) -> str:
         if not value:
             return value
-        try:
-            parts = urlsplit(value)
-            named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:  # half an IPv6 address, a port that is no number
-            named, parts = False, None
-        if not named or parts is None or parts.query or parts.fragment:
+        parts = web_address(value)
+        if parts is None or parts.query or parts.fragment:
             raise ValueError(
                 f"tracking.uri is {quoted(value)}; give the address of an MLflow server, as in "
                 "http://HOST:5000, or leave it empty"

@@ -29,7 +29,7 @@ from storage.readers.figures import EVALUATION, figure_name
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 from storage.record.run_folder import RunFolder
-from storage.text import one_line
+from storage.text import one_line, web_address
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class WebhookReader(TellingReader):
         """Post a text; no error of this method contains the address, which is a secret."""
         body = json.dumps({"text": escape(text, quote=False)}).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "spotlight"}
-        try:
+        try:  # not by httpx, which logs the address of each request
             request = urllib.request.Request(os.environ.get(WEBHOOK_VARIABLE, ""), body, headers)
             with urllib.request.urlopen(request, timeout=_ANSWER_LIMIT_S):
                 pass
@@ -218,12 +218,7 @@ def check_webhook() -> None:
     Raises:
         ConfigurationError: the variable is missing or is not an address.
     """
-    try:
-        parts = urlsplit(os.environ.get(WEBHOOK_VARIABLE, ""))
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable:
+    if web_address(os.environ.get(WEBHOOK_VARIABLE, "")) is None:
         raise ConfigurationError(
             f"tracking.to names webhook; set {WEBHOOK_VARIABLE} to its address, as in https://HOST/SECRET"
         )

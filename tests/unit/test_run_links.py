@@ -35,7 +35,9 @@ def test_a_server_that_is_gone_is_not_linked_to():
     assert "/v2/runs/flow-run/1" in found.how
 
 
-@pytest.mark.parametrize("recorded", ["", "javascript:alert(1)", "file:///etc/passwd", "http://"])
+@pytest.mark.parametrize(
+    "recorded", ["", "javascript:alert(1)", "file:///etc/passwd", "http://", "http://[::1"]
+)
 def test_no_page_is_no_link(recorded: str):
     found = prefect_link(recorded, "", lambda address: True)
     assert (found.address, found.command) == ("", "")

@@ -21,6 +21,7 @@ from storage.readers.mlflow_server import (
     serve_command,
 )
 from storage.record.run_notes import NoteStore
+from storage.text import web_address
 from ui.data.run import RunView
 
 _KEPT_S = 10
@@ -100,7 +101,7 @@ def _reader_places(
 ) -> list[Link]:
     """Return the places that readers copy the run to: pages that it recorded, or MLflow by its settings."""
     server, chosen = view.setting("tracking", "uri"), view.setting("tracking", "to")
-    pages = {place: page for place, page in noted.items() if place != "prefect" and _is_web(page)}
+    pages = {place: page for place, page in noted.items() if place != "prefect" and web_address(page)}
     found = [Link(_PLACES.get(place, place), page) for place, page in sorted(pages.items())]
     if "mlflow" not in pages and (not isinstance(chosen, list) or "mlflow" in chosen):
         found.append(mlflow_link(home, view.row.run_id, identity, server if isinstance(server, str) else ""))
@@ -115,9 +116,9 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
         api_url: address of the server that this process was given; empty without one.
         answers: returns True if a Prefect server answers for an address.
     """
-    if not _is_web(recorded):
+    parts = web_address(recorded)
+    if parts is None:
         return Link("Prefect", how="This run noted no flow run.")
-    parts = urlsplit(recorded)
     candidates = [recorded]
     if api_url and _is_here(recorded):  # the home's server may listen elsewhere than it did
         candidates.insert(0, f"{api_url.rstrip('/').removesuffix('/api')}{parts.path}")
@@ -139,7 +140,7 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
         identity: MLflow's identifiers of experiment and run in that file; None if it has none.
         server: `tracking.uri` of the run's settings; empty for the file.
     """
-    if _is_web(server):
+    if web_address(server):
         return Link(
             "MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` {_code(run_id)}."
         )
@@ -167,12 +168,6 @@ def _is_healthy(server: str) -> bool:
         return answer.status_code == httpx.codes.OK and answer.json() is True
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):  # ValueError: no JSON
         return False
-
-
-def _is_web(address: str) -> bool:
-    """Return True if a recorded address may become a link: neither a script nor a file."""
-    parts = urlsplit(address)
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _is_here(address: str) -> bool:

@@ -2,7 +2,7 @@
 
 The model is the embedded one, in float32 and in bfloat16. A sample is compared with itself: stopped and
 resumed at every denoising step, in another order, in a short batch, and once more. Training is compared with
-itself from the same start, with all weights and with adapters, and with compiled blocks.
+itself from the same start, with all weights and with adapters.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.models.families.compiled_blocks import compile_blocks
-from gpu_runtime.models.gpu_settings import use_tensor_cores
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 
@@ -40,20 +38,16 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def compare_bits(setting: Setting, report: Reporter) -> None:
-    """Run the stage; compiled parts come last, as they take longest."""
+    """Run the stage."""
     device = torch.device(setting.device)
     parts = MeasuredParts(
-        device, 0.5 * setting.limit_s, lambda found: report(**summary(found), parts=dict(found))
+        device, 0.8 * setting.limit_s, lambda found: report(**summary(found), parts=dict(found))
     )
     parts.take("noise", partial(noise, device))
     for name, dtype in _DTYPES.items():
         parts.take(f"samples_{name}", partial(samples, device, dtype))
-    combinations = [("float32", "full"), ("float32", "lora"), ("bfloat16", "lora")]
-    for name, mode in combinations:
+    for name, mode in (("float32", "full"), ("float32", "lora"), ("bfloat16", "lora")):
         parts.take(f"training_{name}_{mode}", partial(training, device, _DTYPES[name], mode))
-    for name, mode in (combinations[-1], combinations[0]):
-        work = partial(training, device, _DTYPES[name], mode, compiled=True)
-        parts.take(f"training_{name}_{mode}_compiled", work)
     parts.refuse_failures()
 
 
@@ -111,26 +105,18 @@ def samples(device: torch.device, dtype: torch.dtype) -> Figures:
     }
 
 
-def training(device: torch.device, dtype: torch.dtype, mode: str, compiled: bool = False) -> Figures:
-    """An iteration's training twice from the same start; `ratio_deviation` is of its first update.
-
-    Compiled blocks are trained once: compiling takes longer than all the rest.
-    """
+def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
+    """An iteration's training twice from the same start; `ratio_deviation` is of its first update."""
     digests, deviation = [], 0.0
-    for _ in range(1 if compiled else 2):
+    for _ in range(2):
         model = EmbeddedModel.load(_MODEL, device, dtype)
-        torch.set_float32_matmul_precision("highest")  # a process of a run has one model, this one several
-        use_tensor_cores(model.transformer)
-        if compiled:
-            compile_blocks(model.transformer)
         config = _config(mode)
         policy = Policy(model, config.adaptation, seed=0, keeps_reference=False)
         sampler = Sampler(model, config.sampling)
         trained = Trainer(policy, sampler, config).train(_with_advantages(sampler.generate(_requests(8))))
         deviation = max(deviation, trained.ratio_deviation)
         digests.append(weights_digest(policy.state()))
-    same = {} if compiled else {"gradients_equal": digests[0] == digests[1]}
-    return {"ratio_deviation": deviation, **same}
+    return {"ratio_deviation": deviation, "gradients_equal": digests[0] == digests[1]}
 
 
 def _equal(one: Sequence[GeneratedSample], other: Sequence[GeneratedSample]) -> bool:

@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
-_ENOUGH_S = 8.0
+_ENOUGH_S = 5.0
 """No repetition begins after this, so that a slow measurement does not eat the budget."""
+
+_LONGEST = 12
+"""Kernels that are named one by one."""
 
 Figures = dict[str, Any]
 
@@ -110,6 +113,35 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, 
         wait_for(device)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
+
+
+_KINDS = {"matrix_products": ("nvjet", "gemm"), "attention": ("fmha", "flash", "attention")}
+"""What the names of kernels contain, in lower case; the others are element-wise."""
+
+
+def kernel_times(work: Callable[[], object], device: torch.device) -> Figures:
+    """Milliseconds of the GPU in a warm call by kind of kernel, their number, and the call's own time.
+
+    Where the call takes longer than its kernels, the GPU waits for the host. The profiler slows the host.
+    """
+    began = time.perf_counter()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        work()
+        wait_for(device)
+    kernels = [one for one in profile.key_averages() if one.self_device_time_total > 0]
+    by_kind = dict.fromkeys((*_KINDS, "elementwise"), 0.0)
+    for one in kernels:
+        name = one.key.lower()
+        fitting = (kind for kind, words in _KINDS.items() if any(word in name for word in words))
+        by_kind[next(fitting, "elementwise")] += one.self_device_time_total / 1e3
+    longest = sorted(kernels, key=lambda one: -one.self_device_time_total)[:_LONGEST]
+    return {
+        "kernels": sum(one.count for one in kernels),
+        "gpu_ms": sum(by_kind.values()),
+        "call_ms": 1e3 * (time.perf_counter() - began),
+        **{f"{kind}_ms": taken for kind, taken in by_kind.items()},
+        "longest": [[one.key[:100], one.count, one.self_device_time_total / 1e3] for one in longest],
+    }
 
 
 def wait_for(device: torch.device) -> None:

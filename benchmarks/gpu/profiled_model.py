@@ -6,28 +6,32 @@ family's own class. Prompts are padded and masked, as a run has them.
 
 from __future__ import annotations
 
+import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers import QwenImagePipeline
+from peft.tuners import lora
 
-from benchmarks.gpu.measured_parts import Figures, seconds, wait_for
+from benchmarks.gpu.measured_parts import Figures, kernel_times, seconds, wait_for
 from benchmarks.gpu.plan import Plan
 from benchmarks.gpu.sized_qwen import SizedQwen, build_parts
 from benchmarks.gpu.transformer_flops import pass_flops
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
-from gpu_runtime.diffusion.samples import GeneratedSample
+from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
+from gpu_runtime.learning.lora_layer import LoraLinear
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.pipeline_parts import Parts
-from gpu_runtime.models.gpu_settings import use_tensor_cores
 from gpu_runtime.models.published import PassOperations
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
@@ -55,6 +59,7 @@ class ProfiledModel:
         self._limit = limit_tflops
         self._parts: Parts | None = None
         self._policy: Policy | None = None
+        self._training: Callable[[], object] | None = None
         self._models: dict[int, SizedQwen] = {}
 
     @property
@@ -72,7 +77,6 @@ class ProfiledModel:
         plan, began = self._plan, time.perf_counter()
         self._parts = build_parts(plan, self._device)
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
-        use_tensor_cores(self._transformer)
         self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
@@ -113,31 +117,35 @@ class ProfiledModel:
             operations, step_s
         )
 
-    def compiled_step(self, size: int, batch: int) -> Figures:
-        """The same with the blocks compiled; `compile_s` is what the first call takes longer."""
-        with self._compiled():
-            work = self._forward(size, batch)
-            with torch.no_grad():
-                began = time.perf_counter()
-                work()
-                wait_for(self._device)
-                first_s = time.perf_counter() - began
-            figures = self.step(size, batch)
-        return figures | {"compile_s": first_s - figures["step_s"]}
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Within this context the blocks are compiled, as `model.compile=true` has them."""
+        with torch._dynamo.config.patch(disable=False):
+            compile_blocks(self._transformer, self._plan.compiler)
+            try:
+                yield
+            finally:
+                for module in self._transformer.modules():
+                    module._compiled_call_impl = None
+                torch.compiler.reset()
+
+    def first_step(self, size: int, batch: int) -> Figures:
+        """The first call within `compiled`, which compiles; a new machine has nothing in torch's cache."""
+        work, began = self._forward(size, batch), time.perf_counter()
+        with torch.no_grad():
+            work()
+        wait_for(self._device)
+        return {"first_step_s": time.perf_counter() - began}
 
     def rollout(self, size: int) -> Figures:
         """The sampler's denoising loop with its two stochastic steps; not decoded."""
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
-        taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=2)
+        advance = partial(sampler.advance, sampler.begin(requests))
+        taken_s = seconds(advance, self._device, repeats=1)
         return self._loop_figures(size, taken_s) | {"need_gib": self._need_gib(size, trains=False)}
 
-    def compiled_rollout(self, size: int) -> Figures:
-        """The same with the blocks compiled, as `model.compile=true` has them."""
-        with self._compiled():
-            return self.rollout(size)
-
     def diffusers_loop(self, size: int) -> Figures:
-        """diffusers' own pipeline on the same transformer, adapters and batch; not decoded either.
+        """diffusers' own pipeline with PEFT's own layers, on the same weights and batch; not decoded either.
 
         Its prompts have no padding, so it computes fewer text tokens, and needs no mask.
         """
@@ -155,9 +163,28 @@ class ProfiledModel:
                 height=pixels, width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
             )  # fmt: skip
 
-        with torch.no_grad():
-            taken_s = seconds(work, self._device, repeats=2)
+        with torch.no_grad(), _layers_of_peft():
+            taken_s = seconds(work, self._device, repeats=1)
         return self._loop_figures(size, taken_s)
+
+    def samples(self, size: int) -> Figures:
+        """Three denoising steps of a batch, beside the same ones stopped and resumed, reordered, in part."""
+        sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
+        states = sampler.begin(requests)
+        whole = sampler.advance(states, 3)
+        resumed = sampler.advance(pickle.loads(pickle.dumps(sampler.advance(states, 1))), 2)
+        part = sampler.advance(states[5:2:-1], 3)
+        return {
+            "resumed_equal": _same_latents(whole, resumed),
+            "other_neighbours_equal": _same_latents(whole[5:2:-1], part),
+        }
+
+    def kernels(self, size: int, trains: bool) -> Figures:
+        """Where the GPU's time goes in a step that was timed before, of denoising or of training."""
+        assert self._training is not None or not trains, "train() comes first"
+        work = self._training if trains else self._forward(size, self._plan.run_batch[size])
+        with self._checkpointing(trains), torch.set_grad_enabled(trains):
+            return kernel_times(work, self._device)
 
     def noise(self, size: int) -> Figures:
         """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
@@ -173,13 +200,15 @@ class ProfiledModel:
         `mfu` counts what must be computed; `hardware_utilisation` also the second forward pass that
         gradient checkpointing makes.
         """
+        self._training = None  # its moments are 3 GiB
         config, model = self._config(size), self._model(size)
         sampler = Sampler(model, config.sampling)
         samples = _with_advantages(sampler.generate(self._requests(size)))
         with self._checkpointing(checkpointing), _kernels(deterministic):
             trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
-            train_s = seconds(lambda: trainer.train(samples), self._device, repeats=2, warmups=0)
+            self._training = partial(trainer.train, samples)
+            train_s = seconds(self._training, self._device, repeats=2, warmups=0)
         rows = len(samples) * config.sampling.window_size
         flops = self._flops(size)
         forward = flops.forward + flops.adapters
@@ -195,11 +224,6 @@ class ProfiledModel:
             "hardware_utilisation": self._share(done, train_s)["mfu"],
             "need_gib": self._need_gib(size, trains=True),
         } | share
-
-    def compiled_train(self, size: int) -> Figures:
-        """The same with the blocks compiled; warm by its own first step."""
-        with self._compiled():
-            return self.train(size)
 
     def decode(self, size: int) -> Figures:
         """The VAE's decoder, an image at a time, in float32 as a run has it; random weights."""
@@ -323,17 +347,6 @@ class ProfiledModel:
         finally:
             self._transformer.disable_gradient_checkpointing()
 
-    @contextmanager
-    def _compiled(self) -> Iterator[None]:
-        with torch._dynamo.config.patch(disable=False):
-            compile_blocks(self._transformer, self._plan.compiler)
-            try:
-                yield
-            finally:
-                for module in self._transformer.modules():
-                    module._compiled_call_impl = None
-                torch.compiler.reset()
-
 
 @contextmanager
 def _kernels(deterministic: bool) -> Iterator[None]:
@@ -352,3 +365,22 @@ def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
         TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
         for place, sample in enumerate(samples)
     ]
+
+
+def _same_latents(one: Sequence[SampleState], other: Sequence[SampleState]) -> bool:
+    return all(
+        np.array_equal(left.latents_SC, right.latents_SC) for left, right in zip(one, other, strict=True)
+    )
+
+
+@contextmanager
+def _layers_of_peft() -> Iterator[None]:
+    """Within this context adapters compute as PEFT's own layers do, in float32 on tensor cores (TF32)."""
+    own, precision = LoraLinear.forward, torch.get_float32_matmul_precision()
+    LoraLinear.forward = lora.Linear.forward
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        LoraLinear.forward = own
+        torch.set_float32_matmul_precision(precision)

@@ -44,9 +44,21 @@ def measure_model(setting: Setting, report: Reporter) -> None:
             ("decode_512", partial(model.decode, 512)),
             ("noise_512", partial(model.noise, 512)),
             *_steps(model, 1280, plan.batches[1280]),
+            ("samples_512", partial(model.samples, 512)),
+            *_kernels(model, device),
+        ]
+        compiled: list[Part] = [
+            ("first_step_512_compiled", partial(model.first_step, 512, 8)),
+            ("step_512_compiled", partial(model.step, 512, 8)),
+            ("rollout_512_compiled", partial(model.rollout, 512)),
+            ("train_512_compiled", partial(model.train, 512)),
+            *_kernels(model, device, "_compiled"),
         ]
         for name, work in wanted:
             parts.take(name, work)
+        with model.compiled():
+            for name, work in compiled:
+                parts.take(name, work)
     parts.refuse_failures()
 
 
@@ -60,9 +72,6 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
     on_gpu = device.type == "cuda"
     step = partial(model.step, 512, 8)
     variants: list[Part] = [
-        ("step_512_compiled", partial(model.compiled_step, 512, 8)),
-        ("rollout_512_compiled", partial(model.compiled_rollout, 512)),
-        ("train_512_compiled", partial(model.compiled_train, 512)),
         ("step_512_without_adapters", partial(step, adapters=False)),
         *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
         ("step_512_any_kernel", partial(step, deterministic=False)),
@@ -119,6 +128,9 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         "rollout_512_mfu": figure("rollout_512", "mfu"),
         "train_512_mfu": figure("train_512", "mfu"),
         "train_512_hardware_utilisation": figure("train_512", "hardware_utilisation"),
+        "rollout_512_compiled_mfu": figure("rollout_512_compiled", "mfu"),
+        "train_512_compiled_mfu": figure("train_512_compiled", "mfu"),
+        "samples_512_equal": _all_equal(found.get("samples_512", {})),
         "step_1280_mfu": figure("step_1280_b1", "mfu"),
         "rollout_vs_diffusers": theirs / ours if ours and theirs else None,
         "images_per_s": figure("rollout_512", "images_per_s"),
@@ -146,6 +158,19 @@ def _plan(setting: Setting) -> tuple[Plan, torch.device]:
 
 def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part]:
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
+
+
+def _kernels(model: ProfiledModel, device: torch.device, state: str = "") -> list[Part]:
+    """Where a GPU's time goes; on a CPU there is nothing to tell."""
+    if device.type != "cuda":
+        return []
+    return [(f"kernels_{name}_512{state}", partial(model.kernels, 512, trains))
+            for name, trains in (("step", False), ("train", True))]  # fmt: skip
+
+
+def _all_equal(figures: Figures) -> bool | None:
+    equal = [value for name, value in figures.items() if name.endswith("_equal")]
+    return all(equal) if equal else None
 
 
 def _parts(setting: Setting, report: Reporter, plan: Plan, device: torch.device) -> MeasuredParts:

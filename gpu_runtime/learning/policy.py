@@ -135,12 +135,15 @@ def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, se
     # Imported here: it takes seconds in every worker, and full training does not need it.
     from peft import LoraConfig
 
+    from gpu_runtime.learning.lora_layer import LoraLinear
+
     config = LoraConfig(
         r=adaptation.rank,
         lora_alpha=adaptation.alpha,  # pyright: ignore[reportArgumentType]  (a float is taken)
         init_lora_weights="gaussian",
         target_modules=list(adaptation.targets),
     )
+    config._register_custom_module({torch.nn.Linear: LoraLinear})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

@@ -31,16 +31,3 @@ def prepare_gpu() -> None:
     torch.use_deterministic_algorithms(True)
     # All memory is written before it is read; filling it first would cost time.
     deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def use_tensor_cores(transformer: torch.nn.Module) -> None:
-    """Let products of float32 adapters run on tensor cores, if the model itself has fewer bits.
-
-    TF32 holds a bfloat16 activation exactly, and the adapter with three bits more; plain float32 would take a
-    third of a step's time for 3 % of its operations. A float32 model keeps plain float32.
-
-    Args:
-        transformer: transformer as loaded, before it has adapters.
-    """
-    if next(transformer.parameters()).dtype != torch.float32:
-        torch.set_float32_matmul_precision("high")

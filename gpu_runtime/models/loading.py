@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.models.gpu_settings import prepare_gpu, use_tensor_cores
+from gpu_runtime.models.gpu_settings import prepare_gpu
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import ModelConfig, RunConfig
@@ -21,12 +21,9 @@ def load_model(config: ModelConfig) -> DiffusionModel:
     """
     refuse_missing_cuda(config)
     device = device_of(config)
-    if device.type == "cpu":
-        return family_of(config).load(config, device)
-    prepare_gpu()
-    model = family_of(config).load(config, device)
-    use_tensor_cores(model.transformer)
-    return model
+    if device.type != "cpu":
+        prepare_gpu()
+    return family_of(config).load(config, device)
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:

@@ -22,25 +22,31 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("ratio_deviation_float32", "ratio of the first update, off 1, float32", ".1e", "0"),
     ("ratio_deviation_bfloat16", "the same in bfloat16", ".1e", ""),
     ("rollout_512_mfu", "rollout at 512², share of the measured matrix product", ".0%", "50 %"),
+    ("rollout_512_compiled_mfu", "the same with compiled blocks (`model.compile`)", ".0%", "50 %"),
     ("train_512_mfu", "training at 512², likewise", ".0%", "40 %"),
-    ("train_512_hardware_utilisation", "the same with what checkpointing computes again", ".0%", ""),
+    ("train_512_compiled_mfu", "the same with compiled blocks", ".0%", "40 %"),
+    (
+        "train_512_hardware_utilisation",
+        "training without them, with what checkpointing computes again",
+        ".0%",
+        "",
+    ),
     ("step_1280_mfu", "denoising step of one image at 1280², likewise", ".0%", ""),
-    ("rollout_vs_diffusers", "rollout, times as fast as diffusers' own loop", ".2f", "1"),
+    (
+        "rollout_vs_diffusers",
+        "rollout, times as fast as diffusers' own loop with PEFT's own layers",
+        ".2f",
+        "1",
+    ),
     ("images_per_s", "images a second at 512², ten steps, not decoded", ".2f", ""),
     ("train_peak_over_need", "memory of training over the least that `doctor` names", ".2f", ""),
-    ("spot_idle", "idle share of the spot devices, exploring", ".0%", ""),
-    ("spot_idle_plain", "the same without exploration", ".0%", ""),
-    ("added_share", "what exploration adds between iterations, share of one", ".1%", ""),
-    ("workers_lost", "spot workers killed in the run whose bits are compared", "", ""),
-    ("runtime_peak_gib", "memory of a trainer and two spot workers on the device, GiB at most", ".1f", ""),
-    ("score_before", "held-out score of `glyphs-stale` before", ".3f", ""),
-    ("score_gain", "gain in the stage's minute", "+.3f", "0.1"),
+    ("score_gain", "gain of the held-out score of `glyphs-stale` in a minute", "+.3f", "0.1"),
     ("time_to_gain_s", "seconds to a gain of 0.1", ".1f", ""),
     ("time_to_gain_on_cpu_s", "the same on the CPU", ".1f", ""),
 )
 """Name of a figure, what it is, its format, and what is wanted of it."""
 
-_FIRST = ("bits_equal", "rollout_512_mfu", "train_512_mfu", "rollout_vs_diffusers", "score_gain")
+_STEPS = {"step": "denoising step of eight images", "train": "training step of eight samples"}
 _SIZES = (512, 1280)
 
 
@@ -52,7 +58,8 @@ def section(result: Result | None) -> str:
             "(`python -m benchmarks.gpu_day --tiny`).\n"
         )
     figures = result["figures"]
-    lines = [f"{_origin(result)}. Weights of Qwen-Image are random.", "", *_table(figures, names=None)]
+    lines = [f"{_origin(result)}. Weights of Qwen-Image are random.", "", *_table(figures)]
+    lines += _limits(figures)
     troubles = [
         f"- Stage `{name}` {found['status']}: {_last_line(found.get('error', ''))}"
         for name, found in figures["by_stage"].items()
@@ -65,7 +72,19 @@ def headline(result: Result | None) -> str:
     """What the README says, before its other figures."""
     if not _is_of_a_gpu(result):
         return f"{NOT_YET}\n"
-    return "\n".join([*_table(result["figures"], _FIRST), f"{_origin(result)}.", ""])
+    figures = result["figures"]
+    bits = figures.get("bits_equal")
+    clauses = [
+        ("bits_equal", "the same bits after kills" if bits else "other bits after kills", ""),
+        ("score_gain", "`glyphs-stale` gains {} a minute", ".2f"),
+        ("rollout_vs_diffusers", "Qwen-Image's rollout at 512² is {} times as fast as diffusers'", ".2f"),
+        ("rollout_512_mfu", "at {} of a matrix product's speed", ".0%"),
+        ("rollout_512_compiled_mfu", "{} compiled", ".0%"),
+        ("train_512_mfu", "training at {}", ".0%"),
+    ]
+    told = [text.format(_text(figures[name], spec)) for name, text, spec in clauses
+            if figures.get(name) is not None]  # fmt: skip
+    return f"On one {figures['device']}: {', '.join(told)}.\n"
 
 
 def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
@@ -84,20 +103,44 @@ def profiles(result: Result | None, folder: Path) -> dict[Path, str]:
     for size in filter(read.steps, _SIZES):
         config = load_config(f"qwen-image-ocr-{size}", [], {})
         profile = measured_profile(read, config)
-        name = f"qwen-image-{size}-{gpu.name.lower()}"
+        name = f"{config.model.key.replace(' ', '-')}-{gpu.name.lower()}"
         values = profile.model_copy(update={"name": name}).model_dump(mode="json", exclude_none=True)
         found[folder / f"{name}.json"] = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
     return found
 
 
-def _table(figures: Mapping[str, Any], names: tuple[str, ...] | None) -> list[str]:
-    rows = [row for row in _ROWS if names is None or row[0] in names]
-    lines = ["| on one GPU | measured | wanted |", "| --- | --- | --- |"]
-    return [
-        *lines,
-        *(f"| {what} | {_text(figures.get(name), spec)} | {wanted} |" for name, what, spec, wanted in rows),
-        "",
-    ]
+def _table(figures: Mapping[str, Any]) -> list[str]:
+    rows = [f"| {what} | {_text(figures.get(name), spec)} | {wanted} |" for name, what, spec, wanted in _ROWS]
+    return ["| on one GPU | measured | wanted |", "| --- | --- | --- |", *rows, ""]
+
+
+def _limits(figures: Mapping[str, Any]) -> list[str]:
+    """What limits Qwen-Image's speed, where kernels were timed: a line a step."""
+    parts: dict[str, Any] = {}
+    for stage in ("qwen_image", "variants"):
+        parts |= figures["by_stage"].get(stage, {}).get("figures", {}).get("parts", {})
+    timed = {
+        "step": parts.get("step_512_b8", {}).get("step_s"),
+        "train": parts.get("train_512", {}).get("train_s"),
+    }
+    lines = []
+    for step, what in _STEPS.items():
+        kernels, whole_s = parts.get(f"kernels_{step}_512", {}), timed[step]
+        if "gpu_ms" not in kernels or not whole_s:
+            continue
+        shares = [
+            f"{kernels[f'{kind}_ms'] / kernels['gpu_ms']:.0%} {name}"
+            for kind, name in (
+                ("matrix_products", "matrix products"), ("attention", "attention"),
+                ("elementwise", "element-wise kernels"),
+            )
+        ]  # fmt: skip
+        lines.append(
+            f"- A {what} at 512² takes {whole_s:.2f} s, of which the GPU computes "
+            f"{kernels['gpu_ms'] / 1e3:.2f} s in {kernels['kernels']:,} kernels ({', '.join(shares)}); the "
+            "rest is the host, which starts them one by one."
+        )
+    return [*lines, ""] if lines else []
 
 
 def _text(value: Any, spec: str) -> str:

@@ -255,7 +255,14 @@ def document(
         gpu: the result on a GPU, where there is one.
     """
     lines = ["# Measurements", "", f"<!-- Written by {RENEW}; edit {JUDGEMENTS.name} instead. -->", ""]
-    lines += [judgements["introduction"].strip(), "", "## On a GPU", "", gpu_document.section(gpu)]
+    lines += [
+        judgements["introduction"].strip(),
+        "",
+        "## On a GPU",
+        "",
+        f"{gpu_document.headline(gpu).strip()} [All of it](gpus.md).",
+        "",
+    ]
     for section in judgements["section"]:
         lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
         for name in section["results"]:
@@ -315,7 +322,7 @@ def generated() -> dict[Path, str]:
         DOCUMENT: document(results, judgements, gpu),
         README: with_block(
             README.read_text(encoding="utf-8"),
-            f"{gpu_document.headline(gpu)}\n{headlines(results, judgements)}",
+            f"{headlines(results, judgements)}\n{gpu_document.headline(gpu)}",
         ),
         GPUS: with_block(GPUS.read_text(encoding="utf-8"), gpu_document.section(gpu)),
         PICTURE: draw(results["exploration-ocr-graded"]["figures"], results["overlap"]["figures"]),

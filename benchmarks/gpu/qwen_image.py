@@ -45,14 +45,12 @@ def measure_model(setting: Setting, report: Reporter) -> None:
             ("noise_512", partial(model.noise, 512)),
             *_steps(model, 1280, plan.batches[1280]),
             ("samples_512", partial(model.samples, 512)),
-            *_kernels(model, device),
         ]
         compiled: list[Part] = [
             ("first_step_512_compiled", partial(model.first_step, 512, 8)),
             ("step_512_compiled", partial(model.step, 512, 8)),
             ("rollout_512_compiled", partial(model.rollout, 512)),
             ("train_512_compiled", partial(model.train, 512)),
-            *_kernels(model, device, "_compiled"),
         ]
         for name, work in wanted:
             parts.take(name, work)
@@ -76,6 +74,7 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
         *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
         ("step_512_any_kernel", partial(step, deterministic=False)),
         ("train_512_any_kernel", partial(model.train, 512, deterministic=False)),
+        *_kernels(model, device),
         ("fp8_matrix_product", partial(fp8_matrix_product, device, plan.edge)),
         ("iteration_512", partial(model.iteration, 512)),
         ("step_1280_b4", partial(model.step, 1280, 4)),
@@ -160,11 +159,11 @@ def _steps(model: ProfiledModel, size: int, batches: Sequence[int]) -> list[Part
     return [(f"step_{size}_b{batch}", partial(model.step, size, batch)) for batch in batches]
 
 
-def _kernels(model: ProfiledModel, device: torch.device, state: str = "") -> list[Part]:
+def _kernels(model: ProfiledModel, device: torch.device) -> list[Part]:
     """Where a GPU's time goes; on a CPU there is nothing to tell."""
     if device.type != "cuda":
         return []
-    return [(f"kernels_{name}_512{state}", partial(model.kernels, 512, trains))
+    return [(f"kernels_{name}_512", partial(model.kernels, 512, trains))
             for name, trains in (("step", False), ("train", True))]  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def asked(*arguments: str) -> str:
 
 
 def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
-    options = (*QWEN, "--gpu", "H100", "--reserved", "2", "--spot", "0", "--policies", "reserved")
+    options = (*QWEN, "--gpu", "H200", "--reserved", "2", "--spot", "0", "--policies", "reserved")
     answer = json.loads(asked(*options, "--json"))
     [row] = answer["policies"]
     assert answer["evidence"] == row["evidence"] == answer["profile"]["step"]["evidence"] == "counted"

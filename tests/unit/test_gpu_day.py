@@ -258,7 +258,10 @@ def test_documents_say_what_was_measured_or_that_nothing_was():
     assert "| rollout at 512², share of the measured matrix product | 61% | 50 % |" in text
     assert "| 0.0e+00 | 0 |" in text and "| – |" in text
     assert "- Stage `qwen_image` cut: ended by its limit of 110 s" in text
-    assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in headline(result)
+    assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in text
+    assert headline(result) == (
+        "On one NVIDIA H100 80GB HBM3: the same bits after kills, at 61% of a matrix product's speed.\n"
+    )
 
 
 def test_measured_figures_replace_counted_ones_in_the_profiles_of_that_gpu(
@@ -269,10 +272,10 @@ def test_measured_figures_replace_counted_ones_in_the_profiles_of_that_gpu(
         "train_512": {"train_s": 8.0, "rows": 16}, "decode_512": {"decode_s_an_image": 0.03},
     }  # fmt: skip
     result = kept(qwen_image={"status": "done", "figures": {"parts": parts}})
-    assert [path.name for path in profiles(result, tmp_path)] == ["qwen-image-512-h100.json"]
+    assert [path.name for path in profiles(result, tmp_path)] == ["qwen-image-512x512-h100.json"]
     parts["step_1280_b1"] = {"step_s": 0.3, "batch": 1}
     written = profiles(result, tmp_path)
-    assert [path.name for path in written] == ["qwen-image-512-h100.json", "qwen-image-1280-h100.json"]
+    assert [path.name for path in written] == [f"qwen-image-{size}x{size}-h100.json" for size in (512, 1280)]
     for path, text in written.items():
         path.write_text(text)
     config = load_config("qwen-image-ocr-512", [], {})

@@ -266,8 +266,8 @@ def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_documen
             earlier = [tried for tried in goal["tried"] if tried["spot"] < goal["spot"]]
             assert earlier and all(tried["wall_s"]["median"] > 3600 * goal["hours"] for tried in earlier)
             said = asked(*command)
-            assert f"{goal['spot']} spot devices end in 2 h: " in said
-            said = said.partition("end in 2 h: ")[2].partition(";")[0]
+            assert f"{goal['spot']} spot devices end in 3 h: " in said
+            said = said.partition("end in 3 h: ")[2].partition(";")[0]
         else:
             assert answer["answer"].endswith("counted and not measured.")
             said = answer["answer"].partition(": ")[2].partition(" for 40 iterations")[0]
@@ -488,8 +488,8 @@ def test_every_carried_profile_is_read_and_named_after_its_file():
 def test_spot_devices_may_be_of_another_kind():
     fleet = ("--reserved", "4", "--spot", "8", "--trainers", "4")
     qwen = ("--preset", "qwen-image-ocr-512", "--iterations", "3", "--windows", "1", *fleet)
-    other = ("--gpu", "H100,A100", "--price", "10.98,1.60")
-    same = json.loads(asked(*qwen, "--json"))
+    other = ("--gpu", "H200,A100", "--price", "10.98,1.60")
+    same = json.loads(asked(*qwen, "--gpu", "H200", "--json"))
     kinds = json.loads(asked(*qwen, *other, "--json"))
     assert (same["profile"]["spot"], kinds["profile"]["spot"]["device"]) == (None, "A100")
     found = [{row["policy"]: row["wall_s"]["median"] for row in of["policies"]} for of in (same, kinds)]
@@ -497,9 +497,9 @@ def test_spot_devices_may_be_of_another_kind():
     assert found[0]["reserved"] == found[1]["reserved"]
     assert found[0]["spot"] < found[1]["spot"] < found[0]["reserved"]
     table = asked(*qwen, *other)
-    for said in ("profile qwen-image-512x512-h100: ", "on spot devices qwen-image-512x512-a100: "):
+    for said in ("profile qwen-image-512x512-h200: ", "on spot devices qwen-image-512x512-a100: "):
         assert said in table
-    assert "on H100 step_s " in table and "; on A100 step_s " in table
+    assert "on H200 step_s " in table and "; on A100 step_s " in table
 
 
 def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):

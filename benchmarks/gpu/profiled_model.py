@@ -181,8 +181,8 @@ class ProfiledModel:
 
     def kernels(self, size: int, trains: bool) -> Figures:
         """Where the GPU's time goes in a step that was timed before, of denoising or of training."""
-        assert self._training is not None or not trains, "train() comes first"
         work = self._training if trains else self._forward(size, self._plan.run_batch[size])
+        assert work is not None, "train() comes first"
         with self._checkpointing(trains), torch.set_grad_enabled(trains):
             return kernel_times(work, self._device)
 

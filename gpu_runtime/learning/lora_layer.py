@@ -31,7 +31,8 @@ class LoraLinear(lora.Linear):
         if not plain or self.lora_A[name].weight.dtype == x.dtype:
             return super().forward(x, *args, **kwargs)
         rows = x.reshape(-1, x.shape[-1])
-        down, up = self.lora_A[name].weight.to(x.dtype), self.lora_B[name].weight.to(x.dtype)
+        layers: Any = self.lora_A[name], self.lora_B[name]
+        down, up = (layer.weight.to(x.dtype) for layer in layers)
         # In place and on a matrix: neither a sum of its own, nor in the backward pass a copy of the gradient.
         output = self.base_layer(rows).addmm_(functional.linear(rows, down), up.t(), alpha=self.scaling[name])
         return output.view(*x.shape[:-1], output.shape[-1])

@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from gpu_runtime.learning.registry import rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.model import OWN_SIDE
@@ -212,10 +213,8 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     """
     model, sampling = counted_model(config), config.sampling
     tokens, passes = model.tokens(config.model), model.passes(config.model)
-    feed_forward = config.adaptation.adapts_feed_forward
-    full = config.adaptation.mode == "full"
-    rank = 0 if full else config.adaptation.rank
-    one = model.architecture.operations(*tokens, rank, feed_forward, full)
+    adapters = config.adaptation.rank, config.adaptation.adapts_feed_forward
+    one = model.architecture.operations(*tokens, *adapters)
 
     def seconds(operations: float, bytes_moved: float) -> tuple[float, float]:
         high, low = (operations / (gpu.peak * share) + bytes_moved / gpu.bandwidth for share in gpu.share)
@@ -233,7 +232,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     counted = {batch: Quantity.counted(*step(batch), "") for batch in batches}
     alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
     forwards = 1 + config.adaptation.gradient_checkpointing + (config.algorithm.kl_weight > 0)
-    rows = int(config.algorithm.options.get("times", sampling.window_size))
+    rows = rows_of_sample(config)
     trained = rows * passes * (forwards * (one.forward + one.adapters) + one.backward)
     moved_too = rows * passes * (forwards + 2) * moved(sampling.batch_size) / sampling.batch_size
     said = (
@@ -241,7 +240,6 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
         f"{tokens[1]} text tokens, {gpu.share[0]:.0%} to {gpu.share[1]:.0%} of {gpu.peak:.3g} a second, and "
         f"bytes at {gpu.bandwidth:.3g} a second"
     )
-    adapters = model.architecture.numbers if full else model.architecture.adapters(rank, feed_forward)
     return Profile(
         name=f"{config.model.key.replace(' ', '-')}-{gpu.name.lower()}",
         summary=f"{model.name} at {config.model.key.partition(' ')[2]} on {gpu.name}, counted, not measured",
@@ -254,8 +252,8 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
             *seconds(trained, moved_too),
             f"{rows} rows of {passes} passes, each {forwards} times forward and once backward; {said}",
         ),
-        driver_s=_encoding(config, model, gpu, sum(tokens) - tokens[0]),
-        **_assumed(model, adapters),
+        driver_s=_encoding(config, model, gpu, tokens[1]),
+        **_assumed(model, model.architecture.adapters(*adapters)),
     )
 
 
@@ -286,15 +284,25 @@ def _decoding(config: RunConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
 
 
 def _encoding(config: RunConfig, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
-    """Return the time to encode an iteration's prompts, offloaded encoders brought to the GPU and back."""
-    operations = 2 * model.encoders * text_tokens * config.algorithm.prompts_per_iteration
+    """Return the time to encode an iteration's prompts.
+
+    Offloaded encoders are brought to the GPU and back for each batch with a prompt that is new to the device:
+    between once, and once for each prompt.
+    """
+    prompts = config.algorithm.prompts_per_iteration
+    operations = 2 * model.encoders * text_tokens * prompts
     moved = 2 * _BFLOAT16 * model.encoders if config.model.encoders == "offload" else 0.0
     low, high = (
-        operations / (gpu.peak * share) + moved / rate
-        for share, rate in zip(reversed(gpu.share), reversed(_HOST_BYTES_PER_S), strict=True)
+        operations / (gpu.peak * share) + trips * moved / rate
+        for share, trips, rate in zip(
+            reversed(gpu.share), (1, prompts), reversed(_HOST_BYTES_PER_S), strict=True
+        )
     )
+    often = f", 1 to {prompts} times" if moved else ""
     return Quantity.counted(
-        low, high, f"text encoders: {operations:.3g} operations, {moved:.3g} bytes moved; records left out"
+        low,
+        high,
+        f"text encoders: {operations:.3g} operations, {moved:.3g} bytes moved{often}; records left out",
     )
 
 
@@ -328,7 +336,7 @@ def gpu_profile(path: Path, config: RunConfig) -> Profile:
         ConfigurationError: the file is not a result, or has no step of this model and size.
     """
     result, model = read_gpu_result(path), config.model
-    size, height = model.width or 512, model.height or 512
+    size, height = model.width or OWN_SIDE, model.height or OWN_SIDE
     if model.family != _FAMILY or size != height:
         raise ConfigurationError(
             f"GPU result {path} is of {_FAMILY} at square sizes, and the run has {model.family} at "
@@ -355,7 +363,7 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
         config: configuration of the run.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
-    size, passes = config.model.width or 512, _passes(config)
+    size, passes = config.model.width or OWN_SIDE, counted_model(config).passes(config.model)
     found = result.steps(size, config.model.compile)
     alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
     about = {
@@ -364,7 +372,7 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
         "device": result.device,
         "steps": alone,
     }
-    measured = counted.model_copy(update={**about, **_quantities(result, config, size)})
+    measured = counted.model_copy(update={**about, **_quantities(result, config, size, passes)})
     shared = tuple(_as_much_faster(step, counted, measured) for step in counted.steps if step.degree > 1)
     return measured.model_copy(update={"steps": alone + shared})
 
@@ -376,14 +384,9 @@ def _as_much_faster(step: StepTime, counted: Profile, measured: Profile) -> Step
     return step.model_copy(update={"seconds": float(f"{seconds:.6g}")})
 
 
-def _passes(config: RunConfig) -> int:
-    """Return the passes of the network per denoising step: guidance adds one for the negative prompt."""
-    return 2 if config.model.guidance > 1 else 1
-
-
-def _quantities(result: GpuDayResult, config: RunConfig, size: int) -> dict[str, Quantity]:
+def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int) -> dict[str, Quantity]:
     """Return the measured values other than step times, by the names of a profile."""
-    passes, name = _passes(config), f"_{size}{'_compiled' if config.model.compile else ''}"
+    name = f"_{size}{'_compiled' if config.model.compile else ''}"
 
     def measured(value: float, part: str) -> Quantity:
         source = f"benchmarks.gpu_day, {part}, on {result.device}, {result.date}"
@@ -397,8 +400,7 @@ def _quantities(result: GpuDayResult, config: RunConfig, size: int) -> dict[str,
     found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
     if train_s and rows and not config.algorithm.kl_weight:  # the reference's pass was not measured
-        rows_of_sample = int(config.algorithm.options.get("times", config.sampling.window_size))
-        found["train_sample_s"] = in_passes(train_s / rows * rows_of_sample, f"train{name}")
+        found["train_sample_s"] = in_passes(train_s / rows * rows_of_sample(config), f"train{name}")
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")
     return found

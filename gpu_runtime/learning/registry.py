@@ -27,6 +27,7 @@ class ObjectivePlugin:
         options: model of its `[algorithm.options]`.
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
+        rows: function of the settings and options that returns the rows of a sample in training.
         check: function that refuses settings that do not fit its options; raises `ConfigurationError`.
     """
 
@@ -34,6 +35,7 @@ class ObjectivePlugin:
     options: type[Section] = NoOptions
     title: str = ""
     clips_ratio: bool = True
+    rows: Callable[[RunConfig, Any], int] = lambda config, options: config.sampling.window_size
     check: Callable[[RunConfig, Any], None] = lambda config, options: None
 
 
@@ -64,6 +66,17 @@ def read_objective_options(config: RunConfig) -> RunConfig:
     plugin.check(config, options)
     algorithm = config.algorithm.model_copy(update={"options": as_values(options)})
     return config.model_copy(update={"algorithm": algorithm})
+
+
+def rows_of_sample(config: RunConfig) -> int:
+    """Return the rows that a run's objective makes of each sample: its forward and backward passes.
+
+    Raises:
+        ConfigurationError: if there is no objective of that name, or one of its options is wrong.
+    """
+    plugin = OBJECTIVES.find(config.algorithm.objective)
+    options = read_options("algorithm.options", plugin.options, config.algorithm.options)
+    return plugin.rows(config, options)
 
 
 def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> Objective:
@@ -98,6 +111,12 @@ OBJECTIVES = Registry(
     "spotlight.objectives",
     {
         "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", check=_check_grpo),
-        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", clips_ratio=False),
+        "nft": ObjectivePlugin(
+            _nft,
+            NftOptions,
+            "DiffusionNFT",
+            clips_ratio=False,
+            rows=lambda config, options: options.times,
+        ),
     },
 )

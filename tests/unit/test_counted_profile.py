@@ -26,6 +26,7 @@ from tasks.gpu_profile import GPUS, counted_profile, named_gpu
 
 SIDE, TEXT = 16, 64
 IMAGE = SIDE**2
+H100 = named_gpu("H100")
 QWEN = ("--preset", "qwen-image-ocr-512", "--iterations", "2")
 
 
@@ -132,6 +133,17 @@ def test_a_counted_figure_lies_in_the_middle_of_its_range():
     assert Quantity.counted(0.0, 0.0, "nothing").range == (0.0, 0.0)
 
 
+def test_offloaded_encoders_are_moved_once_or_for_each_prompt():
+    def ends(*changes: str) -> tuple[float, float]:
+        changes = ("algorithm.prompts_per_iteration=8", *changes)
+        return counted_profile(load_config("qwen-image-ocr-512", changes, {}), H100).driver_s.range
+
+    (low, high), (low_there, high_there) = ends(), ends("model.encoders=resident")
+    # 8.29 billion weights of two bytes, there and back, at 50 and at 12 GB/s.
+    assert low - low_there == pytest.approx(4 * 8.29e9 / 50e9)
+    assert high - high_there == pytest.approx(8 * 4 * 8.29e9 / 12e9)
+
+
 def test_work_follows_the_settings():
     def seconds(*changes: str, preset: str = "qwen-image-ocr-512") -> dict[str, float]:
         found = counted_profile(load_config(preset, list(changes), {}), named_gpu("H100")).counted_ranges(8)
@@ -142,6 +154,8 @@ def test_work_follows_the_settings():
     less = seconds("adaptation.gradient_checkpointing=false")
     assert less["step_s"] == plain["step_s"] and less["train_sample_s"] < 0.8 * plain["train_sample_s"]
     assert seconds("sampling.window_size=1")["train_sample_s"] == pytest.approx(plain["train_sample_s"] / 2)
+    fresh = seconds("algorithm.objective=nft", "algorithm.options={}")
+    assert fresh["train_sample_s"] == pytest.approx(5 / 2 * plain["train_sample_s"]), "its default of levels"
     assert seconds("model.encoders=resident")["driver_s"] < plain["driver_s"]
     assert seconds("algorithm.kl_weight=0.1")["train_sample_s"] > 1.2 * plain["train_sample_s"]
     shared = counted_profile(load_config("qwen-image-ocr-512", [], {}), named_gpu("rtx 4090"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from storage.config.loading import differences, list_presets
 from storage.config.model import EMBEDDED_PREFIX
+from storage.config.run_config import RunConfig
 from storage.environment import DEVICES, PRESET
 from storage.record.run_store import RunRow
 
@@ -67,23 +68,26 @@ def model_card(
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
         "Base model's licence": ", ".join(licence.values()) + " (it binds these weights, too)",
     }
-    tags = ["image-to-image" if edits else "text-to-image", "spotlight"]
-    if config.adaptation.mode == "lora":
-        tags.insert(1, "lora")
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     exact = '; "exact" is the share of images that do all that their prompt asks' * ("exact_after" in result)
-    head = {**licence, "library_name": "diffusers"}
-    if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
-        head["base_model"] = config.model.path
-    front = "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items())
     settings = {name: _public(value) for name, value in differences(config).items() if name in _SHOWN}
     return (
-        f"---\n{front}tags: [{', '.join(tags)}]\n---\n\n"
+        f"---\n{_front_matter(config, licence, edits)}---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
         f"[0, 1]{exact}.\n\n{_picture(curve)}"
         f"## Use\n\n{usage}\n\n## Settings\n\nBeyond Spotlight's defaults:\n\n```json\n"
         f"{json.dumps(settings, indent=1)}\n```\n"
     )
+
+
+def _front_matter(config: RunConfig, licence: Mapping[str, str], edits: bool) -> str:
+    head = {**licence, "library_name": "diffusers"}
+    if not config.model.path.startswith(("/", EMBEDDED_PREFIX)):  # the hub takes names of its own alone
+        head["base_model"] = config.model.path
+    lora = ["lora"] if config.adaptation.mode == "lora" else []
+    tags = ["image-to-image" if edits else "text-to-image", *lora, "spotlight"]
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in head.items())
+    return f"{lines}tags: [{', '.join(tags)}]\n"
 
 
 def curve_picture(curve: _Curve) -> str:

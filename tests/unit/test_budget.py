@@ -77,6 +77,12 @@ def test_a_run_ends_before_the_iteration_that_would_exceed_its_budget(
         assert f"`spotlight resume r --budget-{name} N`" in session.ended_early
 
 
+def test_the_last_iteration_ends_no_run_early(store: RunStore):
+    config = begun(store, 1, usd=0.001).model_copy(update={"iterations": 2})
+    session = after(store, config, iteration_record("r", 2, AT + 36, 8))
+    assert (session.ended_early, store.folder("r").events()) == ("", [])
+
+
 @pytest.mark.parametrize(("more_usd", "last"), [(0.001, 9), (-0.001, 2)])
 def test_an_evaluation_that_follows_anyway_counts_beside_the_one_at_the_end(
     store: RunStore, more_usd: float, last: int

@@ -180,6 +180,17 @@ def test_a_separate_evaluation_is_told_with_its_score(store: RunStore, hook: Hoo
     assert hook.told == ["Spotlight: evaluation e-1 of r: score 0.500"]
 
 
+def test_a_late_message_has_its_time_and_a_long_one_is_cut(store: RunStore, hook: Hook):
+    reader = telling.WebhookReader(store.home)
+    reader.open(ReadRun("r", {}, {}, 0.0), 0)
+    for message, age_s in (("late", 3600.0), ("now", 0.0), ("x" * 5000, 0.0)):
+        reader.event("hacking", message, time.time() - age_s)
+    at = time.strftime("%Y-%m-%d %H:", time.localtime(time.time() - 3600))
+    assert hook.told[0].startswith(f"Spotlight: run r: late (at {at}")
+    assert hook.told[1] == "Spotlight: run r: now"
+    assert len(hook.told[2]) < 2100 and hook.told[2].endswith("x...")
+
+
 class MailServer(socketserver.StreamRequestHandler):
     """A mail server of a few words."""
 

@@ -139,10 +139,33 @@ def test_what_was_trained_on_before_the_trainers_were_called_back_counts():
     assert run(lost, seeds=True).iterations == [(39 + 12 - BEGINS_S) * TICKS_PER_S]
 
 
-def test_no_more_spot_devices_are_rented_than_the_training_has_work_for():
-    two = trace((0.0, "add", "s"), (0.0, "add", "t"))
-    # 24 s of rollout beside 16 of training is work for one.
-    assert run(two, spot=2, seeds=True).iterations == run(STAYS, seeds=True).iterations
+@pytest.mark.parametrize(("train_sample", "rolled_out_s"), [(1.0, 10), (1.25, 6), (1.5, 2)])
+def test_after_the_window_the_spot_device_needs_as_long_as_training(train_sample: float, rolled_out_s: int):
+    # 48 s of rollout and 32 of training: a window of (48 - 32) / 2 = 8 s, after 2 for weights that the
+    # trainer holds already. It does a batch of 6 s, and two steps of another one. With 40 s of training the
+    # window is 4 s, and the trainer ends its batch; with 48 s there is none, and it leaves after two steps.
+    longer, times = small_config(iterations=1, prompts=8), times_of(train_sample=train_sample)
+    found = simulated(longer, 1, 1, STAYS, times=times, ways={"seeds": True})
+    evaluated_s = 2 * 8
+    assert found.spent["reserved", "rollout"] == (rolled_out_s + evaluated_s) * TICKS_PER_S
+
+
+@pytest.mark.parametrize(
+    ("reserved", "train_sample", "rented"),
+    [(1, 1.0, 1), (1, 0.75, 2), (2, 0.5, 2), (2, 0.75, 1), (1, 2.0, 1)],
+)
+def test_no_more_spot_devices_are_rented_than_the_training_has_work_for(
+    reserved: int, train_sample: float, rented: int
+):
+    # 24 s of rollout beside 16 s of training is work for one device, beside 12 s for two and beside 8 s for
+    # three. A reserved device that does not train is one of them; at least one spot device is rented.
+    offered = trace(*((0.0, "add", name) for name in "stu"))
+    found = simulated(
+        ONE, reserved, 3, offered, times=times_of(train_sample=train_sample), ways={"seeds": True},
+        keeps_intervals=True,
+    )  # fmt: skip
+    rolled_out = {i.worker for i in found.intervals if i.market == "spot" and i.state == "rollout"}
+    assert len(rolled_out) == rented
 
 
 def spans(outcome: PhaseOutcome, rolled: int) -> list[tuple[int, int]]:

@@ -124,7 +124,7 @@ def training_samples(
     samples: Sequence[GeneratedSample],
     scores: Sequence[Score],
     algorithm: AlgorithmConfig,
-    signal: Literal["graded", "exact"] = "graded",
+    signal: Literal["graded", "exact"],
     policy_version: int | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
     """Return advantages of P groups of G, and the samples to train on: those of groups with variance.

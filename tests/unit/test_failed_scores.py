@@ -55,8 +55,10 @@ SCORES = [score(1.0), score(0.0), FAILED, score(1.0), score(0.5), score(1.0)]
 @pytest.mark.parametrize("std", ["group", "batch", "none"])
 def test_a_group_with_a_failed_image_is_dropped_whole_and_the_others_are_as_without_it(std: Any):
     config = tiny_config(algorithm={"advantage_std": std})
-    advantages, kept = training_samples(SAMPLES, SCORES, config.algorithm)
-    without = training_samples([*SAMPLES[:2], *SAMPLES[4:]], [*SCORES[:2], *SCORES[4:]], config.algorithm)
+    advantages, kept = training_samples(SAMPLES, SCORES, config.algorithm, "graded")
+    without = training_samples(
+        [*SAMPLES[:2], *SAMPLES[4:]], [*SCORES[:2], *SCORES[4:]], config.algorithm, "graded"
+    )
     assert [(sample.request.prompt_id, sample.request.seed_index) for sample in kept] == [
         (0, 0), (0, 1), (2, 0), (2, 1),
     ]  # fmt: skip
@@ -68,10 +70,10 @@ def test_a_group_with_a_failed_image_is_dropped_whole_and_the_others_are_as_with
 
 def test_groups_without_variance_and_failed_ones_are_counted_apart():
     scores = [score(1.0), score(1.0), FAILED, score(1.0), score(0.5), score(1.0)]
-    advantages, kept = training_samples(SAMPLES, scores, tiny_config().algorithm)
+    advantages, kept = training_samples(SAMPLES, scores, tiny_config().algorithm, "graded")
     assert (advantages.dropped, advantages.failed, len(kept)) == (1, 1, 2)
     config = tiny_config(algorithm={"zero_variance_groups": "train"})
-    advantages, kept = training_samples(SAMPLES, scores, config.algorithm)
+    advantages, kept = training_samples(SAMPLES, scores, config.algorithm, "graded")
     assert (advantages.dropped, advantages.failed, len(kept)) == (0, 1, 4)
     assert [sample.advantage for sample in kept[:2]] == [0.0, 0.0]
 
@@ -81,7 +83,7 @@ def test_a_failed_image_is_no_zero():
     weights: list[dict[str, np.ndarray]] = []
     for scores in (SCORES, [*SCORES[:2], score(0.0), *SCORES[3:]]):
         run = TinyRun(tiny_config())
-        run.trainer.train(training_samples(SAMPLES, scores, run.config.algorithm)[1])
+        run.trainer.train(training_samples(SAMPLES, scores, run.config.algorithm, "graded")[1])
         weights.append(run.policy.state())
     assert any(not np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
@@ -91,13 +93,13 @@ def test_where_every_group_has_a_failed_image_the_run_ends():
     with pytest.raises(
         RewardError, match=r"failed on 3 of 6 images, at least one in each of the 3 prompt .*gone"
     ):
-        training_samples(SAMPLES, scores, tiny_config().algorithm)
+        training_samples(SAMPLES, scores, tiny_config().algorithm, "graded")
 
 
 def record_of(scores: list[Score]) -> Any:
     """The record of an iteration with these scores."""
     config = tiny_config()
-    advantages, _ = training_samples(SAMPLES, scores, config.algorithm)
+    advantages, _ = training_samples(SAMPLES, scores, config.algorithm, "graded")
     plan = SeedPlan(1, {0: (0, 1), 1: (0, 1), 2: (0, 1)})
     rolled = Rollout(plan, 0, [Delivered(sample, "spot-0") for sample in SAMPLES])
     runtime = SimpleNamespace(

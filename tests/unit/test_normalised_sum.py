@@ -54,7 +54,7 @@ def advantages(scores: list[Score]) -> list[float]:
     run = TinyRun(tiny_config())
     wanted = [request(prompt, seed) for prompt in range(len(scores) // 2) for seed in range(2)]
     config = RunConfig.model_validate({"algorithm": {"advantage_std": "none"}})
-    found, _ = training_samples(run.sampler.generate(wanted), scores, config.algorithm)
+    found, _ = training_samples(run.sampler.generate(wanted), scores, config.algorithm, "graded")
     return found.value_PG.flatten().tolist()
 
 

@@ -206,8 +206,8 @@ def test_samples_of_an_older_version_are_stale_and_of_any_other_refused(made):
     samples = [one.sample for one in made]
     rows = [sample for sample in samples if sample.request.seed_index < 2]
     config = tiny_config()
-    _, of_now = training_samples(rows, scores[:2] * 2, config.algorithm, policy_version=0)
-    _, older = training_samples(rows, scores[:2] * 2, config.algorithm, policy_version=1)
+    _, of_now = training_samples(rows, scores[:2] * 2, config.algorithm, "graded", 0)
+    _, older = training_samples(rows, scores[:2] * 2, config.algorithm, "graded", 1)
     assert {one.stale for one in of_now} == {False} and {one.stale for one in older} == {True}
     check_versions(samples, 0, 0)
     check_versions(samples, 1, 0)

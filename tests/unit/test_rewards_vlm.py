@@ -222,7 +222,7 @@ def test_one_image_costs_its_prompt_group_and_nothing_else(judge: Judge):
     judge.faults = [says(200, completion("???"))]
     scores = score_each(scorer(judge, attempts=1, queue=1), IMAGES, PROMPTS)
     assert [score.error is None for score in scores] == [False] + [True] * 5
-    advantages, kept = training_samples(samples, scores, run.config.algorithm)
+    advantages, kept = training_samples(samples, scores, run.config.algorithm, "graded")
     assert [(sample.request.prompt_id, sample.request.seed_index) for sample in kept] == [
         (1, 0), (1, 1), (2, 0), (2, 1),
     ]  # fmt: skip

@@ -198,10 +198,10 @@ class Feeding:
     def trained(self) -> list[Any]:
         """The samples that the whole iteration is trained on."""
         scores = [score.result() for score in self.scores]
-        return training_samples(EXPECTED, scores, self.config.algorithm, policy_version=0)[1]
+        return training_samples(EXPECTED, scores, self.config.algorithm, "graded", 0)[1]
 
     def end(self) -> None:
-        """The trainers have done what they were given."""
+        """End all calls of the trainers."""
         for actor in self.actors:
             for _, _, call in actor.calls:
                 if not call.done():

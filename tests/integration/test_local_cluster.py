@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,17 @@ def test_large_values_go_both_ways_while_more_are_on_their_way(parrot):
     for call in [parrot.call(Parrot.say, large + number, number) for number in range(4)]:
         (array, number), _ = call.result(LIMIT_S)
         assert np.array_equal(array, large + number)
+
+
+def test_an_answer_lives_only_as_long_as_its_reader_keeps_it(parrot):
+    answer = parrot.call(Parrot.say, np.zeros(1000)).result(LIMIT_S)
+    array = weakref.ref(answer[0][0])
+    assert array() is not None
+    del answer
+    deadline = time.monotonic() + 60  # the receiver lets go a moment after it has set the result
+    while array() is not None:
+        assert time.monotonic() < deadline, "the receiver keeps its last answer"
+        time.sleep(0.01)
 
 
 def test_errors_arrive_as_they_were_raised_with_the_worker_s_traceback(parrot):

@@ -77,7 +77,7 @@ class Script:
         return call
 
     def put(self, ended: Future[Any] | None) -> None:
-        """See `queue.Queue`."""
+        """See `queue.SimpleQueue`."""
         self._ended.append(ended)
 
     def get(self, timeout: float | None) -> Future[Any] | None:
@@ -97,7 +97,7 @@ class Script:
         return self._ended.popleft()
 
     def get_nowait(self) -> Future[Any] | None:
-        """See `queue.Queue`."""
+        """See `queue.SimpleQueue`."""
         if not self._ended:
             raise Empty
         return self._ended.popleft()

@@ -68,7 +68,7 @@ class Script:
             call.set_exception(error)
 
     def put(self, ended: Future[Any]) -> None:
-        """See `queue.Queue`."""
+        """See `queue.SimpleQueue`."""
         self._ended.append(ended)
 
     def get(self, timeout: float | None) -> Future[Any]:
@@ -88,7 +88,7 @@ class Script:
         return self._ended.popleft()
 
     def get_nowait(self) -> Future[Any]:
-        """See `queue.Queue`."""
+        """See `queue.SimpleQueue`."""
         if not self._ended:
             raise Empty
         return self._ended.popleft()

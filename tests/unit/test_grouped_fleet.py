@@ -327,7 +327,7 @@ class Phase:
 
     @property
     def degrees(self) -> list[int]:
-        """By how many devices the leases were shared, in the order of their deliveries."""
+        """Numbers of devices that shared the leases, in the order of their deliveries."""
         return [len(one.worker.split("+")) for one in self.phase._delivered.values()][::BATCH]
 
     def idle_share(self) -> float:

@@ -54,11 +54,13 @@ class Gpu:
 GPUS = (
     Gpu("RTX4090", 23.5, 165.2 * _TERA, 82.6 * _TERA, 1.008 * _TERA, (0.40, 0.80), linked=False),
     Gpu("A100", 79.1, 312 * _TERA, 19.5 * _TERA, 2.039 * _TERA, (0.36, 0.66)),
-    Gpu("H100", 79.1, 989 * _TERA, 67 * _TERA, 3.35 * _TERA, (0.27, 0.66)),
-    Gpu("H200", 139.8, 989 * _TERA, 67 * _TERA, 4.8 * _TERA, (0.27, 0.66)),
+    Gpu("H100", 79.1, 989 * _TERA, 67 * _TERA, 3.35 * _TERA, (0.19, 0.66)),
+    Gpu("H200", 139.8, 989 * _TERA, 67 * _TERA, 4.8 * _TERA, (0.19, 0.66)),
 )
-"""GPUs that can be counted; A100 and H100 are those of 80 GB with SXM. No timing of an RTX 4090 in bfloat16
-was found: its share is assumed to be above the others', as smaller GPUs are easier to fill."""
+"""GPUs that can be counted; A100 and H100 are those of 80 GB with SXM. The low share of an H100 is that of
+Qwen-Image's training without compiling (`benchmarks.gpu_day`), and an H200's is assumed to be the same. No
+timing of an RTX 4090 in bfloat16 was found: its share is assumed to be above the others', as smaller GPUs are
+easier to fill."""
 
 DEFAULT_GPU = "H100"
 """The GPU whose profile is taken where neither a profile nor a GPU is named; the default prices are its."""
@@ -78,9 +80,9 @@ on 2 and 4 H100 (xDiT, docs/performance/flux.md, compiled: 1.60 and 2.64)."""
 _SHARING = ("qwen-image", "flux")
 """Families for which that was counted or published."""
 
-_HOSTS = 0.13
-"""Deviation of a measured time's logarithm between hosts: a denoising step of eight images of Qwen-Image took
-.44 and .57 s on two machines with an H100, .43 s of it on the GPU (docs/gpus.md)."""
+_HOSTS = 0.18
+"""Deviation of a measured time's logarithm between machines with the same GPU, assumed: without compiling,
+the host starts each kernel, and two hosts with an H100 took .44 and .57 s for a step of Qwen-Image."""
 
 _FAMILY = "qwen-image"
 _STAGES = ("qwen_image", "variants")
@@ -365,6 +367,8 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.width or OWN_SIDE, counted_model(config).passes(config.model)
     found = result.steps(size, config.model.compile)
+    # A small batch takes no longer than a large one, which it could be filled up to; single timings say so.
+    found = {batch: min(found[other] for other in found if other >= batch) for batch in found}
     alone = tuple(StepTime(batch=batch, seconds=passes * step_s) for batch, step_s in sorted(found.items()))
     about = {
         "summary": f"Qwen-Image's transformer at {size}x{size} on {result.device}, measured {result.date}; "

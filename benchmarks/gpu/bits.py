@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.measured_parts import Figures, MeasuredParts
+from benchmarks.gpu.profiled_model import fill_adapters
 from benchmarks.gpu.stages import Reporter, Setting
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, philox4x32
 from gpu_runtime.diffusion.sampler import Sampler
@@ -112,6 +113,8 @@ def training(device: torch.device, dtype: torch.dtype, mode: str) -> Figures:
         model = EmbeddedModel.load(_MODEL, device, dtype)
         config = _config(mode)
         policy = Policy(model, config.adaptation, seed=0, keeps_reference=False)
+        if mode == "lora":
+            fill_adapters(policy)
         sampler = Sampler(model, config.sampling)
         trained = Trainer(policy, sampler, config).train(_with_advantages(sampler.generate(_requests(8))))
         deviation = max(deviation, trained.ratio_deviation)

@@ -36,7 +36,7 @@ _LOOK_S = 60.0
 _LEAST_S = 8.0
 """A stage for which less is left is not begun."""
 
-_BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 450.0, 180.0, 1800.0
+_BUDGET_S, _TINY_BUDGET_S, _CPU_BUDGET_S = 460.0, 180.0, 1800.0
 """Limits of the whole process, imports included: on a GPU, in a rehearsal, for learning on the CPU."""
 
 _MOST_BYTES = 1 << 20
@@ -74,7 +74,7 @@ def stages() -> list[Stage]:
     return [
         Stage("bits", 25.0, bits),
         Stage("runtime", 80.0, runtime),
-        Stage("qwen_image", 190.0, qwen_image),
+        Stage("qwen_image", 200.0, qwen_image),
         Stage("learning", 60.0, learning),
         Stage("variants", 60.0, variants),
     ]
@@ -128,7 +128,8 @@ def summary(by_stage: Mapping[str, Figures]) -> Figures:
             for name in (
                 "rollout_512_mfu", "train_512_mfu", "train_512_hardware_utilisation",
                 "rollout_512_compiled_mfu", "train_512_compiled_mfu", "step_1280_mfu",
-                "rollout_vs_diffusers", "images_per_s", "train_samples_per_s", "decode_s_an_image",
+                "rollout_vs_diffusers", "images_per_s", "images_per_s_compiled", "train_samples_per_s",
+                "decode_s_an_image",
                 "train_peak_over_need", "rollout_peak_over_need", "limit_tflops",
             )
         },
@@ -238,6 +239,8 @@ def main() -> None:
     stamp = {"device": device, "date": today, "commit": arguments.commit}
     named = {**stamp, "tiny": arguments.tiny, "machine": facts}
     kept = {} if arguments.tiny else _kept_figures(RESULTS / f"{NAME}.json")
+    if wanted == "cuda" and kept and kept["device"] not in ("cpu", device) and arguments.keep:
+        sys.exit(f"the kept figures are of {kept['device']}, and this is {device}: move that file away first")
     if wanted == "cpu" and kept.get("device", "cpu") != "cpu":  # the CPU's time beside a GPU's figures
         named = {name: kept[name] for name in named}
     day = Day(named, stamp, kept.get("by_stage", {}), arguments.out, arguments.keep)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -40,6 +40,9 @@ TARGETS = (
     "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
+_FILLED = 0.02
+"""Deviation of adapters that are filled."""
+
 _BACKEND = "native"
 """The kernel that torch chooses."""
 
@@ -59,6 +62,7 @@ class ProfiledModel:
         self._limit = limit_tflops
         self._parts: Parts | None = None
         self._policy: Policy | None = None
+        self._needs: dict[int, MemoryNeed] = {}
         self._training: Callable[[], object] | None = None
         self._models: dict[int, SizedQwen] = {}
 
@@ -78,6 +82,7 @@ class ProfiledModel:
         self._parts = build_parts(plan, self._device)
         frozen = sum(weight.numel() for weight in self._transformer.parameters())
         self._transformer.set_attention_backend(_BACKEND)  # once, as compiled blocks are of one kernel
+        self._needs = {size: self._need(size) for size in plan.pixels}  # adapters would hide the layers
         config = self._config(512)
         self._policy = Policy(self._model(512), config.adaptation, seed=0, keeps_reference=False)
         wait_for(self._device)
@@ -139,16 +144,30 @@ class ProfiledModel:
 
     def rollout(self, size: int) -> Figures:
         """The sampler's denoising loop with its two stochastic steps; not decoded."""
-        sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
-        advance = partial(sampler.advance, sampler.begin(requests))
-        taken_s = seconds(advance, self._device, repeats=1)
-        return self._loop_figures(size, taken_s) | {"need_gib": self._need_gib(size, trains=False)}
+        taken_s = seconds(self._our_loop(size), self._device, repeats=1)
+        return self._loop_figures(size, taken_s) | {"need_gib": _gib(self._needs[size].generating())}
 
-    def diffusers_loop(self, size: int) -> Figures:
-        """diffusers' own pipeline with PEFT's own layers, on the same weights and batch; not decoded either.
+    def beside_diffusers(self, size: int) -> Figures:
+        """The same loop and diffusers' own pipeline in turn, on the same weights and batch.
 
-        Its prompts have no padding, so it computes fewer text tokens, and needs no mask.
+        diffusers has PEFT's own layers; its prompts have no padding, so it computes fewer text tokens, and
+        needs no mask. Neither decodes.
         """
+        ours, theirs = self._our_loop(size), self._loop_of_diffusers(size)
+        taken = [(seconds(ours, self._device, 1, 0), seconds(theirs, self._device, 1, 0)) for _ in range(2)]
+        ratios = [theirs_s / ours_s for ours_s, theirs_s in taken]
+        return {
+            "rollout_s": [ours_s for ours_s, _ in taken],
+            "diffusers_s": [theirs_s for _, theirs_s in taken],
+            "ratio_low": min(ratios),
+            "ratio_high": max(ratios),
+        }
+
+    def _our_loop(self, size: int) -> Callable[[], object]:
+        sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
+        return lambda: sampler.advance(sampler.begin(requests))
+
+    def _loop_of_diffusers(self, size: int) -> Callable[[], object]:
         model, pixels = self._model(size), self._plan.pixels[size]
         nothing: Any = None
         assert self._parts is not None
@@ -158,17 +177,21 @@ class ProfiledModel:
         mask = torch.ones(embeds.shape[:2], dtype=torch.long, device=self._device)
 
         def work() -> None:
-            pipeline(
-                prompt_embeds=embeds, prompt_embeds_mask=mask, true_cfg_scale=1.0,
-                height=pixels, width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
-            )  # fmt: skip
+            with torch.no_grad(), _layers_of_peft():
+                pipeline(
+                    prompt_embeds=embeds, prompt_embeds_mask=mask, true_cfg_scale=1.0, height=pixels,
+                    width=pixels, num_inference_steps=self._plan.steps, output_type="latent",
+                )  # fmt: skip
 
-        with torch.no_grad(), _layers_of_peft():
-            taken_s = seconds(work, self._device, repeats=1)
-        return self._loop_figures(size, taken_s)
+        return work
 
     def samples(self, size: int) -> Figures:
-        """Three denoising steps of a batch, beside the same ones stopped and resumed, reordered, in part."""
+        """Three denoising steps of a batch, beside the same ones stopped and resumed, reordered, in part.
+
+        The adapters are filled first: those of a run's start are 0.
+        """
+        assert self._policy is not None, "build() comes first"
+        fill_adapters(self._policy)
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
         states = sampler.begin(requests)
         whole = sampler.advance(states, 3)
@@ -180,11 +203,14 @@ class ProfiledModel:
         }
 
     def kernels(self, size: int, trains: bool) -> Figures:
-        """Where the GPU's time goes in a step that was timed before, of denoising or of training."""
+        """Where the GPU's time goes in a step of denoising or training; `step_s` is its time unprofiled."""
+        if trains and self._training is None:
+            self.train(size)
         work = self._training if trains else self._forward(size, self._plan.run_batch[size])
-        assert work is not None, "train() comes first"
+        assert work is not None
         with self._checkpointing(trains), torch.set_grad_enabled(trains):
-            return kernel_times(work, self._device)
+            step_s = seconds(work, self._device, repeats=1)
+            return {"step_s": step_s} | kernel_times(work, self._device)
 
     def noise(self, size: int) -> Figures:
         """Drawing one batch's noise on the CPU, as each stochastic step does beside the GPU's work."""
@@ -222,7 +248,7 @@ class ProfiledModel:
             "ratio_deviation": first.ratio_deviation,
             "gradient_norm": first.gradient_norm,
             "hardware_utilisation": self._share(done, train_s)["mfu"],
-            "need_gib": self._need_gib(size, trains=True),
+            "need_gib": _gib(self._needs[size].training(1)),
         } | share
 
     def decode(self, size: int) -> Figures:
@@ -269,17 +295,15 @@ class ProfiledModel:
             self._models[size] = SizedQwen(self._parts, self._plan, size, self._device)
         return self._models[size]
 
-    def _need_gib(self, size: int, trains: bool) -> float:
-        """The least that a run is said to need, without a text encoder."""
+    def _need(self, size: int) -> MemoryNeed:
+        """The least that a run is said to need, without a text encoder; before there are adapters."""
         assert self._parts is not None
-        config = self._config(size)
-        work = WorkNeed.of(self._transformer, self._plan.image_tokens(size), config)
-        bytes_of = [
+        work = WorkNeed.of(self._transformer, self._plan.image_tokens(size), self._config(size))
+        transformer, vae = (
             sum(weight.numel() * weight.element_size() for weight in part.parameters())
             for part in (self._transformer, self._parts.vae)
-        ]
-        need = MemoryNeed(bytes_of[0] - work.adapters_bytes, bytes_of[1], 0, work=work)
-        return sum((need.training(1) if trains else need.generating()).values()) / 2**30
+        )
+        return MemoryNeed(transformer, vae, 0, work=work)
 
     def _config(self, size: int) -> RunConfig:
         """The recipe: ten steps, a = 1.2, a window of two within the first five, LoRA, no KL."""
@@ -293,7 +317,7 @@ class ProfiledModel:
                 # Whether the ratio is 1 in bf16 is a finding here, and not a condition.
                 "algorithm": {"options": {"clip_range": 0.9}, "ratio_tolerance": 0.9},
                 "adaptation": {
-                    "mode": "lora", "rank": plan.rank, "targets": TARGETS,
+                    "mode": "lora", "rank": plan.rank, "targets": TARGETS, "gradient_checkpointing": True,
                 },
                 "optimizer": {"learning_rate": 1e-6, "ema_interval": 8},
             }
@@ -365,6 +389,17 @@ def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
         TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
         for place, sample in enumerate(samples)
     ]
+
+
+def fill_adapters(policy: Policy) -> None:
+    """Give trained weights small values other than 0, so that the adapters matter; by a fixed seed."""
+    with torch.no_grad():
+        for weight in policy.trained.values():
+            weight.normal_(0, _FILLED, generator=torch.Generator(weight.device).manual_seed(1))
+
+
+def _gib(terms: Mapping[str, float]) -> float:
+    return sum(terms.values()) / 2**30
 
 
 def _same_latents(one: Sequence[SampleState], other: Sequence[SampleState]) -> bool:

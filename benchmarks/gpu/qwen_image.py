@@ -39,11 +39,11 @@ def measure_model(setting: Setting, report: Reporter) -> None:
             ("step_512_b8", partial(model.step, 512, 8)),
             ("rollout_512", partial(model.rollout, 512)),
             ("train_512", partial(model.train, 512)),
-            ("diffusers_512", partial(model.diffusers_loop, 512)),
             *_steps(model, 512, plan.batches[512][1:]),
             ("decode_512", partial(model.decode, 512)),
             ("noise_512", partial(model.noise, 512)),
             *_steps(model, 1280, plan.batches[1280]),
+            ("beside_diffusers_512", partial(model.beside_diffusers, 512)),
             ("samples_512", partial(model.samples, 512)),
         ]
         compiled: list[Part] = [
@@ -70,11 +70,11 @@ def measure_variants(setting: Setting, report: Reporter) -> None:
     on_gpu = device.type == "cuda"
     step = partial(model.step, 512, 8)
     variants: list[Part] = [
+        *_kernels(model, device),
         ("step_512_without_adapters", partial(step, adapters=False)),
         *[(f"step_512{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu],
         ("step_512_any_kernel", partial(step, deterministic=False)),
         ("train_512_any_kernel", partial(model.train, 512, deterministic=False)),
-        *_kernels(model, device),
         ("fp8_matrix_product", partial(fp8_matrix_product, device, plan.edge)),
         ("iteration_512", partial(model.iteration, 512)),
         ("step_1280_b4", partial(model.step, 1280, 4)),
@@ -122,7 +122,6 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         over, under = figure(part, name), figure(part, of)
         return over / under if over and under else None
 
-    ours, theirs = figure("rollout_512", "rollout_s"), figure("diffusers_512", "rollout_s")
     return {
         "rollout_512_mfu": figure("rollout_512", "mfu"),
         "train_512_mfu": figure("train_512", "mfu"),
@@ -131,8 +130,9 @@ def summary(plan: Plan, found: dict[str, Figures]) -> Figures:
         "train_512_compiled_mfu": figure("train_512_compiled", "mfu"),
         "samples_512_equal": _all_equal(found.get("samples_512", {})),
         "step_1280_mfu": figure("step_1280_b1", "mfu"),
-        "rollout_vs_diffusers": theirs / ours if ours and theirs else None,
+        "rollout_vs_diffusers": figure("beside_diffusers_512", "ratio_low"),
         "images_per_s": figure("rollout_512", "images_per_s"),
+        "images_per_s_compiled": figure("rollout_512_compiled", "images_per_s"),
         "train_samples_per_s": figure("train_512", "samples_per_s"),
         "decode_s_an_image": figure("decode_512", "decode_s_an_image"),
         "ratio_deviation": figure("train_512", "ratio_deviation"),

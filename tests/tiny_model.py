@@ -27,9 +27,10 @@ class TinyModel:
 
     Args:
         seed: of the weights.
+        dtype: of the weights.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, dtype: torch.dtype = torch.float32) -> None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             transformer = QwenImageTransformer2DModel(
@@ -42,7 +43,8 @@ class TinyModel:
                 joint_attention_dim=TEXT_WIDTH,
                 axes_dims_rope=(4, 6, 6),
             )
-        self.transformer: torch.nn.Module = transformer.eval()
+        self.transformer: torch.nn.Module = transformer.eval().to(dtype)
+        self._dtype = dtype
         self.latent_shape: tuple[int, int] = (GRID[1] * GRID[2], CHANNELS)
         self.device = torch.device("cpu")
 
@@ -63,13 +65,13 @@ class TinyModel:
     ) -> torch.Tensor:
         """Predict v, float32, shape (B, S, C)."""
         return self.transformer(
-            hidden_states=latents_BSC,
-            encoder_hidden_states=conditioning.embeds_BLE,
+            hidden_states=latents_BSC.to(self._dtype),
+            encoder_hidden_states=conditioning.embeds_BLE.to(self._dtype),
             encoder_hidden_states_mask=conditioning.mask_BL,
             timestep=sigma_B,
             img_shapes=[[GRID]] * len(latents_BSC),
             return_dict=False,
-        )[0]
+        )[0].float()
 
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Show a token's first three channels as one pixel: (B, 2, 2, 3) uint8."""

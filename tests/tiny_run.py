@@ -13,6 +13,7 @@ from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState
+from gpu_runtime.models.families.pipeline_model import dtype_on
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from tests.tiny_model import TinyModel
@@ -57,7 +58,7 @@ class TinyRun:
 
     def __init__(self, config: RunConfig, model: TinyModel | None = None) -> None:
         self.config = config
-        self.model = model or TinyModel()
+        self.model = model or TinyModel(dtype=dtype_on(config.model, torch.device("cpu")))
         self.policy = Policy(self.model, config.adaptation, seed=3)
         self.sampler = Sampler(self.model, config.sampling)
         self.trainer = Trainer(self.policy, self.sampler, config)

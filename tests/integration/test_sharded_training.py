@@ -15,6 +15,7 @@ from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharded_training import ShardedPolicy, ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
+from gpu_runtime.models.families.pipeline_model import dtype_on
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
@@ -29,6 +30,7 @@ TOLERANCE = 1e-5
 # two it has none at all in the smaller one.
 CASES: dict[str, dict[str, dict[str, Any]]] = {
     "lora": {"adaptation": {"mode": "lora"}},
+    "lora-bfloat16": {"adaptation": {"mode": "lora"}, "model": {"dtype": "bfloat16"}},
     "full": {"adaptation": {"mode": "full"}},
     # The first pass of all is then the reference's, with the adapters off or with other weights.
     "lora-kl": {"adaptation": {"mode": "lora"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
@@ -41,7 +43,7 @@ class ShardedRun:
     """A divided policy on the tiny model with its trainer."""
 
     def __init__(self, config: RunConfig, group: InstanceGroup, checkpointing: bool = False) -> None:
-        self.model = TinyModel()
+        self.model = TinyModel(dtype=dtype_on(config.model, torch.device("cpu")))
         if checkpointing:
             self.model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
         self.policy = ShardedPolicy(self.model, config.adaptation, seed=3, group=group.group)
@@ -71,7 +73,7 @@ def shared_training(
     """Case -> report, gradients, checkpoint; `work` has the weights to begin with and the samples."""
     found = {}
     for name, sections in cases.items():
-        run = ShardedRun(tiny_config(**sections), group, checkpointing=name == "full-kl")
+        run = ShardedRun(tiny_config(**sections), group, checkpointing=name in ("full-kl", "lora-bfloat16"))
         state, samples = work[name]
         run.policy.load(state)
         assert all(is_sharded(weight) for weight in run.policy.trained.values())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.lora_layer import LoraLinear
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.files.lora_file import write_lora
@@ -113,6 +114,20 @@ def test_a_training_step_begins_at_the_policy_that_drew_the_samples(saved: Saved
     assert report.ratio_deviation <= 1e-5
     assert report.gradient_norm > 0
     assert any(not np.array_equal(before[name], value) for name, value in policy.state().items())
+
+
+def test_adapters_of_a_bfloat16_model_train_from_the_policy_that_drew_the_samples(saved: Saved):
+    config = family_config(
+        "qwen-image", saved("qwen-image"), model={"dtype": "bfloat16"},
+        adaptation={"gradient_checkpointing": True},
+    )  # fmt: skip
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    assert any(isinstance(layer, LoraLinear) for layer in policy.model.transformer.modules())
+    policy.load(perturbed(policy.state(), 0.2))
+    sampler = Sampler(policy.model, config.sampling)
+    report = Trainer(policy, sampler, config).train(training_samples(sampler, "qwen-image"))
+    assert report.ratio_deviation == 0
+    assert report.gradient_norm > 0
 
 
 def test_adapters_are_float32_on_a_bfloat16_model_and_full_training_is_refused(saved: Saved):

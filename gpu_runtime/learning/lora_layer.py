@@ -23,8 +23,8 @@ class LoraLinear(lora.Linear):
 
         Args:
             x: input, shape (..., inputs).
-            args: of the base layer; PEFT's own layer computes where there are any.
-            kwargs: the same by name.
+            args: further arguments of the base layer; with any, PEFT's implementation is used.
+            kwargs: further arguments of the base layer by name.
         """
         name = next(iter(self.active_adapters), "")
         if x.dtype != torch.bfloat16 or args or kwargs or not self._is_plain(name):
@@ -32,7 +32,7 @@ class LoraLinear(lora.Linear):
         rows = x.reshape(-1, x.shape[-1])
         layers: Any = self.lora_A[name], self.lora_B[name]
         down, up = (layer.weight.to(x.dtype) for layer in layers)
-        # In place and on a matrix: neither a sum of its own, nor in the backward pass a copy of the gradient.
+        # Added in place, on a matrix: no sum is allocated, and the backward pass copies no gradient.
         output = self.base_layer(rows).addmm_(functional.linear(rows, down), up.t(), alpha=self.scaling[name])
         return output.view(*x.shape[:-1], output.shape[-1])
 

@@ -46,14 +46,15 @@ from tasks.market_question import market_in_words, market_of, offer_of, prices_i
 from tasks.prices import with_gpu_prices
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.simulated_records import record_run
-from tasks.what_if_in_words import conclusions as conclusions
 from tasks.what_if_in_words import (
+    basis,
     counted_in_words,
     curves_in_words,
     few_trainers_in_words,
     headline,
     other_learner,
 )
+from tasks.what_if_in_words import conclusions as conclusions
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -167,6 +168,7 @@ class WhatIf:
             "break_even_discount": self.break_even and self.break_even.to_json(),
             "exploration": self.exploration and self.exploration.to_json(),
             "conclusions": conclusions(self),
+            "basis": basis(self),
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
             "other_learner": other,
             "curves_in_words": curves_in_words(self.curves, self.model),

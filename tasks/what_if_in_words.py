@@ -15,7 +15,7 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # it imports this module
-    from tasks.what_if import PolicyAnswer, WhatIf
+    from tasks.what_if import Goal, PolicyAnswer, WhatIf
 
 _WORTH_SAYING = 0.95
 """The share of a run's time and dollars up to which another way is worth a sentence."""
@@ -31,6 +31,20 @@ def headline(result: WhatIf) -> str:
     )
 
 
+def goal_in_words(goal: Goal, evidence: str) -> str:
+    """Return the fewest spot devices with which a run ends in time, and its time and dollars.
+
+    Args:
+        goal: goal with the numbers that were tried.
+        evidence: kind of its figures, as `WhatIf.evidence`.
+    """
+    if goal.found is None:
+        said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
+    else:
+        said = f"{goal.found[0]} spot devices end in {goal.hours:g} h: {run_in_words(goal.found[1])}"
+    return f"{said}; medians, lowest and highest of the futures, {evidence} and not measured."
+
+
 def run_in_words(answer: PolicyAnswer) -> str:
     """Return a run's time in hours and its dollars, each with the lowest and highest of the futures."""
     time, usd = answer.figures["wall_s"], answer.figures["usd"]
@@ -39,6 +53,36 @@ def run_in_words(answer: PolicyAnswer) -> str:
         f"{hours[0]} h ({hours[1]} to {hours[2]}) and {dollars(usd.median)} ({dollars(usd.low)} to "
         f"{dollars(usd.high)})"
     )
+
+
+def basis(result: WhatIf) -> list[str]:
+    """Return what an answer rests on: prices, market, sharing, the evidence of the profile, the curves."""
+    trainers = result.offer.trainers
+    curves = curves_in_words(result.curves, result.model)
+    return [
+        f"prices: {result.prices}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
+        f"spot: {result.market}",
+        *([_sharing_in_words(result)] if result.shares else []),
+        *([result.serving] if result.serving else []),
+        *profile_in_words(result.profile),
+        "All policies do the same iterations: what is learned in them shows in figures of a score alone.",
+        *([curves] if curves else []),
+    ]
+
+
+def profile_in_words(profile: Profile, called: str = "profile") -> list[str]:
+    """Describe the workload of a profile and the source of its figures, also on other spot devices."""
+    evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
+    beside = [] if profile.spot is None else profile_in_words(profile.spot, "on spot devices")
+    return [f"{called} {profile.name}: {profile.summary}", *evidence, *beside]
+
+
+def _sharing_in_words(result: WhatIf) -> str:
+    """Describe how many devices share a sample."""
+    said = dict(result.sharing)
+    each = said.pop("instance_devices")
+    where = "all devices are on one machine" if each == "all" else f"an instance has {each} devices"
+    return f"devices that share a sample: {', '.join(f'{k} {v}' for k, v in said.items())}; {where}"
 
 
 def counted_in_words(result: WhatIf) -> str:

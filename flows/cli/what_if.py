@@ -229,21 +229,19 @@ def _kinds(gpu: str, profile: str | None, spot_profile: str | None) -> tuple[str
 
 def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
     """Print the fewest spot devices with which a run ends in time, and what was tried."""
-    from tasks.what_if_in_words import run_in_words
+    from tasks.what_if_in_words import goal_in_words, profile_in_words, run_in_words
 
     evidence = "counted" if profile.is_counted else "modelled"
+    said = goal_in_words(goal, evidence)
+    basis = [f"prices: {goal.prices}", *profile_in_words(profile)]
     if as_json:
-        typer.echo(json.dumps({"modelled": True, "evidence": evidence, "goal": goal.to_json()}))
+        answer = {"modelled": True, "evidence": evidence, "answer": said, "basis": basis}
+        typer.echo(json.dumps({**answer, "goal": goal.to_json()}))
         return
     screen = console()
     for spot, answer in goal.tried:
         screen.print(f"{spot:>4} spot devices: {run_in_words(answer)}", soft_wrap=True)
-    if goal.found is None:
-        said = f"No number of spot devices up to {goal.tried[-1][0]} that was tried ends in {goal.hours:g} h"
-    else:
-        said = f"{goal.found[0]} spot devices end in {goal.hours:g} h: {run_in_words(goal.found[1])}"
-    said += f"; medians, lowest and highest of the futures, {evidence} and not measured."
-    for line in (said, f"prices: {goal.prices}", *_profile_lines(profile, "profile")):
+    for line in (said, *basis):
         screen.print(line, soft_wrap=True)
 
 
@@ -286,7 +284,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 
 def show(result: WhatIf) -> None:
     """Print a table of policies, their cost up to a score, and the basis of both."""
-    from tasks.what_if_in_words import conclusions, counted_in_words, curves_in_words, headline, time_unit
+    from tasks.what_if_in_words import basis, conclusions, counted_in_words, headline, time_unit
 
     screen = console()
     table = Table(
@@ -320,42 +318,13 @@ def show(result: WhatIf) -> None:
     for line in conclusions(result):
         screen.print(line, soft_wrap=True)
     screen.print()
-    lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
-    lines += [
-        f"prices: {result.prices}; "
-        f"{result.offer.trainers} of the reserved devices train{'s' * (result.offer.trainers == 1)}",
-        f"spot: {result.market}",
-        *_sharing_line(result),
-        *([result.serving] if result.serving else []),
-        *_profile_lines(result.profile, "profile"),
-        *([] if result.profile.spot is None else _profile_lines(result.profile.spot, "on spot devices")),
-        "In the first table all policies do the same iterations: what is learned in them is not in it.",
-    ]
-    if said := curves_in_words(result.curves, result.model):
-        lines.append(said)
-    for line in lines:
+    for line in [*(f"{each.policy.name}: {each.policy.summary}" for each in result.answers), *basis(result)]:
         screen.print(line, soft_wrap=True)
-
-
-def _profile_lines(profile: Profile, called: str) -> list[str]:
-    """Describe the workload of a profile and the source of its figures."""
-    evidence = [f"  {evidence}: {', '.join(names)}" for evidence, names in profile.evidence.items()]
-    return [f"{called} {profile.name}: {profile.summary}", *evidence]
 
 
 def _named(answer: PolicyAnswer) -> str:
     """Return the name of a policy for the tables."""
     return f"{answer.policy.name} †" if answer.policy.only_simulated else answer.policy.name
-
-
-def _sharing_line(result: WhatIf) -> list[str]:
-    """Describe how many devices share a sample, if several may."""
-    if not result.shares:
-        return []
-    said = dict(result.sharing)
-    each = said.pop("instance_devices")
-    where = "all devices are on one machine" if each == "all" else f"an instance has {each} devices"
-    return [f"devices that share a sample: {', '.join(f'{k} {v}' for k, v in said.items())}; {where}"]
 
 
 def _show_milestones(screen: Console, result: WhatIf) -> None:

@@ -18,6 +18,7 @@ from storage.record.run_store import RunStore
 from tasks.gpu_profile import GPUS
 from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
 from tests.sample_run import write_sample_run
+from ui.elements.formatting import markdown_text
 from ui.pages.what_if import question as asking
 from ui.pages.what_if.data import (
     FIGURES,
@@ -26,23 +27,25 @@ from ui.pages.what_if.data import (
     milestone_figures,
     milestone_table,
     policy_figures,
+    policy_table,
     read_time_line,
-    verdict,
 )
-from ui.pages.what_if.question import Question, Reply, ask, trace_names
+from ui.pages.what_if.question import Question, ask, trace_names
 
 PAGE = page_file("what_if")
 PRICES = "time,market,usd_per_hour,zone\n0,spot,1,a\n0,spot,3,b\n"
 SMALL = Question("smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, futures=2)
+SMALL_ADDRESS = {"preset": "smoke", "spot": "3", "iterations": "4", "simulate": "1"}
 
 
-def answered(arguments: list[str], home: Path, on_step: Callable[[int, int], None]) -> Reply:
+def answered(options: list[str], home: Path, on_step: Callable[[int, int], None]) -> dict:
     """The command in this process: starting another one takes seconds."""
-    drawn = home / "time-line.json"
-    options = ["what-if", *arguments, "--json", f"--timeline={drawn}"]
-    result = CliRunner().invoke(app, options, catch_exceptions=False)
     on_step(1, 1)
-    return Reply(json.loads(result.stdout), drawn.read_text())
+    return json.loads(printed(*options, "--json"))
+
+
+def printed(*options: str) -> str:
+    return CliRunner().invoke(app, ["what-if", *options], catch_exceptions=False).stdout
 
 
 @pytest.fixture
@@ -50,56 +53,108 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_run", answered)
 
 
-def filled_page() -> AppTest:
-    """The form for a run of the small preset."""
+def filled_page(**numbers: float) -> AppTest:
+    """The form for a run of the small preset; more fields by their names in the address."""
     page = opened_page(PAGE, {})
-    page.selectbox[0].select("smoke")
-    for label, value in {"Reserved devices": 1, "Spot devices": 3, "Trainers": 1, "Iterations": 4}.items():
-        number(page, label).set_value(value)
+    page.selectbox(key="preset").select("smoke").run()
+    for name, value in {"spot": 3, "iterations": 4, **numbers}.items():
+        page.number_input(key=name).set_value(value)
     return page
 
 
-def asked_page(**fields: float) -> AppTest:
-    """The page after the button; the fields by their labels."""
-    page = filled_page()
-    for label, value in fields.items():
-        number(page, label).set_value(value)
+def asked_page(**numbers: float) -> AppTest:
+    return simulated(filled_page(**numbers))
+
+
+def simulated(page: AppTest) -> AppTest:
+    """The page after the button."""
     page.button[0].click()
     return ran(page)
-
-
-def number(page: AppTest, label: str):
-    return next(one for one in page.number_input if one.label == label)
-
-
-def text(page: AppTest, label: str):
-    return next(one for one in page.text_input if one.label == label)
 
 
 def charts(page: AppTest) -> list[str]:
     return [json.loads(chart.proto.spec)["layout"]["title"]["text"] for chart in page.get("plotly_chart")]
 
 
-def test_at_first_there_is_a_form_and_no_figure(store: RunStore):
+def test_the_form_begins_with_the_preset_s_values(store: RunStore):
     page = opened_page(PAGE, {})
     assert "Press Simulate" in sentences(page)
     assert not page.metric and not page.dataframe
-    assert "glyphs" in page.selectbox[0].options and page.selectbox[0].value == "qwen-image-geneval-512"
-    for box in page.selectbox[1:3]:
-        assert {gpu.name for gpu in GPUS} <= set(box.options), "which the command counts"
-    assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox[3].options)
+    preset = page.selectbox(key="preset")
+    assert "glyphs" in preset.options and preset.value == "qwen-image-geneval-512"
+    for name in ("profile", "spot_profile"):
+        assert {gpu.name for gpu in GPUS} <= set(page.selectbox(key=name).options), "which the command counts"
+    assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox(key="trace").options)
+    assert in_grey(page) == ["4", "8", "40", "all that can"], "the cluster says how many, so four and eight"
+    preset.select("glyphs-stale").run()
+    assert in_grey(page) == ["1", "2", "32", "all that can"]
+    assert page.number_input(key="spot_usd").placeholder == "2.51"
+    prices = opened_page(PAGE, {"profile": "H200"}).number_input(key="spot_usd")
+    assert prices.placeholder == "the GPU's"
     assert not any(store.home.path.iterdir()), "looking must not make anything"
 
 
+def in_grey(page: AppTest) -> list[str]:
+    names = ("reserved", "spot", "iterations", "trainers")
+    return [page.number_input(key=name).placeholder for name in names]
+
+
+def test_what_is_left_empty_is_the_preset_s_and_all_reserved_devices_train(store: RunStore, in_process: None):
+    answer = asked_page(reserved=2, futures=1).session_state["what_if"].answer
+    assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (2, 2, 3, 4)
+    page = opened_page(PAGE, {"preset": "smoke"})
+    answer = simulated(page).session_state["what_if"].answer
+    assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (1, 1, 2, 2)
+
+
+def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
+    numbers = {"reserved_usd": 8.0, "spot_usd": 2.0, "loss_rate": 20.0, "futures": 2}
+    first = asked_page(**numbers)
+    assert first.query_params["simulate"] == "1"
+    again = opened_page(PAGE, SMALL_ADDRESS | {name: str(value) for name, value in numbers.items()})
+    assert again.session_state["what_if"].question == first.session_state["what_if"].question
+    assert again.success[0].value == first.success[0].value
+    assert again.dataframe[0].value.equals(first.dataframe[0].value)
+    unknown = opened_page(PAGE, SMALL_ADDRESS | {"profile": "gone"})
+    assert "profile='gone' in the page's address is not here; take it out" in sentences(unknown)
+    assert not unknown.success, "no answer to another question than the link's"
+
+
+def test_the_answer_is_the_command_s_sentence(store: RunStore, in_process: None):
+    page = opened_page(PAGE, SMALL_ADDRESS)
+    [said] = [box.value for box in page.success]
+    assert said == markdown_text(printed("--preset=smoke", "--spot=3", "--iterations=4").partition("\n")[0])
+
+
+def test_without_spot_devices(store: RunStore, in_process: None):
+    page = filled_page(reserved_usd=8.0, futures=1)
+    page.toggle(key="with_spot").set_value(False)
+    page.selectbox(key="spot_profile").select("H100")
+    answer = simulated(page).session_state["what_if"].answer
+    assert " on 1 reserved and 0 spot devices, " in answer["answer"]
+    assert answer["reserved_usd_per_hour"] == 8.0, "the price of spot devices is not asked for"
+
+
+def test_a_goal_in_hours(store: RunStore, in_process: None):
+    page = opened_page(PAGE, {"preset": "smoke", "iterations": "300", "hours": "0.018", "simulate": "1"})
+    [said] = [box.value for box in page.success]
+    assert markdown_text(" spot devices end in 0.018 h: ") in said and said.endswith("and not measured.")
+    command = printed("--preset=smoke", "--reserved=1", "--iterations=300", "--hours=0.018")
+    assert said in markdown_text(command).splitlines()
+    tried = page.dataframe[0].value
+    assert list(tried.columns) == ["spot devices", "time", "dollars"] and len(tried) > 1
+    assert any("- prices: " in one.value for one in page.markdown) and not page.get("plotly_chart")
+    page.number_input(key="spot").set_value(3)
+    assert "leave --spot out" in sentences(simulated(page))
+
+
 def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store: RunStore, in_process: None):
-    page = asked_page(**{"Losses of a device an hour": 20.0})
+    page = asked_page(loss_rate=20.0)
     table = page.dataframe[0].value
     policies = [name.removesuffix(" ★") for name in table["policy"]]
     assert {"reserved", "on-demand", "spot", "spotlight", "critical-path"} <= set(policies)
     assert sum(name.endswith("★") for name in table["policy"]) == 1
-    assert {"time", "dollars", "idle", "losses"} <= set(table.columns)
-    (best,) = page.success
-    assert "is the one to take" in best.value
+    assert {"time", "dollars", "× dollars", "idle", "losses"} <= set(table.columns)
     assert figures(page)["Time"] and figures(page)["Dollars"].startswith("$")
     marked = [part.value for part in [*page.header, *page.subheader, *page.success, *page.markdown]]
     assert [text for text in marked if "badge[" in text] == ["What if :orange-badge[simulated]"]
@@ -117,12 +172,7 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
 
 
 def test_counted_times_are_marked_with_their_range(store: RunStore, in_process: None):
-    page = filled_page()
-    page.selectbox[0].select("sd3.5-ocr-512")
-    number(page, "Iterations").set_value(1)
-    number(page, "Futures").set_value(1)
-    page.button[0].click()
-    ran(page)
+    page = opened_page(PAGE, SMALL_ADDRESS | {"preset": "sd3.5-ocr-512", "iterations": "1", "futures": "1"})
     [said] = [warning.value for warning in page.warning]
     assert said.startswith("Counted from operations and bytes, not measured, in seconds: on H100 step_s ")
     asked = page.session_state["what_if"]
@@ -148,16 +198,15 @@ def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: N
 
 def test_what_cannot_be_is_refused_in_the_command_s_words(store: RunStore, in_process: None):
     page = asked_page()
-    number(page, "Trainers").set_value(9)
-    page.button[0].click()
-    ran(page)
+    page.number_input(key="trainers").set_value(9)
+    simulated(page)
     assert "runtime.trainer\\_workers is 9, above runtime.reserved\\_workers=1" in sentences(page)
     assert not page.dataframe, "an answer to another question is not shown"
 
 
 def test_recorded_runs_are_offered_as_profiles(store: RunStore):
     write_sample_run(store, "recorded", iterations=2)
-    assert "recorded" in opened_page(PAGE, {}).selectbox[1].options
+    assert "recorded" in opened_page(PAGE, {}).selectbox(key="profile").options
 
 
 def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_process: None):
@@ -165,16 +214,15 @@ def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_pro
     trace, prices = page.file_uploader
     trace.set_value(("mine.csv", b"0,add,a\n0,add,b\n9000,remove,b\n", "text/csv"))
     prices.set_value(("ours.csv", PRICES.encode(), "text/csv"))
-    text(page, "Serving fleet").set_value("0.4,0.2,3")
-    page.button[0].click()
-    ran(page)
+    page.text_input(key="serving").set_value("0.4,0.2,3")
+    simulated(page)
     assert sentences(page).startswith("price file prices.csv: prices of zone ''"), (
         "and no path of this machine"
     )
-    text(page, "Zone").set_value("b")
-    page.button[0].click()
-    ran(page)
+    page.text_input(key="zone").set_value("b")
+    simulated(page)
     assert not page.error, sentences(page)
+    assert "simulate" not in page.query_params, "an address holds no files"
     answer = page.session_state["what_if"].answer
     assert answer["spot_usd_per_hour"] == pytest.approx(3.0)
     assert "trace.csv" in answer["market"]
@@ -183,7 +231,7 @@ def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_pro
 
 
 def test_a_question_is_the_command_s_options(tmp_path: Path):
-    assert Question("glyphs").arguments(tmp_path) == ["--preset=glyphs", "--windows=5", "--seed=0"]
+    assert Question("glyphs").arguments(tmp_path) == ["--preset=glyphs"]
     whole = Question(
         "glyphs", reserved=-1, spot=2, trainers=1, iterations=9, reserved_usd=8.0, trace="bamboo-p3",
         notice_s=30.5, profile="--help", seed=3,
@@ -199,12 +247,12 @@ def test_a_question_is_the_command_s_options(tmp_path: Path):
 
 def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     steps: list[tuple[int, int]] = []
-    reply = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))
-    count = len(reply.answer["policies"])
+    answer, trace = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))
+    count = len(answer["policies"])
     assert steps == [(done, 2 * count) for done in range(1, 2 * count + 1)], "two futures"
-    best = next(row for row in reply.answer["policies"] if row["best"])
-    line = read_time_line(best["policy"], reply.trace)
-    assert len(line.ends) == reply.answer["iterations"]
+    best = next(row for row in answer["policies"] if row["best"])
+    line = read_time_line(best["policy"], trace)
+    assert len(line.ends) == answer["iterations"]
     with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars an hour"):
         ask(replace(SMALL, reserved_usd=8.0), store.home.path, lambda done, runs: None)
 
@@ -218,7 +266,8 @@ def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: py
 def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: float) -> dict:
     spread = {"usd": usd, "wall_s": wall_s, **more}
     figures = {name: {"low": value / 2, "median": value, "high": value} for name, value in spread.items()}
-    return {"policy": policy, "summary": f"does {policy}", "best": best, "live": True, **figures}
+    about = {"policy": policy, "summary": f"does {policy}", "evidence": "modelled", "live": True}
+    return {**about, "best": best, **figures}
 
 
 def milestone(share: float, time_s: float, usd: float, unreached: int = 0) -> dict:
@@ -250,7 +299,7 @@ def test_milestones_as_a_table_and_as_numbers():
     ]  # fmt: skip
     figures = milestone_figures(asked)
     assert set(figures["curves"]) == {answer["curves_in_words"]}
-    assert set(figures["evidence"]) == {"simulated"} and figures["usd_median"].tolist() == [1.0, 20.5]
+    assert set(figures["evidence"]) == {"modelled"} and figures["usd_median"].tolist() == [1.0, 20.5]
     assert figures["time_s_learning_low"].tolist() == [30.0, 3600.0]
     none = Asked(Question("glyphs"), {"policies": policies[1:]}, asked.line)
     assert milestone_table(none).empty and milestone_figures(none).empty
@@ -318,7 +367,7 @@ def test_the_ledger_of_a_time_line_sums_to_its_bill():
     }  # fmt: skip
 
 
-def test_the_best_policy_in_words_and_any_number_of_them():
+def test_policies_beside_the_best_and_any_number_of_them():
     rows = [
         row("slow", 300.0, 7200.0),
         row("lean", 100.0, 3600.0, best=True, losses=4),
@@ -326,18 +375,13 @@ def test_the_best_policy_in_words_and_any_number_of_them():
     ]
     line = read_time_line("lean", small_trace())
     asked = Asked(Question("glyphs"), {"policies": rows}, line)
-    text = verdict(asked)
-    assert text.startswith(
-        "**lean is the one to take: $100.00 ($50.00 to $100.00) in 60.0 min (30.0 min to 60.0"
-    )
-    assert text.endswith(
-        "dear (no live run) 1.50 × the dollars and 0.25 × the time; "
-        "slow 3.00 × the dollars and 2.00 × the time."
-    )
-    assert "of 3 policies" in text
+    table = policy_table(asked)
+    assert table["policy"].tolist() == ["slow", "lean ★", "dear (no live run)"]
+    assert table["× dollars"].tolist() == ["3.00", "1.00", "1.50"]
+    assert table["× time"].tolist() == ["2.00", "1.00", "0.25"]
+    assert table["dollars"].tolist()[1] == "$100.00 ($50.00 to $100.00)"
     assert in_words(rows[1], "losses") == "4 (2 to 4)" and "losses" in FIGURES
     figures = policy_figures(asked)
-    assert set(figures["evidence"]) == {"simulated"}
+    assert set(figures["evidence"]) == {"modelled"}
     assert figures.loc[figures["best"], "usd_low"].tolist() == [50.0]
-    alone = Asked(Question("glyphs"), {"policies": [rows[1]]}, line)
-    assert verdict(alone).endswith("**.")
+    assert len(policy_table(Asked(Question("glyphs"), {"policies": [rows[1]]}, line))) == 1

@@ -81,27 +81,17 @@ class Asked:
 
     Attributes:
         answer: JSON object of `spotlight what-if --json`.
-        line: time line that was viewed last.
+        line: time line that was viewed last; None for a goal in hours.
     """
 
     question: Question
     answer: dict[str, Any]
-    line: TimeLine = field(repr=False)
+    line: TimeLine | None = field(repr=False)
 
     @property
     def policies(self) -> list[dict[str, Any]]:
         """The rows of the answer, one per policy; however many there are."""
         return self.answer["policies"]
-
-    @property
-    def evidence(self) -> str:
-        """`counted` where times were counted from operations and bytes, else `simulated`."""
-        return "counted" if self.counted else "simulated"
-
-    @property
-    def counted(self) -> str:
-        """The counted times with their ranges, in words; empty if none was counted."""
-        return self.answer.get("counted_in_words", "")
 
     @property
     def best(self) -> dict[str, Any]:
@@ -156,6 +146,8 @@ def policy_table(asked: Asked) -> pd.DataFrame:
             {
                 "policy": f"{row['policy']} ★" if row["best"] else _named(row),
                 **{heading: in_words(row, name) for name, (heading, _) in FIGURES.items() if name in row},
+                "× time": _times(row, asked.best, "wall_s"),
+                "× dollars": _times(row, asked.best, "usd"),
                 "what it does": row["summary"],
             }
             for row in asked.policies
@@ -169,7 +161,10 @@ def milestone_table(asked: Asked) -> pd.DataFrame:
         [
             {
                 "policy": f"{row['policy']} ★" if row["best"] else _named(row),
-                **{_share(each): _reached(each) for each in row["milestones"]},
+                **{
+                    f"{each['share']:.0%}, a score of {each['score']:.3g}": _reached(each)
+                    for each in row["milestones"]
+                },
                 "learning": _relative(row["milestones"][-1]["time_s"], "learning"),
                 "system": _relative(row["milestones"][-1]["time_s"], "system"),
             }
@@ -183,7 +178,7 @@ def milestone_figures(asked: Asked) -> pd.DataFrame:
     """Return the same as numbers, a row per policy and share; time and dollars have each kind of interval."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": asked.evidence, "curves": asked.answer["curves_in_words"]}
+            {"policy": row["policy"], "evidence": row["evidence"], "curves": asked.answer["curves_in_words"]}
             | {name: each[name] for name in ("share", "score", "run_seeds", "unreached")}
             | {f"iterations_{part}": value for part, value in each["iterations"].items()}
             | {f"{name}_median": each[name]["median"] for name in ("time_s", "usd")}
@@ -203,7 +198,7 @@ def policy_figures(asked: Asked) -> pd.DataFrame:
     """Return the answer as numbers: each figure of a policy as median, lowest and highest of the futures."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": asked.evidence, "best": row["best"], "live": row["live"]}
+            {name: row[name] for name in ("policy", "evidence", "best", "live")}
             | {
                 f"{name}_{part}": value[part]
                 for name, value in row.items()
@@ -227,22 +222,14 @@ def in_words(row: dict[str, Any], name: str) -> str:
     return median if low == high else f"{median} ({low} to {high})"
 
 
-def verdict(asked: Asked) -> str:
-    """Describe the best policy, and the cost of the others relative to it."""
-    best = asked.best
-    text = f"**{best['policy']} is the one to take: {in_words(best, 'usd')} in {in_words(best, 'wall_s')}**"
-    others = sorted((row for row in asked.policies if not row["best"]), key=lambda row: row["usd"]["median"])
-    if not others:
-        return f"{text}."
-    compared = (
-        f"{_named(row)} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
-        for row in others
+def goal_table(asked: Asked) -> pd.DataFrame:
+    """Return the numbers of spot devices that were tried for a goal in hours, each with time and dollars."""
+    return pd.DataFrame(
+        [
+            {"spot devices": row["spot"], "time": in_words(row, "wall_s"), "dollars": in_words(row, "usd")}
+            for row in asked.answer["goal"]["tried"]
+        ]
     )
-    return f"{text}, of {len(asked.policies)} policies. Beside it: {'; '.join(compared)}."
-
-
-def _share(milestone: dict[str, Any]) -> str:
-    return f"{milestone['share']:.0%}, a score of {milestone['score']:.3g}"
 
 
 def _reached(milestone: dict[str, Any]) -> str:
@@ -263,6 +250,6 @@ def _named(row: dict[str, Any]) -> str:
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:
-    """Return the factor to the best policy's figure."""
+    """Return the factor to the best policy's figure; empty if that is zero."""
     least = best[name]["median"]
-    return f"{row[name]['median'] / least:.2f} ×" if least else "no multiple of"
+    return f"{row[name]['median'] / least:.2f}" if least else ""

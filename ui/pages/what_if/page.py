@@ -1,12 +1,11 @@
-"""The page What if: a form, a table of policies, and the time line of any of their simulated runs."""
+"""The page What if: five questions, the answer in a sentence, and all that is behind it, folded."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
@@ -25,17 +24,18 @@ from ui.pages.what_if.data import (
     FIGURES,
     Asked,
     TimeLine,
+    goal_table,
     milestone_figures,
     milestone_table,
     policy_figures,
     policy_table,
     read_time_line,
-    verdict,
 )
 from ui.pages.what_if.form import show_form
-from ui.pages.what_if.question import GPUS, OnStep, ask, ask_time_line
+from ui.pages.what_if.question import GPUS, OnStep, ask
 
 _KEPT = "what_if"  # in the session, which keeps the answer while another page is open
+_LINK = "simulate"  # in the address of an answer
 _SHOWN_ITERATIONS = 3
 
 
@@ -43,26 +43,30 @@ def _show() -> None:
     st.header(f"What if {SIMULATED_BADGE}", anchor=False)
     st.caption(
         "What a run would take and cost on a fleet, by policy, before anything is rented. Every figure on "
-        "this page is simulated; `spotlight what-if` gives the same."
+        "this page is simulated; `spotlight what-if` gives the same. A link to the page keeps your values."
     )
     home = Home.from_environment().path
-    question = show_form(_profiles(home))
-    if question is not None:
-        st.session_state.pop(_KEPT, None)
-        try:
+    try:
+        question, pressed = show_form(_profiles(home))
+        # A link to an answer gives it at once, in a new session.
+        if pressed or (_LINK in st.query_params and _KEPT not in st.session_state):
+            st.session_state[_KEPT] = None
+            st.query_params.pop(_LINK, None)
+            if question.own_trace is None and question.prices is None:  # no address holds files
+                st.query_params[_LINK] = "1"
             with _bar() as on_step:
-                reply = ask(question, home, on_step)
-        except SpotlightError as error:
-            st.error(plain_markdown(str(error)), icon=":material/block:")
-            return
-        best = next(row["policy"] for row in reply.answer["policies"] if row["best"])
-        st.session_state[_KEPT] = Asked(question, reply.answer, read_time_line(best, reply.trace))
+                answer, trace = ask(question, home, on_step)
+            best = next((row["policy"] for row in answer.get("policies", ()) if row["best"]), "")
+            line = read_time_line(best, trace) if trace else None
+            st.session_state[_KEPT] = Asked(question, answer, line)
+    except SpotlightError as error:
+        st.error(plain_markdown(str(error)), icon=":material/block:")
+        return
     asked: Asked | None = st.session_state.get(_KEPT)
     if asked is None:
         st.info("Press Simulate; an answer takes some seconds.", icon=":material/calculate:")
         return
-    _show_answer(asked)
-    _show_time_line(asked, home)
+    _show_answer(asked, home)
 
 
 @contextmanager
@@ -89,10 +93,30 @@ def _profiles(home: Path) -> list[str]:
     return [*carried, *overview["run_id"].tolist()] if not overview.empty else carried
 
 
-def _show_answer(asked: Asked) -> None:
-    st.success(markdown_text(verdict(asked)), icon=":material/star:")
-    if asked.counted:
-        st.warning(markdown_text(asked.counted), icon=":material/straighten:")
+def _show_answer(asked: Asked, home: Path) -> None:
+    st.success(markdown_text(asked.answer["answer"]), icon=":material/star:")
+    if counted := asked.answer.get("counted_in_words"):
+        st.warning(markdown_text(counted), icon=":material/straighten:")
+    if asked.line is None:
+        with st.expander("Numbers of spot devices tried"):
+            st.dataframe(goal_table(asked), hide_index=True)
+            st.caption("Medians, and in parentheses the lowest and highest of the futures.")
+    else:
+        with st.expander("Policies compared"):
+            _show_policies(asked)
+        with st.expander("Time line and ledger of a run"):
+            _show_time_line(asked, asked.line, home)
+    with st.expander("What it rests on"):
+        lines = [f"preset {asked.question.preset}", *asked.answer["basis"]]
+        st.markdown("\n".join(f"- {plain_markdown(line.strip())}" for line in lines))
+    if asked.line is not None:
+        offer_downloads("what-if", {
+            "policies": policy_figures(asked), "milestones": milestone_figures(asked),
+            f"run of {asked.line.policy}": asked.line.by_state(),
+        })  # fmt: skip
+
+
+def _show_policies(asked: Asked) -> None:
     row = st.container(horizontal=True)
     for name, (heading, written) in FIGURES.items():
         if name not in asked.best:
@@ -103,21 +127,19 @@ def _show_answer(asked: Asked) -> None:
             f"{written(figure['low'])} to {written(figure['high'])}",
             f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
         )  # fmt: skip
-    st.subheader("Policies")
     st.dataframe(policy_table(asked), hide_index=True)
     st.caption(
         markdown_text(
             f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
-            "all policies share. ★ least dollars of what a live run can do; of policies within 1 % of them, "
-            "the one with the most drafts. All policies do the same iterations: what exploration is worth "
-            "to learning is not in the table."
+            "all policies share; × compares with the best. ★ least dollars of what a live run can do; of "
+            "policies within 1 % of them, the one with the most drafts. All policies do the same iterations: "
+            "what exploration is worth to learning is not in the table."
         )
     )
     _show_milestones(asked)
     for sentence in asked.answer.get("conclusions", ()):
         st.markdown(markdown_text(sentence))
     st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
-    _show_basis(asked)
 
 
 def _show_milestones(asked: Asked) -> None:
@@ -138,46 +160,16 @@ def _show_milestones(asked: Asked) -> None:
     )
 
 
-def _show_basis(asked: Asked) -> None:
-    """Show the basis of the answer: devices, prices, market, and the evidence of the profile."""
-    answer = asked.answer
-    profile = answer["profile"]
-    lines = [
-        f"preset {asked.question.preset}: {answer['iterations']:,} iterations on {answer['reserved']} "
-        f"reserved devices, {answer['trainers']} of which train, and {answer['spot']} spot devices",
-        f"prices: {answer['prices']}",
-        f"spot: {answer['market']}",
-        *_profile_lines(profile, "profile"),
-        *(_profile_lines(profile["spot"], "on spot devices") if profile.get("spot") else []),
-        *([answer["curves_in_words"]] if answer["curves_in_words"] else []),
-    ]
-    with st.expander("What it rests on", expanded=True):
-        st.markdown("\n".join(f"- {plain_markdown(line)}" for line in lines))
-
-
-def _profile_lines(profile: Mapping[str, Any], called: str) -> list[str]:
-    """Describe the workload of a profile, and the source of its figures."""
-    evidence: dict[str, list[str]] = {}
-    for name, figure in profile.items():
-        if isinstance(figure, dict) and "evidence" in figure:
-            evidence.setdefault(figure["evidence"], []).append(name)
-    said = [f"{kind}: {', '.join(names)}" for kind, names in evidence.items()]
-    return [f"{called} {profile['name']}: {profile['summary']}", *said]
-
-
-def _show_time_line(asked: Asked, home: Path) -> None:
-    st.subheader("Time line")
+def _show_time_line(asked: Asked, line: TimeLine, home: Path) -> None:
     names = [row["policy"] for row in asked.policies]
-    chosen = st.selectbox("Policy", names, index=names.index(asked.line.policy)) or asked.line.policy
-    if chosen != asked.line.policy:
+    chosen = st.selectbox("Policy", names, index=names.index(line.policy)) or line.policy
+    if chosen != line.policy:
         try:
             with _bar() as on_step:
-                text = ask_time_line(asked.question, chosen, home, on_step)
+                line = asked.line = read_time_line(chosen, ask(asked.question, home, on_step, chosen)[1])
         except SpotlightError as error:
             st.error(plain_markdown(str(error)), icon=":material/block:")
             return
-        asked.line = read_time_line(chosen, text)
-    line = asked.line
     last = len(line.ends)
     first, last = st.slider("Iterations", 0, last, (1, min(_SHOWN_ITERATIONS, last)))
     course = line.course(first, last)
@@ -194,10 +186,6 @@ def _show_time_line(asked: Asked, home: Path) -> None:
         help="The whole run, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
     _show_ledger(line)
-    offer_downloads("what-if", {
-        "policies": policy_figures(asked), "milestones": milestone_figures(asked),
-        f"run of {line.policy}": line.by_state(),
-    })  # fmt: skip
 
 
 def _show_ledger(line: TimeLine) -> None:

@@ -37,6 +37,7 @@ class Question:
     Attributes:
         preset: the workload.
         reserved, spot, trainers, iterations: numbers of devices, and length.
+        hours: time in which the run is to end, for which the command finds the number of spot devices.
         reserved_usd, spot_usd: dollars per hour and device.
         trace: name of a recorded trace of `trace_names`; empty for drawn traces.
         own_trace: the visitor's trace in place of that: a CSV file's content.
@@ -59,6 +60,7 @@ class Question:
     spot: int | None = None
     trainers: int | None = None
     iterations: int | None = None
+    hours: float | None = None
     reserved_usd: float | None = None
     spot_usd: float | None = None
     trace: str = ""
@@ -67,8 +69,8 @@ class Question:
     notice_s: float | None = None
     profile: str = ""
     spot_profile: str = ""
-    futures: int = 5
-    seed: int = 0
+    futures: int | None = None
+    seed: int | None = None
     degree: str = ""
     per_instance: int | None = None
     own_trace: bytes | None = None
@@ -87,7 +89,7 @@ class Question:
         prices = (self.reserved_usd, self.spot_usd)
         named = {
             "preset": self.preset, "reserved": self.reserved, "spot": self.spot, "trainers": self.trainers,
-            "iterations": self.iterations,
+            "iterations": self.iterations, "hours": self.hours,
             "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
             "trace": trace if self.own_trace is None else _written(folder / "trace.csv", self.own_trace),
             "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
@@ -101,60 +103,36 @@ class Question:
         return [f"--{name}={_plain(value)}" for name, value in named.items() if value is not None]
 
 
-@dataclass(frozen=True)
-class Reply:
-    """The reply of the command.
-
-    Attributes:
-        answer: JSON object.
-        trace: a time line as the text of a Chrome trace.
-    """
-
-    answer: dict[str, Any]
-    trace: str
-
-
 def trace_names() -> list[str]:
     """Return the names of the recorded traces that ship with the project."""
     return sorted(path.stem for path in _TRACES.glob("*.csv"))
 
 
-def ask(question: Question, home: Path, on_step: OnStep) -> Reply:
-    """Return the command's answer, with the time line of the best policy.
+def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tuple[dict[str, Any], str]:
+    """Return the command's JSON object, and a policy's run in the first future as a Chrome trace.
+
+    A goal in hours has no such run: the text is empty.
 
     Args:
         question: question to answer.
         home: home that holds recorded runs.
         on_step: callback after each simulated run.
+        policy: policy of that run, with which one future is simulated; empty for the best one.
 
     Raises:
         ConfigurationError: the question was refused, in the command's words.
         RuntimeFailure: the command failed, or took too long.
     """
-    return _asked(question, [], home, on_step)
-
-
-def ask_time_line(question: Question, policy: str, home: Path, on_step: OnStep) -> str:
-    """Return the time line of a policy, in the first future of the question, as the text of a Chrome trace.
-
-    Args:
-        question, home, on_step: as for `ask`.
-        policy: name of the policy.
-
-    Raises:
-        ConfigurationError, RuntimeFailure: as for `ask`.
-    """
-    return _asked(question, [f"--policy={policy}"], home, on_step, futures=1).trace
-
-
-def _asked(
-    question: Question, more: list[str], home: Path, on_step: OnStep, futures: int | None = None
-) -> Reply:
     with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder) / "time-line.json"
+        options = question.arguments(Path(folder), 1 if policy else None)
+        options += [] if question.hours is not None else [f"--timeline={drawn}"]
+        options += [f"--policy={policy}"] if policy else []
         try:
-            return _run([*question.arguments(Path(folder), futures), *more], home, on_step)
+            answer = _run(options, home, on_step)
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace(f"{folder}/", "")) from error
+        return answer, drawn.read_text("utf-8") if drawn.exists() else ""
 
 
 def _written(path: Path, content: bytes) -> Path:
@@ -162,17 +140,15 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
-    with tempfile.TemporaryDirectory() as folder:
-        drawn, answered = Path(folder) / "time-line.json", Path(folder) / "answer.json"
-        command = python_command("-m", "flows.cli.command_line", "what-if", *arguments)
-        with answered.open("wb") as output:
-            process = subprocess.Popen(
-                [*command, "--json", "--progress", f"--timeline={drawn}"],
-                cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home)},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
-                text=True, encoding="utf-8", errors="replace",
-            )  # fmt: skip
+def _run(options: list[str], home: Path, on_step: OnStep) -> dict[str, Any]:
+    """Return the JSON object with which a process of the command answers; its last arguments as for `ask`."""
+    command = python_command("-m", "flows.cli.command_line", "what-if", *options, "--json", "--progress")
+    with tempfile.TemporaryFile() as answered:
+        process = subprocess.Popen(
+            command, cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home)},
+            stdin=subprocess.DEVNULL, stdout=answered, stderr=subprocess.PIPE,
+            text=True, encoding="utf-8", errors="replace",
+        )  # fmt: skip
         late = threading.Event()
 
         def end() -> None:
@@ -190,7 +166,8 @@ def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
             process.kill()
             process.wait()
         if code == 0:
-            return Reply(json.loads(answered.read_text("utf-8")), drawn.read_text("utf-8"))
+            answered.seek(0)
+            return json.load(answered)
     if late.is_set():
         raise RuntimeFailure(
             f"the answer took longer than {_LIMIT_S:g} s and was ended; ask for fewer iterations or futures"

@@ -1,0 +1,1 @@
+"""Faults planted in the code, and the tests that notice them."""

@@ -81,8 +81,8 @@ def headline(result: Result | None) -> str:
         "images_per_s_compiled": "{images_per_s_compiled:.1f} compiled",
         "train_samples_per_s": "and trains on {train_samples_per_s:.1f}",
     }  # fmt: skip
-    told = [text.format(**found) for name, text in sentences.items() if found.get(name)]
-    return f"On one {found['device']}: {', '.join(told)}.\n"
+    parts = [text.format(**found) for name, text in sentences.items() if found.get(name)]
+    return f"On one {found['device']}: {', '.join(parts)}.\n"
 
 
 def _figures(result: Result) -> dict[str, Any]:

@@ -108,10 +108,8 @@ def resume(
         limits = [f"{name}={value}" for name, value in given.items() if value is not None]
         config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits)
         look_at_inputs(config)
-        if limits:
-            RunStore(home).set_limits(run_id, config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
-        return post_train_under_server(home, run_id, config)
+        return post_train_under_server(home, run_id, config, new_limits=bool(limits))
 
 
 @output_may_fail()
@@ -321,7 +319,9 @@ def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
     return (preset or "") if run_id is None else RunStore(home).run(run_id).environment.get(PRESET, "")
 
 
-def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, Any]:
+def post_train_under_server(
+    home: Home, run_id: str, config: RunConfig, preset: str = "", new_limits: bool = False
+) -> dict[str, Any]:
     """Do the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
@@ -329,9 +329,10 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: 
         run_id: the run, new or to resume.
         config: checked settings.
         preset: preset that a new run's settings come from; empty for none.
+        new_limits: True to record the settings' iterations and budget first, once all checks have passed.
 
     Raises:
-        SpotlightError: the run failed.
+        SpotlightError: the run was refused by a check, or failed.
     """
     from tasks.checks.early_check import start_early
 
@@ -342,14 +343,18 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: 
     from flows.server.prefect_server import prefect_server
 
     store = RunStore(home)
-    RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
-    with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
+    with (
+        RunLog(home, run_id).of_start(),
+        prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url,
+    ):
         from flows.post_train import post_train
         from flows.process.cancellation import cancellable
 
         try:
             close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
+            if new_limits:  # they reopen a finished run
+                store.set_limits(run_id, config)
             with cancellable(run_id):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id, preset)
         except httpx.HTTPError as error:

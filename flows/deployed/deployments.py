@@ -51,11 +51,11 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             config = start.new_configuration(form.preset, _settings(form))
             run_id = start.free_run_id(store, config, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
-        RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
-        run_preflight(config)
-        close_orphaned_flow_runs([run_id])
-        name_flow_run(run_id)
-        result = _function("flows.post_train", "train_run")(config, run_id, form.preset)
+        with RunLog(home, run_id).of_start():
+            run_preflight(config)
+            close_orphaned_flow_runs([run_id])
+            name_flow_run(run_id)
+            result = _function("flows.post_train", "train_run")(config, run_id, form.preset)
         show_result(result)
     return result
 

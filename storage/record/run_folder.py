@@ -100,6 +100,16 @@ class RunFolder:
             write_json(self.path / RUN_FILE, identity)
             return True
 
+    def remove_log_without_run(self) -> None:
+        """Delete the log if there is no run, and the folder unless it holds more.
+
+        Raises:
+            OSError: the disk refuses, or the folder is not empty.
+        """
+        if not self.exists:
+            (self.path / EVENTS_FILE).unlink(missing_ok=True)
+            self.path.rmdir()
+
     def identity(self) -> dict[str, Any]:
         """Return the content of run.json.
 

@@ -48,6 +48,16 @@ class RunLog:
         self._append("started", pid=pid, process_started_at=process_start_s(pid))
         self._append("begin", message=START)
 
+    @contextmanager
+    def of_start(self) -> Iterator[None]:
+        """Show the run as starting, seconds before it has a row; a start that is refused leaves no folder."""
+        self.starting()
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self._folder.remove_log_without_run()
+
     def ready(self) -> None:
         """Record that everything that a run needs has started."""
         self._append("end", message=START)
@@ -143,7 +153,7 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
     for line in _last_lines(home.run(run_id) / EVENTS_FILE):
         if (message := log.message(line)) is not None:
             found.append(message)
-    return Activity(log.pid, log.process_started_at, log.phases, tuple(found[-messages:]))
+    return Activity(log.pid, log.process_started_at, log.phases, tuple(found[-messages:] if messages else ()))
 
 
 class LogLines:

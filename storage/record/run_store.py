@@ -343,8 +343,8 @@ class RunStore:
 
 def bare_folders(home: Home) -> str:
     """Return the problem with folders of runs that do not describe their run; empty if there is none."""
-    # A host that only has workers of a run holds the history that they write; a run that was refused at its
-    # start leaves a log.
+    # A host that only has workers of a run holds the history that they write; a start that was killed
+    # leaves a log.
     bare = [
         run_id
         for run_id in home.run_ids()

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from flows import start
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, ServerError
 from storage.evaluations.reproductions import reference_of
 from storage.home import Home
 from storage.record.records import JUDGE_USD, StateInterval
@@ -120,10 +120,15 @@ def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_aga
 
 def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     passed: list[RunConfig] = []
+
+    def go_on(home: Home, run_id: str, config: RunConfig, *, new_limits: bool) -> dict[str, Any]:
+        assert new_limits
+        passed.append(config)
+        store.set_limits(run_id, config)
+        return {}
+
     monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
-    monkeypatch.setattr(
-        start, "post_train_under_server", lambda home, run_id, config: passed.append(config) or {}
-    )
+    monkeypatch.setattr(start, "post_train_under_server", go_on)
     begun(store, 2, usd=0.25)
     store.set_status("r", "finished", "budget.usd is 0.25: N above 0.32")
     with pytest.raises(ConfigurationError, match=r"'r' ended early: budget.usd is 0.25: N above 0.32"):
@@ -148,6 +153,21 @@ def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: p
         start.resume("r")
     start.resume("r", budget_usd=0)
     assert passed[1].budget.usd == 0, "no limit from now on"
+
+
+def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")  # nothing answers there
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
+    begun(store, 2)
+    store.set_summary("r", {"score_after": 0.5})
+    store.set_status("r", "finished")
+    before = store.run("r")
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        start.resume("r", iterations=9)
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        start.train("smoke", run_id="other")
+    assert store.run("r") == before
+    assert store.home.run_ids() == ["r"]
 
 
 def test_a_run_that_ended_early_is_reproduced_as_far_as_it_went(store: RunStore):

@@ -198,7 +198,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
     """Runs that passed all checks, with their configuration; nothing is started."""
     passed: list[tuple[str, RunConfig]] = []
 
-    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, str]:
+    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "", **_: bool) -> dict[str, str]:
         passed.append((run_id, config))
         return {"run_id": run_id}
 

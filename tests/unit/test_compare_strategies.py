@@ -168,8 +168,12 @@ class _Runs:
         monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
         monkeypatch.setattr(start, "post_train_under_server", self._train)
 
-    def _train(self, home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, str]:
+    def _train(
+        self, home: Home, run_id: str, config: RunConfig, preset: str = "", new_limits: bool = False
+    ) -> dict[str, str]:
         store = RunStore(home)
+        if new_limits:
+            store.set_limits(run_id, config)
         self.began.append((run_id, config.iterations))
         if any(row.run_id == run_id for row in store.runs()):
             store.resume_run(run_id, os.getpid())

@@ -44,7 +44,7 @@ def begun(monkeypatch: pytest.MonkeyPatch, presets: list[str]) -> list[tuple[str
     """Runs that passed the checks of their settings, with these; nothing is started."""
     passed: list[tuple[str, RunConfig]] = []
 
-    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, Any]:
+    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "", **_: bool) -> dict[str, Any]:
         passed.append((run_id, config))
         presets.append(preset)
         return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5, "cost_usd": 1.5}

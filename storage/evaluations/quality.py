@@ -166,24 +166,31 @@ class AlarmCourse:
     Attributes:
         alarms: number of evaluations that raised the alarm.
         sounding: True if the newest evaluation did.
-        sound: iteration of the newest evaluation that did not; 0 is the untouched model.
+        sound: iteration of the newest evaluation without an alarm or a collapse of the score; 0 is the
+            untouched model.
         returned_to: that iteration, once an alarm has led back to it; None before.
-        alarm_at: iteration of the newest evaluation that raised the alarm; 0 before.
+        unsound: iteration of the newest evaluation with either; 0 before.
     """
 
     alarms: int = 0
     sounding: bool = False
     sound: int = 0
     returned_to: int | None = None
-    alarm_at: int = 0
+    unsound: int = 0
 
-    def after(self, iteration: int, is_hacking: bool) -> AlarmCourse:
-        """Return the course after another evaluation and the response to it."""
+    def after(self, iteration: int, is_hacking: bool, has_collapsed: bool = False) -> AlarmCourse:
+        """Return the course after another evaluation and the response to it.
+
+        Args:
+            iteration: iteration of the evaluation.
+            is_hacking: True if it raised the alarm.
+            has_collapsed: True if its score is clearly below that of the last sound evaluation.
+        """
+        if not is_hacking and has_collapsed:
+            return replace(self, sounding=False, unsound=iteration)
         if not is_hacking:
             return replace(self, sounding=False, sound=iteration, returned_to=None)
-        return replace(
-            self, alarms=self.alarms + 1, sounding=True, returned_to=self.sound, alarm_at=iteration
-        )
+        return replace(self, alarms=self.alarms + 1, sounding=True, returned_to=self.sound, unsound=iteration)
 
     def kl_weight(self, config: RunConfig) -> float:
         """Return the weight of the KL with `evaluation.on_alarm=kl`: each alarm doubles it."""

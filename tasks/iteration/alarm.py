@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from storage.errors import HackingError
-from storage.evaluations.quality import QualityVerdict, quality_verdict
+from storage.evaluations.quality import SCORE, QualityVerdict, figure_changes, quality_verdict
 from storage.record.queries.images import paired_figures
 from storage.record.results import evaluated_iterations
 from tasks.iteration.session import Session
@@ -32,9 +32,10 @@ def take_up(session: Session) -> None:
     """Restore the alarm state of a resumed run from its evaluations before the last finished iteration."""
     recorded = evaluated_iterations(session.store.records, session.run_id)
     before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
-    for iteration in before if session.config.evaluation.on_alarm in ("kl", "rollback") else before[-1:]:
+    for iteration in before[-1:] if session.config.evaluation.on_alarm == "warn" else before:
         verdict = _verdict(session, iteration)
-        session.alarm = session.alarm.after(iteration, verdict is not None and verdict.is_hacking)
+        is_hacking = verdict is not None and verdict.is_hacking
+        session.alarm = session.alarm.after(iteration, is_hacking, _has_collapsed(session, iteration))
     if session.config.evaluation.on_alarm == "kl" and session.alarm.alarms:
         session.runtime.set_kl_weight(session.alarm.kl_weight(session.config))
 
@@ -56,9 +57,10 @@ def answer(session: Session, iteration: int) -> Answer:
         return Answer()
     verdict, before = _verdict(session, iteration), session.alarm
     is_hacking = verdict is not None and verdict.is_hacking
-    session.alarm = before.after(iteration, is_hacking)
+    session.alarm = before.after(iteration, is_hacking, _has_collapsed(session, iteration))
     if verdict is None or not is_hacking:
-        if session.config.evaluation.on_alarm in ("rollback", "stop"):
+        is_sound = session.alarm.sound == iteration
+        if is_sound and session.config.evaluation.on_alarm in ("rollback", "stop"):
             _pin(session, iteration)
         return Answer()
     message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
@@ -110,9 +112,9 @@ def _end(session: Session, message: str, why: str) -> HackingError:
 
 
 def _pin(session: Session, iteration: int) -> None:
-    """Keep the newest checkpoint that a sound evaluation vouches for, that is, before any alarm."""
+    """Keep the newest checkpoint that a sound evaluation vouches for: no unsound one came after it."""
     known = session.checkpoints.iterations()
-    saved = [number for number in known if session.alarm.alarm_at < number <= iteration]
+    saved = [number for number in known if session.alarm.unsound < number <= iteration]
     if saved:
         session.checkpoints.pin(saved[-1])
 
@@ -120,6 +122,14 @@ def _pin(session: Session, iteration: int) -> None:
 def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
     with session.store.records.reading(session.run_id) as connection:
         return quality_verdict(paired_figures(connection, session.run_id, iteration))
+
+
+def _has_collapsed(session: Session, iteration: int) -> bool:
+    """Return True if the score is clearly below that of the last sound evaluation."""
+    sound = session.alarm.sound
+    with session.store.records.reading(session.run_id) as connection:
+        pairs = paired_figures(connection, session.run_id, iteration, sound or None)
+    return any(change.high < 0 for change in figure_changes(pairs, [SCORE]))
 
 
 def _note(session: Session, kind: str, message: str) -> str:

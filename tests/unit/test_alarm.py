@@ -55,19 +55,20 @@ class Run:
             alarm=AlarmCourse(), first_iteration=first_iteration, next_plan="drafted",
         )  # fmt: skip
 
-    def evaluate(self, iteration: int, distance: float, saves: bool = True) -> alarm.Answer:
+    def evaluate(
+        self, iteration: int, distance: float, saves: bool = True, score: float = 0.5
+    ) -> alarm.Answer:
         """An iteration's checkpoint and evaluation, answered."""
         if saves:
             self.checkpoints.save(iteration, {"n": str(iteration).encode()}, {})
-        self._evaluated(iteration, distance)
+        self._evaluated(iteration, distance, score)
         return answer(self.session, iteration)
 
     def events(self) -> list[tuple[str, str]]:
         with self.store.records.reading() as connection:
             return connection.execute("SELECT kind, message FROM events ORDER BY event_id").fetchall()
 
-    def _evaluated(self, iteration: int, distance: float) -> None:
-        score = 0.5 if iteration else 0.25
+    def _evaluated(self, iteration: int, distance: float, score: float = 0.25) -> None:
         images = [
             EvaluationImage(
                 place, f"p{place}", 0, score, False, "", None,
@@ -148,6 +149,22 @@ def test_a_checkpoint_that_an_alarm_has_followed_is_not_returned_to(tmp_path: Pa
     run.evaluate(30, SOUND, saves=False)  # the newest checkpoint is still the hacked one
     assert run.evaluate(40, HACKED, saves=False).returned
     assert run.session.runtime.asked == [b"10", b"10"]
+
+
+@pytest.mark.parametrize("on_alarm", ["rollback", "stop"])
+def test_the_checkpoint_before_a_collapse_of_the_score_is_kept(tmp_path: Path, on_alarm: str):
+    run = Run(tmp_path, on_alarm)
+    run.evaluate(10, SOUND)
+    for iteration, score in ((20, 0.3), (30, 0.1), (40, 0.1)):
+        run.evaluate(iteration, SOUND, score=score)
+    run.evaluate(50, SOUND, saves=False)  # the newest checkpoint is still a collapsed one
+    assert run.checkpoints.pinned == 10 and 10 in run.checkpoints.iterations()
+    again = run.opened(51)
+    take_up(again)
+    answer(again, 50)
+    assert again.alarm == run.session.alarm
+    run.evaluate(60, SOUND)
+    assert run.checkpoints.pinned == 60
 
 
 def test_nothing_sound_to_return_to_ends_the_run(tmp_path: Path):

@@ -132,18 +132,21 @@ def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     return wide.rename_axis(columns=None)
 
 
-def paired_figures(connection: RecordConnection, run_id: str, iteration: int | None = None) -> pd.DataFrame:
-    """Return the figures of held-out images before training and now, same prompts and seeds, with the score.
+def paired_figures(
+    connection: RecordConnection, run_id: str, iteration: int | None = None, before: int | None = None
+) -> pd.DataFrame:
+    """Return the figures of held-out images of two evaluations, same prompts and seeds, with the score.
 
     Columns: prompt_id, prompt (its text), seed_index, name, before, after.
 
     Args:
-        iteration: iteration of the current evaluation; None for the latest.
+        iteration: iteration of the later evaluation; None for the latest.
+        before: iteration of the earlier one; None for the first.
     """
     return connection.execute(
         """
         WITH ends AS (
-            SELECT min(iteration) AS first, coalesce($iteration::INTEGER, max(iteration)) AS latest
+            SELECT coalesce($before::INTEGER, min(iteration)) AS first, coalesce($iteration::INTEGER, max(iteration)) AS latest
             FROM evaluations WHERE run_id = $run
         ),
         figures AS (
@@ -161,5 +164,5 @@ def paired_figures(connection: RecordConnection, run_id: str, iteration: int | N
         WHERE ends.first < ends.latest
         ORDER BY b.name, b.prompt_id, b.seed_index
         """,
-        {"run": run_id, "iteration": iteration},
+        {"run": run_id, "iteration": iteration, "before": before},
     ).df()

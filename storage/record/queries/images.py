@@ -146,7 +146,8 @@ def paired_figures(
     return connection.execute(
         """
         WITH ends AS (
-            SELECT coalesce($before::INTEGER, min(iteration)) AS first, coalesce($iteration::INTEGER, max(iteration)) AS latest
+            SELECT coalesce($before::INTEGER, min(iteration)) AS first,
+                coalesce($iteration::INTEGER, max(iteration)) AS latest
             FROM evaluations WHERE run_id = $run
         ),
         figures AS (

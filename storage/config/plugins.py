@@ -164,9 +164,12 @@ def _module_of_file(path: str) -> ModuleType:
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None, "its name ends in .py"
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[name] = module
+        sys.modules[name] = importlib.util.module_from_spec(spec)  # a dataclass looks its module up there
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]
+            raise
     return sys.modules[name]
 
 

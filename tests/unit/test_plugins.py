@@ -406,3 +406,17 @@ def test_an_option_of_an_earlier_run_is_changed_alone():
     assert (
         load_config(None, [], {"SPOTLIGHT_REWARD__OPTIONS__QUEUE": "5"}, earlier).reward.options["queue"] == 5
     )
+
+
+def test_a_file_may_define_dataclasses_with_postponed_annotations(tmp_path: Path):
+    file = tmp_path / "made.py"
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    file.write_text(head + "raise RuntimeError('not yet')\n")
+    with pytest.raises(ConfigurationError, match="not yet"):
+        _things().find(f"{file}:thing")
+    file.write_text(head + "@dataclass\nclass Thing:\n    size: int = 3\nthing = Thing().size\n")
+    assert _things().find(f"{file}:thing") == 3
+
+
+def _things() -> Registry[int]:
+    return Registry("a.thing", int, "spotlight.made_up", {})

@@ -18,7 +18,9 @@ they did not reach.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from prefect import flow
@@ -103,11 +105,7 @@ def train_run(
         raise
     finally:
         guard.close()
-    store.compact(run_id)
-    session.finish_mirror()
-    if config.tracking.to:
-        reporter().note(f"sending the result to {', '.join(config.tracking.to)}")
-    session.finish_readers()
+    _finish(partial(store.compact, run_id), session.finish_mirror, partial(_finish_readers, session))
     return summary
 
 
@@ -115,6 +113,24 @@ post_train = flow(name="post-train", validate_parameters=True, persist_result=Fa
     crashes_with_its_cluster(train_run)
 )
 """`train_run` as a separate flow; a flow that does a run calls the function."""
+
+
+def _finish(*steps: Callable[[], None]) -> None:
+    """Do the last steps of a finished run, each even if one before it fails; raise the first failure."""
+    failures: list[Exception] = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - of any library; it is raised after the other steps
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _finish_readers(session: Session) -> None:
+    if to := session.config.tracking.to:
+        reporter().note(f"sending the result to {', '.join(to)}")
+    session.finish_readers()
 
 
 def _start_of_devices(config: RunConfig) -> str:

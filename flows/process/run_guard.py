@@ -16,6 +16,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +55,8 @@ class RunGuard:
         self._write(_ORDERLY)
         stream = self._process.stdin
         assert stream is not None
-        stream.close()
+        with suppress(BrokenPipeError):  # the buffer still holds what `_write` could not send
+            stream.close()
         self._process.wait()
 
     def _write(self, content: bytes) -> None:

@@ -39,6 +39,11 @@ match sys.stdin.readline().strip():
             process.wait()
             sys.stdin.readline()
         os._exit(1)
+    case "guard":
+        guard._process.kill()
+        guard._process.wait()
+        store.set_status("r", "finished")
+        guard.close()
     case "out of memory":
         os.kill(os.getpid(), 9)
 for process in (first, second):
@@ -78,6 +83,11 @@ def test_an_orderly_end_is_left_as_it_is(home):
     assert run(home, "orderly") == (0, "")
     row = RunStore(home).run("r")
     assert (row.status, row.error) == ("failed", "why")
+
+
+def test_an_orderly_end_without_the_guard_is_one_too(home):
+    assert run(home, "guard") == (0, "")
+    assert RunStore(home).run("r").status == "finished"
 
 
 def test_what_ended_first_is_named(home):

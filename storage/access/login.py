@@ -19,6 +19,7 @@ LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
 
 _TEXTS = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
 _KEYS = (*_TEXTS, "allow")
+_OPTIONAL = ("trust_email", "client_kwargs")
 _CALLBACK = "/oauth2callback"
 _SECRET_LENGTH = 32
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -35,6 +36,8 @@ class Login:
         server_metadata_url: address of the provider's metadata.
         allow: addresses that may enter, such as `ada@example.org` or `*@example.org`; `*` is any user of the
             provider.
+        trust_email: True for a provider that does not say if it has verified an address, and whose addresses
+            can be trusted.
         client_kwargs: further parameters for the provider, as in Streamlit's documentation.
     """
 
@@ -44,6 +47,7 @@ class Login:
     client_secret: str
     server_metadata_url: str
     allow: tuple[str, ...]
+    trust_email: bool = False
     client_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -82,13 +86,16 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
     return _checked(values, str(file) if named or file.exists() else "the environment")
 
 
-def refusal(user: Mapping[str, Any], allow: tuple[str, ...], now_s: float) -> str | None:
+def refusal(
+    user: Mapping[str, Any], allow: tuple[str, ...], now_s: float, trust_email: bool = False
+) -> str | None:
     """Return why a user may not see the dashboard; None for a permitted user.
 
     Args:
         user: claims that Streamlit keeps of the identity token, whose expiry it never checks again.
         allow: as in `Login`.
         now_s: current time, in Unix seconds.
+        trust_email: as in `Login`.
     """
     if user.get("is_logged_in") is not True:
         return "Log in to see the runs."
@@ -102,8 +109,12 @@ def refusal(user: Mapping[str, Any], allow: tuple[str, ...], now_s: float) -> st
         return None
     if not address:
         return "The provider did not give an e-mail address; log in with another account."
-    if user.get("email_verified") is False:
-        return f"The provider has not verified {address}; log in with another account."
+    verified = user.get("email_verified", trust_email)
+    if verified is not True and verified != "true":  # some providers send text
+        return (
+            f"The provider does not say that it has verified {address}; log in with another account, or set "
+            "trust_email in login.toml if its addresses can be trusted."
+        )
     if not any(fnmatchcase(address, pattern.lower()) for pattern in allow):
         return f"{address} may not see this dashboard; log in with another account."
     return None
@@ -122,10 +133,10 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any], source: str) -> Login:
-    unknown = sorted(set(values) - {*_KEYS, "client_kwargs"})
+    unknown = sorted(set(values) - {*_KEYS, *_OPTIONAL})
     if unknown:
         raise ConfigurationError(
-            f"the login of {source} has {unknown[0]!r}; it takes {', '.join(_KEYS)} and client_kwargs"
+            f"the login of {source} has {unknown[0]!r}; it takes {', '.join([*_KEYS, *_OPTIONAL])}"
         )
     missing = [key for key in _KEYS if not values.get(key)]
     if missing:
@@ -137,6 +148,9 @@ def _checked(values: Mapping[str, Any], source: str) -> Login:
         if not isinstance(values[key], str):
             raise ConfigurationError(f"{key} of {source} must be text, not {values[key]!r}")
     allow, kwargs = values["allow"], values.get("client_kwargs", {})
+    trust_email = values.get("trust_email", False)
+    if not isinstance(trust_email, bool):
+        raise ConfigurationError(f"trust_email of {source} must be true or false, not {trust_email!r}")
     if not isinstance(allow, list) or not all(isinstance(one, str) and one.strip() for one in allow):
         raise ConfigurationError(f'allow of {source} must be a list of addresses, as in ["ada@example.org"]')
     if not isinstance(kwargs, dict):
@@ -150,7 +164,8 @@ def _checked(values: Mapping[str, Any], source: str) -> Login:
             f"cookie_secret of {source} has {len(values['cookie_secret'])} characters, and needs "
             f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
         )
-    return Login(**{key: values[key] for key in _TEXTS}, allow=tuple(allow), client_kwargs=kwargs)
+    texts = {key: values[key] for key in _TEXTS}
+    return Login(**texts, allow=tuple(allow), trust_email=trust_email, client_kwargs=kwargs)
 
 
 def _check_address(address: str, key: str, source: str) -> None:

@@ -14,7 +14,7 @@ from storage.home import Home
 from tests.sample_login import LOGIN, write_login
 
 NOW_S = 1_000_000.0
-ADA = {"is_logged_in": True, "email": "ada@example.org", "exp": NOW_S + 1}
+ADA = {"is_logged_in": True, "email": "ada@example.org", "exp": NOW_S + 1, "email_verified": True}
 
 
 def test_a_home_without_a_login_has_none(tmp_path: Path):
@@ -66,6 +66,7 @@ def test_half_a_login_is_refused(tmp_path: Path, key: str):
         ("client_id", 7, "client_id of .* must be text, not 7"),
         ("allow", ["ada@example.org", 3], "allow of .* must be a list of addresses"),
         ("client_kwargs", ["prompt"], "client_kwargs of .* must be a table"),
+        ("trust_email", "yes", "trust_email of .* must be true or false"),
         ("alow", ["ada@example.org"], "has 'alow'; it takes redirect_uri"),
     ],
 )
@@ -95,7 +96,7 @@ def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
         ({}, None),
         ({"email": "ADA@Example.org"}, None),
         ({"email": "emmy@math.example.org"}, None),
-        ({"email_verified": True}, None),
+        ({"email_verified": "true"}, None),
         ({"is_logged_in": False}, "Log in to see"),
         ({"is_logged_in": "yes"}, "Log in to see"),
         ({"exp": NOW_S}, "expired"),
@@ -105,7 +106,9 @@ def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
         ({"exp": True}, "did not say when"),
         ({"exp": "tomorrow"}, "did not say when"),
         ({"email": None}, "did not give an e-mail address"),
-        ({"email_verified": False}, "has not verified"),
+        ({"email_verified": False}, "has verified"),
+        ({"email_verified": "false"}, "does not say that it has verified ada@example.org"),
+        ({"email_verified": None}, "does not say that it has verified"),
         ({"email": "eve@example.org"}, "eve@example.org may not see"),
         ({"email": "eve@math.example.org.evil.example"}, "may not see"),
     ],
@@ -113,6 +116,14 @@ def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
 def test_who_may_look(change: dict[str, Any], reason: str | None):
     said = refusal(ADA | change, tuple(LOGIN["allow"]), NOW_S)
     assert said is None if reason is None else reason in (said or "")
+
+
+def test_a_provider_without_the_claim_must_be_trusted_by_a_setting():
+    user = {name: value for name, value in ADA.items() if name != "email_verified"}
+    allow = tuple(LOGIN["allow"])
+    assert "set trust_email in login.toml" in (refusal(user, allow, NOW_S) or "")
+    assert refusal(user, allow, NOW_S, trust_email=True) is None
+    assert refusal(user | {"email_verified": False}, allow, NOW_S, trust_email=True) is not None
 
 
 def test_everybody_whom_the_provider_knows_as_long_as_the_login_lasts():

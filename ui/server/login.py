@@ -13,12 +13,12 @@ import streamlit as st
 from storage.access.login import Login, refusal
 
 _ALLOWED_VARIABLE = "SPOTLIGHT_DASHBOARD_ALLOWS"
-"""A variable of the dashboard's process, set if a login is needed: JSON list of the allowed addresses."""
+"""A variable of the dashboard's process, set if a login is needed: `allow` and `trust_email`, as JSON."""
 
 
 def require_login(login: Login) -> None:
     """Make this process show pages only after the login."""
-    os.environ[_ALLOWED_VARIABLE] = json.dumps(login.allow)
+    os.environ[_ALLOWED_VARIABLE] = json.dumps({"allow": login.allow, "trust_email": login.trust_email})
 
 
 def login_needed() -> bool:
@@ -56,4 +56,5 @@ def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callabl
 def _refusal() -> str | None:
     if not login_needed():
         return None
-    return refusal(st.user.to_dict(), tuple(json.loads(os.environ[_ALLOWED_VARIABLE])), time.time())
+    login = json.loads(os.environ[_ALLOWED_VARIABLE])
+    return refusal(st.user.to_dict(), tuple(login["allow"]), time.time(), login["trust_email"])

@@ -253,9 +253,21 @@ class Ledger:
         return sum(self.spent(market="spot", state=s).device_s for s in states) / whole_s if whole_s else None
 
 
+def judge_usd(connection: RecordConnection, run_id: str) -> float:
+    """Return what judges with a price have cost a run, for its samples and for held-out images, in USD."""
+    [(usd,)] = connection.execute(
+        """
+        SELECT coalesce(sum(value), 0) FROM (
+            SELECT value FROM iteration_metrics WHERE run_id = $run AND name = $judge
+            UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge)
+        """,
+        {"run": run_id, "judge": JUDGE_USD},
+    ).fetchall()
+    return float(usd)
+
+
 def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
     """Return the account of a run; empty if nothing was recorded."""
-    run = {"run": run_id, "judge": JUDGE_USD}
     entries = connection.execute(
         """
         SELECT phase, market, state, sum(ended_at - started_at),
@@ -264,17 +276,14 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         """,
         {"run": run_id},
     ).fetchall()
-    [(events, failed_starts, samples, useful_samples, judge_usd)] = connection.execute(
+    [(events, failed_starts, samples, useful_samples)] = connection.execute(
         """
         SELECT (SELECT count(*) FROM device_events WHERE run_id = $run),
             (SELECT count(*) FROM device_events WHERE run_id = $run AND kind = 'failed'),
-            count(*), count(advantage),
-            (SELECT coalesce(sum(value), 0) FROM (
-                SELECT value FROM iteration_metrics WHERE run_id = $run AND name = $judge
-                UNION ALL SELECT value FROM evaluation_image_figures WHERE run_id = $run AND name = $judge))
+            count(*), count(advantage)
         FROM samples WHERE run_id = $run
         """,
-        run,
+        {"run": run_id},
     ).fetchall()
     jumps = connection.execute(
         "SELECT message FROM events WHERE run_id = ? AND kind = 'clock_jump' ORDER BY event_id DESC", [run_id]
@@ -300,7 +309,7 @@ def read_ledger(connection: RecordConnection, run_id: str) -> Ledger:
         unjoined=_unjoined_devices(connection, run_id),
         clock_jumps=tuple(message for (message,) in jumps),
         standbys=tuple(StandbyAccount(*row) for row in standbys),
-        judge_usd=judge_usd,
+        judge_usd=judge_usd(connection, run_id),
     )
 
 

@@ -16,6 +16,7 @@ from gpu_runtime.scheduling.requests import RequestKind
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.prompts.files import PromptRecord
+from storage.record.queries.live_figures import live_runs
 from storage.record.records import JUDGE_USD
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
@@ -79,7 +80,7 @@ def test_ledger_and_result_have_them_beside_the_bill(tmp_path: Path):
     store.commit_iteration(iteration)
     store.commit_evaluation(evaluation)
     with store.records.reading() as connection:
-        ledger = read_ledger(connection, "r")
+        ledger, (live,) = read_ledger(connection, "r"), live_runs(connection)
     result = run_result(store.records, "r")
-    assert (ledger.judge_usd, result["judge_usd"]) == (1.0, 1.0)
+    assert (ledger.judge_usd, result["judge_usd"], live.judge_usd) == (1.0, 1.0, 1.0)
     assert result["cost_usd"] == pytest.approx(ledger.spent().usd)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from storage.ledger.ledger import judge_usd
 from storage.record.reading import RecordConnection
 
 
@@ -77,18 +78,14 @@ def _live_run(
     spent = connection.execute(
         "SELECT market, state, sum(device_s), sum(usd) FROM costs WHERE run_id = $run GROUP BY ALL", run
     ).fetchall()
-    judge_usd = connection.execute(
-        "SELECT coalesce(sum(value), 0) FROM iteration_metrics "
-        "WHERE run_id = $run AND name = 'cost_judge_usd'",
-        run,
-    ).fetchall()[0][0]
     events = connection.execute(
         "SELECT market, kind, count(*) FROM device_events WHERE run_id = $run GROUP BY ALL", run
     ).fetchall()
     return LiveRun(
         run_id, name, status, int(json.loads(config).get("iterations", 0)), iteration,
         max(ended_at, evaluated_at), score, exact, dict(metrics), _devices(connection, run_id, iteration),
-        {(market, state): (device_s, usd) for market, state, device_s, usd in spent}, float(judge_usd),
+        {(market, state): (device_s, usd) for market, state, device_s, usd in spent},
+        judge_usd(connection, run_id),
         {(market, kind): count for market, kind, count in events},
     )  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from storage.record.row_folders import row_folders
 
 if TYPE_CHECKING:
     from storage.record.tables import Rows
+
+_logger = logging.getLogger(__name__)
 
 DIGEST = "sha256"
 """The digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
@@ -170,11 +173,15 @@ class CheckpointStore:
             return None
         return int(text) if text.isdigit() and int(text) in self._found() else None
 
-    def load_latest(self) -> Checkpoint | None:
+    def load_latest(self, passes_over: bool = True) -> Checkpoint | None:
         """Return the newest complete checkpoint; None if there is no checkpoint at all.
 
+        Args:
+            passes_over: True to take an older one, with a warning, if the newest is damaged; False to refuse.
+
         Raises:
-            CheckpointError: checkpoints exist, and every one is damaged.
+            CheckpointError: checkpoints exist, and every one is damaged; or the newest is, and must not be
+                passed over.
         """
         rejected: list[str] = []
         tried: set[tuple[Path, tuple[int, int]]] = set()
@@ -191,10 +198,16 @@ class CheckpointStore:
                 continue
             tried.add((path, identity))
             try:
-                return _read(path, iteration, rejected)
+                found_whole = _read(path, iteration, rejected)
             except CheckpointError as error:
                 if _folder_identity(path) == identity:
+                    if not passes_over:
+                        raise
                     rejected.append(str(error))
+                continue
+            for reason in rejected:
+                _logger.warning("%s; the checkpoint of iteration %d is used instead", reason, iteration)
+            return found_whole
         if rejected:
             raise CheckpointError(
                 f"every checkpoint in {self.folder} is damaged: {'; '.join(rejected)}; start a new run"

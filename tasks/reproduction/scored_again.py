@@ -36,9 +36,9 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
         The single evaluation, after the checkpoint's iteration; the digests are those of the run's files.
 
     Raises:
-        CheckpointError: the run has no checkpoint in this home.
+        CheckpointError: the run has no checkpoint in this home, or its newest one is damaged.
     """
-    checkpoint = CheckpointStore(home.run(run_id)).load_latest()
+    checkpoint = CheckpointStore(home.run(run_id)).load_latest(passes_over=False)
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"

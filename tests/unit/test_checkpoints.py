@@ -102,7 +102,9 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_newest_one_is_passed_over_and_told(store: CheckpointStore, damage):
+def test_a_damaged_newest_one_is_passed_over_and_told(
+    store: CheckpointStore, damage, caplog: pytest.LogCaptureFixture
+):
     save(store, 1)
     damage(save(store, 2))
     loaded = store.load_latest()
@@ -110,8 +112,11 @@ def test_a_damaged_newest_one_is_passed_over_and_told(store: CheckpointStore, da
     assert loaded.iteration == 1
     assert len(loaded.rejected) == 1
     assert "iteration-000002" in loaded.rejected[0]
+    assert caplog.messages == [f"{loaded.rejected[0]}; the checkpoint of iteration 1 is used instead"]
     with pytest.raises(CheckpointError):
         store.load(2)
+    with pytest.raises(CheckpointError, match="iteration-000002"):
+        store.load_latest(passes_over=False)
 
 
 def test_all_damaged_is_an_error(store: CheckpointStore):

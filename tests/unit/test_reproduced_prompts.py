@@ -60,7 +60,7 @@ def test_a_checkpoint_scored_again_has_all_of_them(
         return nullcontext(made[0])
 
     newest = SimpleNamespace(blobs={}, state={"policy_version": 1}, iteration=config.iterations)
-    monkeypatch.setattr(CheckpointStore, "load_latest", lambda self: newest)
+    monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
     monkeypatch.setattr(scored_again, "open_cluster", lambda config: nullcontext())
     monkeypatch.setattr(scored_again, "Runtime", runtime)
     monkeypatch.setattr(scored_again, "input_digests", lambda config: {})

@@ -94,7 +94,7 @@ def record_separately(
     folder: Path | None,
     preset: str = "",
 ) -> dict[str, Any]:
-    """Write scores to the record, images to their folder, figures to the readers.
+    """Write images to their folder, scores to the record, figures to the readers.
 
     Args:
         home: home that holds the runs.
@@ -117,11 +117,11 @@ def record_separately(
         None if folder is None else str(folder), config.model_dump_json(),
         environment() | input_digests(config) | verdict_fact(config) | preset_fact(preset),
     )  # fmt: skip
+    if folder is not None:  # before the record: a disk that refuses them leaves no evaluation behind
+        write_images(folder, evaluation.samples, evaluated.prompts)
     EvaluationStore(home).commit(row, images)
     figures = figures_of(images) if row.gives_verdict else graded(figures_of(images))
     _to_readers(home, config, row, figures | {"parts": part_means(evaluation.scores)})
-    if folder is not None:
-        write_images(folder, evaluation.samples, evaluated.prompts)
     parts = part_means(evaluation.scores)
     return {
         "evaluation_id": evaluation_id,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flows.progress import reporter
+from storage.config.errors import KeyPath
 from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
@@ -34,10 +35,22 @@ def given_configuration(
     Raises:
         ConfigurationError: any problem, one line each.
     """
+    return given_with_sources(preset, settings, ray_address, base, cluster)[0]
+
+
+def given_with_sources(
+    preset: str | None,
+    settings: Sequence[str] | None,
+    ray_address: str | None = None,
+    base: RunConfig | None = None,
+    cluster: str | None = None,
+) -> tuple[RunConfig, Mapping[KeyPath, str]]:
+    """Return what `given_configuration` does, and where each value came from, as `load_with_sources` does."""
     from tasks.checks.quick_checks import with_read_options
 
     changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
-    return with_absolute_paths(with_read_options(*load_with_sources(preset, changes, os.environ, base)))
+    config, sources = load_with_sources(preset, changes, os.environ, base)
+    return with_absolute_paths(with_read_options(config, sources)), sources
 
 
 def configuration_to_resume(

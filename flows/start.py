@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.configuration import configuration_to_resume, given_configuration, look_at_inputs, look_at_model
+from flows.configuration import (
+    configuration_to_resume,
+    given_configuration,
+    given_with_sources,
+    look_at_inputs,
+    look_at_model,
+)
 from flows.output import output_may_fail
 from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
@@ -274,7 +280,7 @@ def evaluated_configuration(
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """Return the configuration of an evaluation: on all prompts, unless a setting names `evaluation.prompts`.
+    """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
 
     Args:
         home: home that holds the run.
@@ -297,9 +303,9 @@ def evaluated_configuration(
     if row is not None:
         refuse_simulated(row)
     base = None if row is None else row.config
-    config = given_configuration(preset, settings, ray_address, base, cluster)
-    named = {setting.partition("=")[0].strip() for setting in settings}
-    if "evaluation.prompts" not in named:
+    config, sources = given_with_sources(preset, settings, ray_address, base, cluster)
+    # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
+    if not sources.get(("evaluation", "prompts"), "").startswith(("--set", "SPOTLIGHT_")):
         prompts = len(load_prompts(config.prompts.evaluate))
         evaluation = config.evaluation.model_copy(update={"prompts": prompts})
         config = config.model_copy(update={"evaluation": evaluation})

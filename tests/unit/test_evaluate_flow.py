@@ -13,12 +13,13 @@ import tasks.evaluation
 from flows.cli.evaluation_table import evaluation_facts, show_evaluations
 from flows.cli.evaluations import show_evaluation
 from flows.progress import Reporter
+from flows.start import evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RewardConfig, RunConfig
-from storage.errors import RunNotFoundError
+from storage.errors import RunNotFoundError, StorageError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.prompts.files import load_prompts
@@ -148,3 +149,23 @@ def test_the_names_for_readers_begin_like_those_of_a_run():
     assert found["evaluation_score_high.over_tags"] == 0.6
     assert found["evaluation_part_ocr"] == 1.0
     assert len(found) == 19
+
+
+def test_images_that_cannot_be_written_leave_no_evaluation(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    scored(monkeypatch, [0.0, 1.0] * 6)
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises((StorageError, OSError)):
+        flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "file")
+    assert EvaluationStore(home).all() == []
+
+
+@pytest.mark.parametrize("way", ["variable", "table", "key", "none"])
+def test_prompts_are_limited_by_any_given_setting(home: Home, monkeypatch: pytest.MonkeyPatch, way: str):
+    if way == "variable":
+        monkeypatch.setenv("SPOTLIGHT_EVALUATION__PROMPTS", "8")
+    sets = {"table": ["evaluation={prompts=8}"], "key": ["evaluation.prompts=8"]}.get(way, [])
+    config = evaluated_configuration(home, None, "glyphs", sets)
+    every = len(load_prompts(config.prompts.evaluate))
+    assert config.evaluation.prompts == (every if way == "none" else 8)

@@ -8,6 +8,7 @@ folder that serves as a mirror is a home: `resume` and the dashboard can open it
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 import time
@@ -24,6 +25,8 @@ from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFold
 
 if TYPE_CHECKING:
     from fsspec.implementations.dirfs import DirFileSystem
+
+_logger = logging.getLogger(__name__)
 
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """The files of a run that change; all others are written once."""
@@ -61,9 +64,13 @@ class CheckpointMirror:
         """
         self._ends = True
         self._wake.set()
-        self._thread.join(wait_s)
-        if self._thread.is_alive():
-            self._on_trouble(f"the last checkpoint was not copied to {self._address} in {wait_s:g} s")
+        began_s = time.monotonic()
+        try:
+            self._thread.join(wait_s)
+        finally:  # a signal may end the wait
+            if self._thread.is_alive():
+                waited_s = time.monotonic() - began_s
+                self._on_trouble(f"the last checkpoint was not copied to {self._address} in {waited_s:.1f} s")
 
     def _serve(self) -> None:
         while True:
@@ -82,7 +89,10 @@ class CheckpointMirror:
     def _report(self, message: str) -> None:
         if message != self._reported:
             self._reported = message
-            self._on_trouble(message)
+            try:
+                self._on_trouble(message)
+            except Exception as error:  # noqa: BLE001 - the thread has to go on with the next copy
+                _logger.warning("%s (and this could not be recorded: %s)", message, error)
 
 
 def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from flows.recovery import fetch_where_unknown
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.errors import CheckpointError, ConfigurationError
+from storage.errors import CheckpointError, ConfigurationError, StorageError
 from storage.home import Home
 from storage.record import mirror as mirror_module
 from storage.record.checkpoints import CheckpointStore
@@ -430,6 +430,32 @@ def test_a_place_that_does_not_answer_is_not_waited_for(
     mirror.close(0.1)
     answers.set()
     assert troubles == [f"the last checkpoint was not copied to {tmp_path} in 0.1 s"]
+
+
+def test_a_signal_during_the_last_copy_and_a_record_that_refuses_are_no_secrets(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    def refuse(message: str) -> None:
+        raise StorageError("disk full")
+
+    save(home, 1)
+    (tmp_path / "file").write_text("no folder")
+    mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", refuse)
+    mirror.close(60)
+    assert "could not be recorded: disk full" in caplog.text
+    answers = threading.Event()
+    monkeypatch.setattr(mirror_module, "copy_to_mirror", lambda *_: answers.wait(60))
+    troubles: list[str] = []
+    mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
+
+    def interrupted(wait_s: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mirror._thread, "join", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mirror.close(60)
+    answers.set()
+    assert troubles == [f"the last checkpoint was not copied to {tmp_path} in 0.0 s"]
 
 
 def test_an_unknown_kind_of_address_is_refused(home: Home):

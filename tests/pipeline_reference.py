@@ -31,8 +31,8 @@ PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two s
 NEGATIVE = "grey"
 STEPS = 4
 EDITING = ("qwen-image-edit", "flux-kontext")
-_TOLD = ("flux", "flux-kontext")
-"""Families that are told the guidance, and lead away from nothing."""
+_NO_NEGATIVE = ("flux", "flux-kontext", "flux2-klein")
+"""Families whose pipelines take no negative prompt."""
 
 SOURCES = tuple(
     as_data_uri(blocks.repeat(SIDE // 4, axis=0).repeat(SIDE // 4, axis=1))
@@ -42,6 +42,7 @@ SOURCES = tuple(
 
 _GUIDANCE = {
     "qwen-image": 4.0, "qwen-image-edit": 4.0, "sd3.5": 4.5, "flux": 3.5, "flux-kontext": 2.5, "z-image": 3.0,
+    "flux2-klein": 4.0,
 }  # fmt: skip
 _TEXT_LENGTH = {"qwen-image-edit": 256}
 """128 of the others; the tiny tokenizer cuts this one's longer template into more tokens."""
@@ -55,7 +56,7 @@ LatentsAndImages = tuple[np.ndarray, np.ndarray]
 
 def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """A run of a few samples on a tiny pipeline, guided; `sections` override."""
-    negative = NEGATIVE if family not in _TOLD else ""
+    negative = NEGATIVE if family not in _NO_NEGATIVE else ""
     base: dict[str, dict[str, Any]] = {
         "model": {
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
@@ -142,7 +143,7 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
         arguments = {"true_cfg_scale": config.model.guidance}
     if family == "z-image":  # it counts from 0
         arguments = {"guidance_scale": config.model.guidance - 1}
-    if family not in _TOLD:
+    if family not in _NO_NEGATIVE:
         arguments["negative_prompt"] = [config.model.negative_prompt] * len(PROMPTS)
     last: dict[str, torch.Tensor] = {}
 
@@ -163,7 +164,7 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
             max_sequence_length=config.model.text_length, callback_on_step_end=keep, **size, **arguments,
         ).images  # fmt: skip
     latents = last["latents"]
-    if not packed:
+    if latents.ndim == 4:
         latents = latents.permute(0, 2, 3, 1).flatten(1, 2)
     return latents.numpy(), (images * 255).round().astype(np.uint8)
 

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from diffusers import (
     AutoencoderKL,
+    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    Flux2KleinPipeline,
+    Flux2Transformer2DModel,
     FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -40,6 +43,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
     Qwen3Config,
+    Qwen3ForCausalLM,
     Qwen3Model,
     T5Config,
     T5EncoderModel,
@@ -264,20 +268,46 @@ def _flux(pipeline: Any = FluxPipeline) -> Any:
     )  # fmt: skip
 
 
+def _flux2_klein() -> Any:
+    tokenizer = _bpe_tokenizer()
+    kind: Any = AutoencoderKLFlux2  # its annotations are of tuples of four
+    vae = _lively(
+        kind(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8), latent_channels=LATENT, norm_num_groups=4, layers_per_block=1,
+        )
+    )  # fmt: skip
+    vae.bn.running_mean.normal_(0, 0.3)
+    vae.bn.running_var.uniform_(0.5, 2)
+    return Flux2KleinPipeline(
+        scheduler=_scheduler(use_dynamic_shifting=True, shift=3.0),
+        vae=vae,
+        text_encoder=_lively(Qwen3ForCausalLM(_qwen3(tokenizer, layers=28))),
+        tokenizer=tokenizer,
+        transformer=_lively(
+            Flux2Transformer2DModel(
+                in_channels=4 * LATENT, num_layers=1, num_single_layers=2, attention_head_dim=16,
+                num_attention_heads=2, joint_attention_dim=3 * WIDTH, guidance_embeds=False,
+                axes_dims_rope=(4, 4, 4, 4),
+            )
+        ),
+    )  # fmt: skip
+
+
+def _qwen3(tokenizer: Any, layers: int) -> Any:
+    config: Any = Qwen3Config
+    return config(
+        vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=layers,
+        num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    )  # fmt: skip
+
+
 def _z_image() -> Any:
     tokenizer = _bpe_tokenizer()
-    config: Any = Qwen3Config
     return ZImagePipeline(
         scheduler=_scheduler(shift=3.0),
         vae=_vae(),
-        text_encoder=_lively(
-            Qwen3Model(
-                config(
-                    vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
-                    num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-                )
-            )
-        ),
+        text_encoder=_lively(Qwen3Model(_qwen3(tokenizer, layers=3))),
         tokenizer=tokenizer,
         transformer=_lively(
             ZImageTransformer2DModel(
@@ -293,6 +323,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image-edit": _qwen_image_edit,
     "sd3.5": _stable_diffusion_3,
     "flux": _flux,
+    "flux2-klein": _flux2_klein,
     "flux-kontext": partial(_flux, FluxKontextPipeline),
     "z-image": _z_image,
 }

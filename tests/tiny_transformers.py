@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from diffusers import (
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -22,7 +23,7 @@ HEADS = 4
 CHANNELS = 8
 TEXT_WIDTH = 12
 POOLED = 6
-FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35", "z-image")
+FAMILIES = ("embedded", "qwen", "flux", "flux2", "sd3", "sd35", "z-image")
 
 
 class StackedZImage(ZImageTransformer2DModel):
@@ -58,6 +59,12 @@ def _build(family: str, heads: int) -> torch.nn.Module:
             patch_size=1, in_channels=CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16,
             num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=POOLED,
             guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+    if family == "flux2":
+        return Flux2Transformer2DModel(
+            in_channels=CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, guidance_embeds=False,
+            axes_dims_rope=(4, 4, 4, 4),
         )  # fmt: skip
     if family == "z-image":
         return StackedZImage(
@@ -100,6 +107,16 @@ def inputs_of(
             "x": list(normal(batch, CHANNELS, 1, 2 * rows, 2 * columns)),
             "t": timestep_B,
             "cap_feats": list(normal(batch, text_tokens, TEXT_WIDTH)),
+        }
+    if family == "flux2":
+        tokens = torch.cartesian_prod(*(torch.arange(side) for side in (1, rows, columns, 1)))
+        words = torch.cartesian_prod(*(torch.arange(side) for side in (1, 1, 1, text_tokens)))
+        return common | {
+            "hidden_states": normal(batch, rows * columns, CHANNELS),
+            "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
+            "timestep": timestep_B,
+            "img_ids": tokens[None],
+            "txt_ids": words[None],
         }
     common |= {
         "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),

@@ -43,7 +43,7 @@ class PassOperations:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The sizes of a transformer. A block has 12 weights per squared width for each stream.
+    """The sizes of a transformer. Attention has 4 weights per squared width for each stream of a block.
 
     Attributes:
         width: numbers of a token inside.
@@ -53,7 +53,9 @@ class Architecture:
         dual: blocks with a second attention, of the image alone.
         channels: numbers of an image token outside.
         text_width: numbers of a text token as the encoder gives it.
-        modulated: True if each block computes its modulation at full width.
+        feed_forward: weights of a stream's feed-forward, per squared width.
+        modulation: weights of the modulations, per squared width, where blocks share them or have small ones;
+            None if each block computes its own at full width.
         ends_in_image: True if the last block computes no text for a next one.
     """
 
@@ -65,7 +67,8 @@ class Architecture:
     dual: int = 0
     channels: int = 64
     text_width: int = 4096
-    modulated: bool = True
+    feed_forward: int = 8
+    modulation: int | None = None
     ends_in_image: bool = False
 
     @property
@@ -79,11 +82,17 @@ class Architecture:
         squared = self.width**2
         streams = 2 * self.double + self.single + self.image_only + self.text_only
         edges = self.width * (2 * self.channels + self.text_width)
-        return squared * (12 * streams + 4 * self.dual + self._modulation) + edges
+        return squared * (self._of_stream * streams + 4 * self.dual + self._modulation) + edges
 
     @property
     def _modulation(self) -> int:
-        return 12 * self.double + 3 * (self.single + self.dual) if self.modulated else 0
+        if self.modulation is not None:
+            return self.modulation
+        return 12 * self.double + 3 * (self.single + self.dual)
+
+    @property
+    def _of_stream(self) -> int:
+        return 4 + self.feed_forward
 
     def adapters(self, rank: int, feed_forward: bool) -> float:
         """Return the weights of LoRA on all linear layers of attention, and of the feed-forward if asked."""
@@ -109,10 +118,10 @@ class Architecture:
         """
         squared, tokens, streams = self.width**2, image_tokens + text_tokens, self.double + self.single
         passed = streams * tokens + self.image_only * image_tokens + self.text_only * text_tokens
-        # Queries, keys, values and output: 4 of width x width; feed-forward: 2 of width x 4 width.
-        linear = 2 * squared * (12 * passed + 4 * self.dual * image_tokens)
+        # Queries, keys, values and output are 4 of width x width; then the feed-forward.
+        linear = 2 * squared * (self._of_stream * passed + 4 * self.dual * image_tokens)
         if self.ends_in_image:
-            linear -= 2 * 9 * squared * text_tokens
+            linear -= 2 * (1 + self.feed_forward) * squared * text_tokens
         pairs = streams * tokens**2 + (self.dual + self.image_only) * image_tokens**2
         attention = 4 * self.width * (pairs + self.text_only * text_tokens**2)
         modulation = 2 * squared * (self._modulation + 3) + 2 * _TIME_WIDTH * self.width
@@ -209,6 +218,22 @@ def _stable_diffusion_3(name: str, layers: int, width: int, dual: int, places: i
     )  # fmt: skip
 
 
+def _flux2_klein(size: str, width: int, double: int, single: int, encoder: float) -> PublishedModel:
+    text_width = 3 * (4096 if size == "9B" else 2560)
+    return PublishedModel(
+        f"black-forest-labs/FLUX.2-klein-{size}",
+        Architecture(
+            width, double, single, channels=128, text_width=text_width, feed_forward=9, modulation=15
+        ),
+        "Flux2Transformer2DModel",
+        {
+            "num_layers": double, "num_single_layers": single, "num_attention_heads": width // 128,
+            "joint_attention_dim": text_width, "guidance_embeds": False,
+        },
+        text_length=512, vae=84.0e6, decoding=_KL_DECODING, encoders=encoder,
+    )  # fmt: skip
+
+
 _MODELS: dict[str, tuple[PublishedModel, ...]] = {
     "sd3.5": (
         _stable_diffusion_3("medium", layers=24, width=1536, dual=13, places=384),
@@ -223,10 +248,14 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             text_length=512, takes_negative=False, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _T5,
         ),
     ),
+    "flux2-klein": (
+        _flux2_klein("4B", width=3072, double=5, single=20, encoder=4.02e9),
+        _flux2_klein("9B", width=4096, double=8, single=24, encoder=8.19e9),
+    ),
     "z-image": (
         PublishedModel(
             "Tongyi-MAI/Z-Image-Turbo",
-            Architecture(3840, single=30, image_only=2, text_only=2, text_width=2560, modulated=False),
+            Architecture(3840, single=30, image_only=2, text_only=2, text_width=2560, modulation=0),
             "ZImageTransformer2DModel",
             {},
             # A prompt of some 70 words with its template; the transformer pads it to a multiple of 32.

@@ -214,6 +214,12 @@ def _flux() -> type[PipelineModel]:
     return FluxModel
 
 
+def _flux2_klein() -> type[PipelineModel]:
+    from gpu_runtime.models.families.flux2_klein import Flux2KleinModel
+
+    return Flux2KleinModel
+
+
 def _flux_kontext() -> type[PipelineModel]:
     from gpu_runtime.models.families.flux_kontext import FluxKontextModel
 
@@ -247,6 +253,7 @@ FAMILIES = Registry(
         "qwen-image-edit": pipeline_family(_qwen_image_edit, edits=True),
         "sd3.5": pipeline_family(_stable_diffusion_3),
         "flux": pipeline_family(_flux),
+        "flux2-klein": pipeline_family(_flux2_klein),
         "flux-kontext": pipeline_family(_flux_kontext, edits=True),
         "z-image": pipeline_family(_z_image),
     },

@@ -1,6 +1,6 @@
 """The plan of each transformer family's sequence: where tokens are split, and where they are gathered.
 
-diffusers has plans for Qwen-Image and FLUX. Stable Diffusion 3 has none, and its attention bypasses
+diffusers has plans for Qwen-Image, FLUX.1 and FLUX.2. Stable Diffusion 3 has none, and its attention bypasses
 diffusers' dispatcher, so both are here. Z-Image has no plan either; it is here as well.
 
 Shape suffixes: B samples, S tokens, N heads, D width of a head.
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from diffusers import (
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -125,7 +126,7 @@ def shared_family_of(transformer: torch.nn.Module) -> Family:
     """
     if isinstance(transformer, QwenImageTransformer2DModel):
         return Family(*_own_plan(transformer), "encoder_hidden_states_mask")
-    if isinstance(transformer, FluxTransformer2DModel):
+    if isinstance(transformer, FluxTransformer2DModel | Flux2Transformer2DModel):
         return Family(*_own_plan(transformer), None)
     if isinstance(transformer, SD3Transformer2DModel):
         return Family(_SD3_SPLITS, "proj_out", None, JointAttention, order="image first")

@@ -47,7 +47,7 @@ class SharedSequence:
     the middle of a forward pass.
 
     Args:
-        transformer: Qwen-Image, FLUX, Stable Diffusion 3 or Z-Image.
+        transformer: Qwen-Image, FLUX.1, FLUX.2, Stable Diffusion 3 or Z-Image.
         group: group of the members; its size is the Ulysses degree.
         shape: shape of the sequence, to refuse one that does not divide.
 

@@ -20,8 +20,9 @@ class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`; `qwen-image-edit` or `flux-kontext` to edit
-    images; or a plug-in: its entry point's name, or `package.module:Name` (docs/reference/models.md)."""
+    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit` or
+    `flux-kontext` to edit images; or a plug-in: its entry point's name, or `package.module:Name`
+    (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import (
+    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -40,6 +41,13 @@ def flux_inputs(width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def flux2_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, IMAGE, 128), "encoder_hidden_states": torch.empty(1, TEXT, width),
+        "timestep": torch.empty(1), "img_ids": torch.empty(1, IMAGE, 4), "txt_ids": torch.empty(1, TEXT, 4),
+    }  # fmt: skip
+
+
 def sd3_inputs(width: int) -> dict[str, Any]:
     return {
         "hidden_states": torch.empty(1, 16, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
@@ -61,6 +69,7 @@ def z_inputs(width: int) -> dict[str, Any]:
 
 CLASSES: dict[str, tuple[Any, Any]] = {
     "flux": (FluxTransformer2DModel, flux_inputs),
+    "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
     "sd3.5": (SD3Transformer2DModel, sd3_inputs),
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
     "z-image": (ZImageTransformer2DModel, z_inputs),
@@ -74,7 +83,8 @@ def test_every_counted_family_is_held_against_its_class():
 @pytest.mark.parametrize(
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
-     ("qwen-image", "x"), ("z-image", "x")],
+     ("qwen-image", "x"), ("z-image", "x"), ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
+     ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
 def test_operations_and_weights_are_those_of_the_real_class(family: str, path: str):
     model = published_model(ModelConfig(family=family, path=path))

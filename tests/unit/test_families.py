@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from gpu_runtime.learning.lora_layer import LoraLinear
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.files.lora_file import write_lora
-from gpu_runtime.models.loading import load_model
+from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import FAMILIES
 from storage.errors import ModelError
 from tests.pipeline_reference import (
@@ -142,6 +144,24 @@ def test_adapters_are_float32_on_a_bfloat16_model_and_full_training_is_refused(s
     assert latents.dtype == np.float32
     assert np.isfinite(latents).all()
     assert len({image.tobytes() for image in images}) > 1
+
+
+def test_a_folder_as_qwen_image_2512_is_published_gives_the_same_samples(saved: Saved, tmp_path: Path):
+    """Weights in several files with an index, and settings that the classes no longer have."""
+    folder = shutil.copytree(saved("qwen-image"), tmp_path / "Qwen-Image-2512")
+    whole = own_pipeline("qwen-image", folder)
+    for part in ("transformer", "text_encoder"):
+        shutil.rmtree(folder / part)
+        getattr(whole, part).save_pretrained(folder / part, max_shard_size="100KB")
+        assert len(list((folder / part).glob("*-of-*.safetensors"))) > 1
+    file = folder / "transformer/config.json"
+    published = {"guidance_embeds": False, "pooled_projection_dim": 768, "zero_cond_t": False}
+    file.write_text(json.dumps(json.loads(file.read_text()) | published))
+    found, expected = (family_config("qwen-image", each) for each in (folder, saved("qwen-image")))
+    outline = outline_model(found.model)
+    assert outline.sequence_lengths() == outline_model(expected.model).sequence_lengths()
+    samples = run_sampler(load_model(found.model), found)
+    assert difference(samples, run_sampler(load_model(expected.model), expected)) == 0
 
 
 def test_offloaded_encoders_and_a_named_kernel_change_nothing(saved: Saved):

@@ -147,6 +147,36 @@ def test_guidance_of_a_model_that_takes_none(tmp_path: Path, monkeypatch: pytest
     assert "takes none" in message
 
 
+def test_a_flux2_klein_is_refused_guidance_it_does_not_take_and_text_it_cannot_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save_pipeline("flux2-klein", tmp_path / "model")
+    config = run_config(folder, family="flux2-klein")
+    preflight.check(config)
+    too_long = run_config(folder, family="flux2-klein", model={"text_length": 8})
+    assert "model.text_length is 8: shorten the prompt" in refusal(too_long, monkeypatch)
+    odd = run_config(folder, family="flux2-klein", model={"height": 30})
+    assert "model.height is 30; this model makes images whose sides 4 divides" in refusal(odd, monkeypatch)
+    index = folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": True}))
+    assert "is distilled and takes none" in refusal(config, monkeypatch)
+    encoder = folder / "text_encoder/config.json"
+    few = json.loads(encoder.read_text()) | {"num_hidden_layers": 20, "layer_types": None}
+    encoder.write_text(json.dumps(few))
+    plain = run_config(folder, family="flux2-klein", model={"guidance": 1.0})
+    assert "has 20 layers, and FLUX.2-klein reads layer 27" in refusal(plain, monkeypatch)
+
+
+def test_statistics_of_a_vae_that_are_missing_are_not_made_up(tmp_path: Path):
+    folder = save_pipeline("flux2-klein", tmp_path / "model")
+    file = folder / "vae/diffusion_pytorch_model.safetensors"
+    tensors = load_file(file)
+    del tensors["bn.running_mean"]
+    save_file(tensors, file)
+    with pytest.raises(ModelError, match=r"AutoencoderKLFlux2, such as bn\.running_mean"):
+        load_model(run_config(folder, family="flux2-klein").model)
+
+
 def test_a_kernel_that_is_not_installed(whole: Path, monkeypatch: pytest.MonkeyPatch):
     message = refusal(run_config(whole, model={"attention": "sage"}), monkeypatch)
     assert "model.attention is sage, which cannot be had here" in message
@@ -228,6 +258,7 @@ def test_a_kernel_that_cannot_share_is_refused(whole: Path, monkeypatch: pytest.
         ("qwen-image", 20, (25, 512)),
         ("sd3.5", 20, (25, 77 + 256)),
         ("flux", 20, (25, 512)),
+        ("flux2-klein", 20, (25, 512)),
         ("z-image", 20, (32, 32)),  # its transformer fills up image and text to multiples of 32 itself
     ],
 )

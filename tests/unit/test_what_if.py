@@ -420,7 +420,7 @@ def test_what_is_not_known_widens_the_answer():
         ),
         (
             ("--preset", "flux-ocr-512", "--reserved", "1", "--set", "model.family=flux-kontext"),
-            "the times of flux-kontext 512x512 are not counted, only those of sd3.5, flux, z-image, qwen",
+            "the times of flux-kontext 512x512 are not counted, only those of sd3.5, flux, flux2-klein",
         ),
         (("--gpu", "B200"), "--gpu 'B200' is not counted; name one of RTX4090, A100, H100, H200"),
         (

@@ -53,11 +53,6 @@ class FluxModel(PipelineModel):
                 "guidance_embeds is false, as in FLUX.1-schnell); leave it out"
             )
 
-    @property
-    def _grid(self) -> tuple[int, int]:
-        unit = self.pixels_a_token(self.vae.config, {})
-        return self.height // unit, self.width // unit
-
     def _encode(self, prompt: str) -> Conditioning:
         clip = self._tokenizers["tokenizer"]
         words = clip(

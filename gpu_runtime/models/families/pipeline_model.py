@@ -252,9 +252,10 @@ class PipelineModel(ABC):
         return text_length
 
     @property
-    @abstractmethod
     def _grid(self) -> tuple[int, int]:
-        """Rows and columns of a sample's latents."""
+        """Rows and columns of a sample's latents: those of its tokens, unless a family overrides it."""
+        unit = self.pixels_a_token(self.vae.config, {})
+        return self.height // unit, self.width // unit
 
     @abstractmethod
     def _encode(self, prompt: str) -> Conditioning:
@@ -322,6 +323,22 @@ def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
     """Return the precision of transformer and encoders."""
     auto = "bfloat16" if device.type == "cuda" else "float32"
     return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
+
+
+def chat_message(tokenizer: Any, prompt: str, thinks: bool) -> str:
+    """Return a prompt as a message to a language model, by its tokenizer's template.
+
+    Args:
+        tokenizer: tokenizer of the language model.
+        prompt: text of the prompt.
+        thinks: True if the model may think before it answers, which changes the template.
+    """
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=thinks,
+    )
 
 
 def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -45,11 +45,6 @@ class QwenImageModel(PipelineModel):
         """Return the side of a token in image pixels: two latent pixels."""
         return 2 * 2 ** len(vae["temperal_downsample"])
 
-    @property
-    def _grid(self) -> tuple[int, int]:
-        unit = self.pixels_a_token(self.vae.config, {})
-        return self.height // unit, self.width // unit
-
     def _encode(self, prompt: str) -> Conditioning:
         tokens = self._tokenizers["tokenizer"](_TEMPLATE.format(prompt), return_tensors="pt")
         encoder = self._encoders["text_encoder"]

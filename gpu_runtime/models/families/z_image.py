@@ -19,7 +19,7 @@ from diffusers import AutoencoderKL, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from transformers import Qwen3Model
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel
+from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message
 from gpu_runtime.models.protocol import Conditioning
 
 _PATCH = 2
@@ -38,7 +38,8 @@ class ZImageModel(PipelineModel):
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
         """Return the tokens of the prompt as a message to the language model."""
-        return len(tokenizers["tokenizer"](_message(tokenizers["tokenizer"], prompt)).input_ids)
+        tokenizer = tokenizers["tokenizer"]
+        return len(tokenizer(chat_message(tokenizer, prompt, thinks=True)).input_ids)
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
@@ -74,7 +75,7 @@ class ZImageModel(PipelineModel):
     def _encode(self, prompt: str) -> Conditioning:
         tokenizer = self._tokenizers["tokenizer"]
         tokens = tokenizer(
-            _message(tokenizer, prompt),
+            chat_message(tokenizer, prompt, thinks=True),
             padding="max_length",
             max_length=self.text_length,
             return_tensors="pt",
@@ -108,12 +109,3 @@ class ZImageModel(PipelineModel):
         config = self.vae.config
         scaled = latents_BChw / config["scaling_factor"] + config["shift_factor"]
         return self.vae.decode(scaled, return_dict=False)[0]
-
-
-def _message(tokenizer: Any, prompt: str) -> str:
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        tokenize=False,
-        add_generation_prompt=True,
-        enable_thinking=True,
-    )

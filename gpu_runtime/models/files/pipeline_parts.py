@@ -62,7 +62,9 @@ def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: tor
         raise ModelError(
             f"{folder.path / part} is no {model_class.__name__} that can be loaded: {error}"
         ) from error
-    lacking = sorted({name for name, _ in model.named_parameters()} & set(report["missing_keys"]))
+    # Buffers too: a batch norm's statistics are as much part of a model as its weights.
+    own = (*model.named_parameters(), *model.named_buffers())
+    lacking = sorted({name for name, _ in own} & set(report["missing_keys"]))
     if lacking:
         raise ModelError(
             f"{folder.path / part} lacks {len(lacking)} weights of a {model_class.__name__}, such as "

@@ -1,0 +1,116 @@
+"""FLUX.2-klein: three layers of a language model as text, latents normalised by statistics of the VAE.
+
+The distilled models take no guidance; the base models take classifier-free guidance, whose negative prompt
+their pipeline leaves empty.
+
+Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; 4 coordinates of a token: image, row,
+column, place in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2DModel
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
+from transformers import Qwen3ForCausalLM
+
+from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, unpacked
+from gpu_runtime.models.files.pipeline_folder import PipelineFolder
+from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
+from storage.errors import ConfigurationError
+
+_LAYERS = (9, 18, 27)
+"""Layers of the text encoder whose outputs a token is made of."""
+
+
+class Flux2KleinModel(PipelineModel):
+    """The `gpu_runtime.models.protocol.DiffusionModel` of FLUX.2-klein."""
+
+    PIPELINE = Flux2KleinPipeline
+    TRANSFORMER = Flux2Transformer2DModel
+    VAE = AutoencoderKLFlux2
+    ENCODERS = {"text_encoder": Qwen3ForCausalLM}  # noqa: RUF012
+    TOKENIZERS = ("tokenizer",)
+    TEXT_LENGTH = 512
+
+    @classmethod
+    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
+        """Return the tokens of the prompt as a message to the language model."""
+        tokenizer = tokenizers["tokenizer"]
+        return len(tokenizer(chat_message(tokenizer, prompt, thinks=False)).input_ids)
+
+    @classmethod
+    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
+        """Return the side of a token in image pixels: two latent pixels."""
+        return 2 * 2 ** (len(vae["block_out_channels"]) - 1)
+
+    @classmethod
+    def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
+        """Refuse guidance for a distilled model, and a text encoder with too few layers.
+
+        Raises:
+            ConfigurationError: if so; with the setting.
+        """
+        if settings.guidance != 1 and folder.index.get("is_distilled"):
+            raise ConfigurationError(
+                f"model.guidance is {settings.guidance:g}, but {settings.path} is distilled and takes none; "
+                "leave it out, or name a base model, as black-forest-labs/FLUX.2-klein-base-4B"
+            )
+        layers = folder.config("text_encoder")["num_hidden_layers"]
+        if layers < _LAYERS[-1]:
+            raise ConfigurationError(
+                f"the text encoder of {settings.path} has {layers} layers, and FLUX.2-klein reads layer "
+                f"{_LAYERS[-1]}; name another model"
+            )
+
+    def _encode(self, prompt: str) -> Conditioning:
+        tokenizer = self._tokenizers["tokenizer"]
+        tokens = tokenizer(
+            chat_message(tokenizer, prompt, thinks=False),
+            padding="max_length",
+            max_length=self.text_length,
+            return_tensors="pt",
+        ).to(self.device)
+        # Without the head of the language model: its scores of all words are not used.
+        output = self._encoders["text_encoder"].model(
+            input_ids=tokens.input_ids,
+            attention_mask=tokens.attention_mask,
+            output_hidden_states=True,
+            use_cache=False,
+        )
+        embeds_BLE = torch.cat([output.hidden_states[layer] for layer in _LAYERS], dim=-1)
+        # The model was trained with the padding: no mask.
+        mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=self.device)
+        return Conditioning(embeds_BLE, mask_BL)
+
+    def _predict(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
+        return self.transformer(
+            hidden_states=latents_BSC,
+            timestep=(sigma_B * 1000).to(self.dtype) / 1000,
+            encoder_hidden_states=embeds_BLE,
+            txt_ids=self._places(1, 1, 1, embeds_BLE.shape[1]),
+            img_ids=self._places(1, *self._grid, 1),
+            return_dict=False,
+        )[0]
+
+    def _places(self, *sides: int) -> torch.Tensor:
+        """Return the coordinates of tokens that fill a box of these sides: (1, tokens, 4)."""
+        return torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))[None]
+
+    def _set_timesteps(self, scheduler: Any, steps: int) -> None:
+        even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
+        scheduler.set_timesteps(sigmas=even, mu=compute_empirical_mu(self._schedule_tokens(), steps))
+
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        rows, columns = self._grid
+        norm = self.vae.bn
+        deviation_C = torch.sqrt(norm.running_var + self.vae.config["batch_norm_eps"])
+        latents = unpacked(latents_BSC * deviation_C + norm.running_mean, 2 * rows, 2 * columns)
+        return self.vae.decode(latents, return_dict=False)[0]

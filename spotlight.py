@@ -192,7 +192,7 @@ def train(
         name: beginning of the new run's identifier.
         run_id: the whole identifier; generated if None.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        ray_address: a running Ray cluster; None starts a local one.
+        ray_address: a running Ray cluster; None keeps that of the settings.
 
     Raises:
         SpotlightError: the run was refused before its start, or failed; then call `resume`.
@@ -259,7 +259,7 @@ def evaluate(
         compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` tells how much
             better this one is.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        ray_address: a running Ray cluster; None starts a local one.
+        ray_address: a running Ray cluster; None keeps that of the settings.
 
     Raises:
         SpotlightError: the evaluation was refused before its start, or failed.

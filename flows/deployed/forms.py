@@ -60,7 +60,7 @@ class EvaluationForm(Section):
 class PretrainingForm(Section):
     """Making an embedded model from nothing."""
 
-    task: Literal["glyphs", "shapes"] = "glyphs"
+    task: Literal["edits", "glyphs", "shapes"] = "glyphs"
     """What it learns to draw."""
 
     out: str = Field(min_length=1, title="Folder")

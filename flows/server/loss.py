@@ -1,6 +1,6 @@
 """The end of a run whose Prefect server went away for good.
 
-The run itself needs no server: its state lies in checkpoints and DuckDB. Only Prefect wants to tell
+The run itself needs no server: its state is in its folder. Only Prefect wants to tell
 its server how the flow ended, and hands over its events before it lets the process end, with seconds
 of retries for each. Here that is limited, and the run's own outcome counts.
 """

@@ -2,7 +2,7 @@
 
 An iteration leaves five task runs with their states, 15 events and 45 rows about their subjects: 100 kB. The
 server itself deletes events by age, and task runs only together with their flow run, so that a long run's
-database would grow without bound. A run's results are in our own database; Prefect's is for watching.
+database would grow without bound. A run's results are in its folder; Prefect's database is for watching.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from storage.text import NOT_TEXT, is_text
 
 LONGEST_S = 31 * 86_400.0
-"""Of any time limit: a longer wait is none that a person means, and the largest numbers no timer takes."""
+"""The largest time limit: nobody means a longer wait, and timers refuse the largest numbers."""
 
 LARGEST_COUNT = 2**31 - 1
-"""Of any count without a limit of its own: what a column of a table holds."""
+"""The largest count where no lower limit is given: a column of a table holds no more."""
 
 OptionValues = dict[str, Any]
 """Options of what a setting names, as they were given; the thing itself declares and reads them."""

@@ -92,6 +92,7 @@ def test_only_the_end_of_a_long_log_is_read(home: Home):
         log.note(f"message {number}")
     found = read_activity(home, "r", messages=5)
     assert [m.text for m in found.messages] == [f"message {number}" for number in range(2995, 3000)]
+    assert read_activity(home, "r", messages=0).messages == ()
 
 
 def test_lines_of_the_log_are_no_events_and_events_are_lines_of_the_log(home: Home):

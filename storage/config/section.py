@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 from storage.text import NOT_TEXT, is_text
 
 LONGEST_S = 31 * 86_400.0
-"""The largest time limit: nobody means a longer wait, and timers refuse the largest numbers."""
+"""The largest time limit: timers refuse the largest numbers, and no wait needs them."""
 
 LARGEST_COUNT = 2**31 - 1
 """The largest count where no lower limit is given: a column of a table holds no more."""

@@ -1,7 +1,8 @@
 """The training window: from the end of a rollout to the end of the training steps that follow it.
 
-It opens when the first device finds nothing more to roll out. Two threads use it: the training thread closes
-the window, and the exploring thread is called back.
+It opens at the end of the rollout, or with the first draft, if a device that has nothing more to roll out
+begins one before. Two threads use it: the training thread closes the window, and the exploring thread is
+called back.
 """
 
 from __future__ import annotations

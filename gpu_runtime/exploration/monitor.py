@@ -127,7 +127,7 @@ class RankMonitor:
         if spearman < least and compared >= _ENOUGH_PAIRS:
             message = (
                 f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
-                f"below exploration.min_spearman={least:g}; the next seeds are drafted anew. A lower "
+                f"below exploration.min_spearman={least:g}; the next seeds are drafted again. A lower "
                 "learning rate keeps ranks longer"
             )
             return Review(agreement, False, (("staleness", message),))

@@ -86,9 +86,9 @@ class DeviceAccounts:
         """Record that a device that had joined is no longer paid for.
 
         Args:
-            device: which.
-            kind: of the event that ended it.
-            why: in words.
+            device: device that ended.
+            kind: kind of the event that ended it.
+            why: reason in words.
         """
         with self._lock:
             self._end(device, kind, time.monotonic(), why)
@@ -97,9 +97,9 @@ class DeviceAccounts:
         """Record that a worker ended while it loaded; its cost is still billed.
 
         Args:
-            device: which.
-            kind: of the event that ended it.
-            why: in words.
+            device: device that ended.
+            kind: kind of the event that ended it.
+            why: reason in words.
         """
         ended_at_s = device.loaded_at_s or time.monotonic()
         with self._lock:

@@ -201,7 +201,7 @@ class PullScheduler(Generic[RequestT]):
         Args:
             lease: lease as it was granted, valid or not.
             commits: request → (denoising steps done, reference to the state); may be empty, which only
-                renews. Of two commits of one step the first stays: their bits are the same.
+                renews. The first of two commits of one step stays: their bits are the same.
             now: time in seconds.
 
         Returns:

@@ -80,7 +80,8 @@ class TrainingMembership:
         size: number of devices, at least 2.
         address: address of the driver's store, at which they meet.
         meet_s: longest wait for the others while the group is formed.
-        exchange_s: longest wait for another one in an exchange; a backstop, as this process is ended before.
+        exchange_s: longest wait for another one in an exchange; a backstop, as the driver ends this process
+            sooner.
     """
 
     rank: int

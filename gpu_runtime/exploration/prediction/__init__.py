@@ -1,1 +1,1 @@
-"""What further drafts may score, and what they are expected to gain."""
+"""Predictions of the scores of further drafts, and of the gain expected from them."""

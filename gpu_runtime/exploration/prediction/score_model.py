@@ -60,8 +60,8 @@ _UNSEEN = 0.5
 
 _PENALTY_OF_RANKS = 20.0
 """Nats by which a g read off the scores has to explain them better than a linear one, as it was fitted
-to them. This and the next one were chosen on tables of `benchmarks.allocation` that it does not
-report."""
+to them. This and the next one were chosen on tables that `benchmarks.exploration.allocation`
+does not report."""
 
 _PENALTY_OF_WEIGHTS = 8.0
 """The same for the scales' weights, which are estimated from the scores."""
@@ -70,7 +70,7 @@ _DEVIATION = 1.8
 """Standard deviation of the standard logistic distribution."""
 
 _EDGE = 10.0
-"""Largest latent number; those beyond are cut off, one draft in 20,000."""
+"""Largest absolute value of a latent number; those beyond are cut off."""
 
 _CELLS = 32
 """Entries of g's table per latent unit."""

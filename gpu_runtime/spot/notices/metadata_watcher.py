@@ -57,9 +57,9 @@ class MetadataWatcher:
         """Request a path, without a body; any status code is a valid answer.
 
         Args:
-            path: below the base URL.
-            headers: of the request.
-            method: of HTTP.
+            path: path below the base URL.
+            headers: headers of the request.
+            method: HTTP method.
 
         Raises:
             NoticeError: the connection failed, the answer took too long, or its body is too large.

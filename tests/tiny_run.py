@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.noise import Purpose, normal, uniform
+from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.families.pipeline_model import dtype_on
+from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from tests.tiny_model import TinyModel
 
 # Prompts of different lengths, so that text masks differ; the last one fills the text.
 PROMPTS = ("a", "two words", "three words here", "one two three four five")
+
+OBJECTIVE_NAMES = sorted(OBJECTIVES.names())
+"""Of the objectives that every run can choose from."""
 
 
 def tiny_config(**sections: dict[str, Any]) -> RunConfig:
@@ -108,3 +115,52 @@ def train_and_catch_gradients(run: TinyRun, samples: list[TrainingSample]) -> li
     run.trainer.train(samples)
     hook.remove()
     return caught
+
+
+def mean_gradients(run: TinyRun, losses: Sequence[torch.Tensor] | Iterable[torch.Tensor]) -> Gradients:
+    """Gradients of the mean of losses, each computed alone and summed in float64."""
+    weights = list(run.policy.trained.values())
+    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
+    count = 0
+    for loss in losses:
+        count += 1
+        for total, grad in zip(
+            sums, torch.autograd.grad(loss.sum(), weights, allow_unused=True), strict=True
+        ):
+            if grad is not None:
+                total += grad.double()
+    return {name: total / count for name, total in zip(run.policy.trained, sums, strict=True)}
+
+
+def assert_same_gradients(found: Gradients, expected: Gradients) -> None:
+    """Each weight's differ by less than 1e-5 of all of them."""
+    scale = math.sqrt(sum(float(total.norm()) ** 2 for total in expected.values()))
+    assert scale > 0
+    for name, grad in found.items():
+        assert float((grad - expected[name]).norm()) < 1e-5 * scale, name
+
+
+def of_update(samples: Sequence[TrainingSample], place: int, updates: int) -> list[TrainingSample]:
+    """The samples of one of an iteration's updates, by the turns that prompt groups take."""
+    prompts = sorted({sample.request.prompt_id for sample in samples})
+    return [sample for sample in samples if prompts.index(sample.request.prompt_id) % updates == place]
+
+
+class NoisedRow(NamedTuple):
+    """One final image at one noise level: what the model is asked, and the velocity that points at it."""
+
+    latents_BSC: torch.Tensor
+    sigma_B: torch.Tensor
+    prompt: Conditioning
+    target_BSC: torch.Tensor
+
+
+def noised_row(run: TinyRun, sample: TrainingSample, place: int, times: int, shared: bool) -> NoisedRow:
+    """A row of the objectives on noised images, from the identity of its sample, or of its group."""
+    model, stream = run.policy.model, stream_of(sample.request)
+    streams = [stream.of_group if shared else stream]
+    sigma = ((place + uniform(streams, Purpose.TRAIN_TIME, place)) / times).float()
+    noise = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
+    image = torch.from_numpy(sample.latents_SC)[None]
+    prompt = model.encode_prompts([sample.request.prompt])
+    return NoisedRow((1 - sigma) * image + sigma * noise, sigma, prompt, noise - image)

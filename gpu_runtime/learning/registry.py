@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.learning.objectives.options import GrpoOptions, NftOptions
+from gpu_runtime.learning.objectives.options import AwmOptions, GrpoOptions, GuardOptions, NftOptions
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -85,11 +85,18 @@ def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOpti
     return GrpoObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
 
 
-def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
+def _guard(policy: Policy, sampler: Sampler, config: RunConfig, options: GuardOptions) -> Objective:
+    from gpu_runtime.learning.objectives.grpo_guard import GuardedGrpoObjective
+
+    return GuardedGrpoObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
+
+
+def _check_grpo(config: RunConfig, options: GrpoOptions | GuardOptions) -> None:
     if config.sampling.sde == "none":
         raise ConfigurationError(
-            "sampling.sde is none with algorithm.objective=grpo: without noise in its denoising steps a "
-            "sample has no likelihood to train on; set sampling.sde=flow or cps, or algorithm.objective=nft"
+            f"sampling.sde is none with algorithm.objective={config.algorithm.objective}: without noise in "
+            "its denoising steps a sample has no likelihood to train on; set sampling.sde=flow or cps, or "
+            "algorithm.objective=nft"
         )
     tolerance = config.algorithm.ratio_tolerance
     if tolerance > options.clip_range:
@@ -99,10 +106,25 @@ def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
         )
 
 
+def _check_guard(config: RunConfig, options: GuardOptions) -> None:
+    if config.sampling.sde != "flow":
+        raise ConfigurationError(
+            f"sampling.sde is {config.sampling.sde} with algorithm.objective={config.algorithm.objective}, "
+            "which normalises the likelihood of the SDE's steps; set sampling.sde=flow, or another objective"
+        )
+    _check_grpo(config, options)
+
+
 def _nft(policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> Objective:
     from gpu_runtime.learning.objectives.nft import NftObjective
 
     return NftObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
+
+
+def _awm(policy: Policy, sampler: Sampler, config: RunConfig, options: AwmOptions) -> Objective:
+    from gpu_runtime.learning.objectives.awm import AwmObjective
+
+    return AwmObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
 
 
 OBJECTIVES = Registry(
@@ -111,6 +133,7 @@ OBJECTIVES = Registry(
     "spotlight.objectives",
     {
         "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", check=_check_grpo),
+        "grpo-guard": ObjectivePlugin(_guard, GuardOptions, "GRPO-Guard", check=_check_guard),
         "nft": ObjectivePlugin(
             _nft,
             NftOptions,
@@ -118,5 +141,6 @@ OBJECTIVES = Registry(
             clips_ratio=False,
             rows=lambda config, options: options.times,
         ),
+        "awm": ObjectivePlugin(_awm, AwmOptions, "AWM", rows=lambda config, options: options.times),
     },
 )

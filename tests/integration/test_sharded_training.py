@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "lora-kl": {"adaptation": {"mode": "lora"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
     "full-kl": {"adaptation": {"mode": "full"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
     "nft": {"algorithm": {"objective": "nft", "kl_weight": 0.5, "updates_per_iteration": 2}},
+    "awm": {"algorithm": {"objective": "awm", "kl_weight": 0.5, "updates_per_iteration": 2}},
+    "guard": {"algorithm": {"objective": "grpo-guard", "kl_weight": 2.0, "updates_per_iteration": 2}},
 }
 
 

@@ -83,6 +83,18 @@ def test_what_cannot_work_is_refused(values: dict, said: str):
         ({"model": {"family": "fluks"}}, "did you mean flux"),
         ({"algorithm": {"objective": "gpro"}}, "did you mean grpo"),
         ({"algorithm": {"options": {"beta": 0.1}}}, r"algorithm\.options\.beta: no such setting"),
+        (
+            {"algorithm": {"objective": "grpo-guard"}, "sampling": {"sde": "cps"}},
+            r"sampling\.sde is cps with algorithm\.objective=grpo-guard",
+        ),
+        (
+            {"algorithm": {"objective": "grpo-guard", "options": {"clip_range": 2e-6}}},
+            r"above algorithm\.options\.clip_range=2e-06",
+        ),
+        (
+            {"algorithm": {"objective": "awm", "options": {"clip_range": 1.5}}},
+            r"algorithm\.options\.clip_range",
+        ),
     ],
 )
 def test_what_a_plug_in_cannot_work_with_is_refused(values: dict, said: str):

@@ -78,7 +78,15 @@ class OnStandIn(TinyModel):
 
 
 @pytest.mark.parametrize(
-    ("objective", "sde"), [("grpo", "flow"), ("grpo", "cps"), ("nft", "flow"), ("nft", "none")]
+    ("objective", "sde"),
+    [
+        ("grpo", "flow"),
+        ("grpo", "cps"),
+        ("grpo-guard", "flow"),
+        ("nft", "flow"),
+        ("nft", "none"),
+        ("awm", "flow"),
+    ],
 )
 @pytest.mark.parametrize("mode", ["full", "lora"])
 def test_rollout_and_training_leave_nothing_on_the_cpu(asked: list[str], objective: str, sde: str, mode: str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.tiny_run import TinyRun, tiny_config
+from tests.tiny_run import OBJECTIVE_NAMES, TinyRun, tiny_config
 
 
 def trained(kl_weight: float, later: float | None, objective: str) -> dict[str, np.ndarray]:
@@ -19,7 +19,7 @@ def trained(kl_weight: float, later: float | None, objective: str) -> dict[str, 
     return run.policy.state()
 
 
-@pytest.mark.parametrize("objective", ["grpo", "nft"])
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
 def test_it_equals_the_configured_one_to_the_bit(objective: str):
     without, configured = trained(0.0, None, objective), trained(5.0, None, objective)
     later, back = trained(0.0, 5.0, objective), trained(5.0, 0.0, objective)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
 
-from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
-from gpu_runtime.diffusion.sampler import stream_of
+from gpu_runtime.diffusion.noise import NoiseStream, Purpose, uniform
 from gpu_runtime.learning.objectives.nft import nft_loss
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import TrainingSample
@@ -17,7 +15,17 @@ from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TrainingError
-from tests.tiny_run import TinyRun, shuffled, tiny_config, train_and_catch_gradients
+from tests.tiny_run import (
+    Gradients,
+    TinyRun,
+    assert_same_gradients,
+    mean_gradients,
+    noised_row,
+    of_update,
+    shuffled,
+    tiny_config,
+    train_and_catch_gradients,
+)
 
 BETA, TIMES = 0.25, 3
 
@@ -98,45 +106,20 @@ def row_loss(
     run: TinyRun, sample: TrainingSample, place: int, settings: RunConfig, old: TinyRun | None = None
 ) -> torch.Tensor:
     """One row alone, from the definition; the old policy is `old`'s, or the policy itself."""
-    model, request = run.policy.model, sample.request
-    if settings.algorithm.options.get("shared", NftOptions().shared):
-        stream = [NoiseStream(request.run_seed, request.iteration, request.prompt_id, 0)]
-    else:
-        stream = [stream_of(request)]
-    sigma = ((place + uniform(stream, Purpose.TRAIN_TIME, place)) / TIMES).float()
-    noise = normal(stream, Purpose.TRAIN_NOISE, place, model.latent_shape)
-    image = torch.from_numpy(sample.latents_SC)[None]
-    noised, prompt = (1 - sigma) * image + sigma * noise, model.encode_prompts([sample.request.prompt])
-    velocity = model.velocity(noised, sigma, prompt)
-    before = velocity.detach() if old is None else old.model.velocity(noised, sigma, prompt).detach()
+    shared = settings.algorithm.options.get("shared", NftOptions().shared)
+    row = noised_row(run, sample, place, TIMES, shared)
+    asked = (row.latents_BSC, row.sigma_B, row.prompt)
+    velocity = run.policy.model.velocity(*asked)
+    before = velocity.detach() if old is None else old.model.velocity(*asked).detach()
     good = 0.5 + 0.5 * max(-1.0, min(1.0, sample.advantage / ADVANTAGE_CLIP))
-    return nft_loss(velocity, before, noise - image, torch.tensor([good]), BETA)
+    return nft_loss(velocity, before, row.target_BSC, torch.tensor([good]), BETA)
 
 
 def gradients_row_by_row(
     run: TinyRun, chosen: list[TrainingSample], settings: RunConfig, old: TinyRun | None = None
-) -> dict[str, torch.Tensor]:
-    weights = list(run.policy.trained.values())
-    sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
-    for sample in chosen:
-        for place in range(TIMES):
-            loss = row_loss(run, sample, place, settings, old).sum()
-            for total, grad in zip(sums, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
-                if grad is not None:
-                    total += grad.double() / (len(chosen) * TIMES)
-    return dict(zip(run.policy.trained, sums, strict=True))
-
-
-def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    scale = math.sqrt(sum(float(total.norm()) ** 2 for total in expected.values()))
-    assert scale > 0
-    for name, grad in found.items():
-        assert float((grad - expected[name]).norm()) < 1e-5 * scale, name
-
-
-def of_update(samples: list[TrainingSample], place: int, updates: int) -> list[TrainingSample]:
-    prompts = sorted({sample.request.prompt_id for sample in samples})
-    return [sample for sample in samples if prompts.index(sample.request.prompt_id) % updates == place]
+) -> Gradients:
+    rows = [(sample, place) for sample in chosen for place in range(TIMES)]
+    return mean_gradients(run, (row_loss(run, *row, settings, old) for row in rows))
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -22,7 +22,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ModelError, NonFiniteError, TrainingError
 from tests.tiny_model import TinyModel
-from tests.tiny_run import TinyRun, request, tiny_config
+from tests.tiny_run import OBJECTIVE_NAMES, TinyRun, request, tiny_config
 
 
 class BreaksAt(TinyModel):
@@ -92,7 +92,7 @@ def test_an_image_names_its_samples():
         TinyRun(tiny_config(), Overflows()).sampler.generate([request(0, 7)])
 
 
-@pytest.mark.parametrize("objective", ["grpo", "nft"])
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
 def test_a_gradient_names_its_weight_and_the_training_step(objective: str):
     run = TinyRun(tiny_config(algorithm={"objective": objective, "updates_per_iteration": 2}))
     samples = run.rollout()

@@ -184,9 +184,10 @@ def test_the_ratio_of_new_samples_is_checked_beside_older_ones():
         run.trainer.train(unknown)
 
 
+@pytest.mark.parametrize("objective", ["nft", "awm"])
 @pytest.mark.parametrize("sde", ["flow", "none"])
-def test_the_other_objective_trains_on_older_samples_too(sde):
-    run = TinyRun(tiny_config(algorithm={"objective": "nft"}, sampling={"sde": sde}))
+def test_objectives_on_final_images_train_on_older_samples_too(objective, sde):
+    run = TinyRun(tiny_config(algorithm={"objective": objective}, sampling={"sde": sde}))
     samples = aged(run, run.rollout())
     before = run.policy.state()
     report = run.trainer.train(samples)

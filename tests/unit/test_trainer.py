@@ -20,7 +20,14 @@ from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_model import TinyModel
-from tests.tiny_run import Gradients, TinyRun, shuffled, tiny_config, train_and_catch_gradients
+from tests.tiny_run import (
+    OBJECTIVE_NAMES,
+    Gradients,
+    TinyRun,
+    shuffled,
+    tiny_config,
+    train_and_catch_gradients,
+)
 
 MODES = ["lora", "full"]
 
@@ -359,7 +366,7 @@ def one_by_one(run: TinyRun, samples: Sequence[TrainingSample]) -> None:
         run.trainer.add(shuffled([s for s in samples if s.request.prompt_id == prompt], prompt))
 
 
-@pytest.mark.parametrize("objective", ["grpo", "nft"])
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
 @pytest.mark.parametrize("updates", [1, 2, 3])
 @pytest.mark.parametrize("size", [4, 5])
 def test_a_group_at_a_time_gives_the_bits_of_all_at_once(objective: str, updates: int, size: int) -> None:
@@ -394,8 +401,9 @@ def test_groups_out_of_their_order_are_a_defect() -> None:
         run.trainer.add(samples[:2])
 
 
-def test_weights_that_changed_since_the_gradients_were_added_are_refused() -> None:
-    run = TinyRun(tiny_config())
+@pytest.mark.parametrize("objective", OBJECTIVE_NAMES)
+def test_weights_that_changed_since_the_gradients_were_added_are_refused(objective: str) -> None:
+    run = TinyRun(tiny_config(algorithm={"objective": objective}))
     samples = run.rollout()
     run.trainer.begin()
     run.perturb()

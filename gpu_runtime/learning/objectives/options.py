@@ -17,11 +17,15 @@ class GrpoOptions(Section):
     """Clip range of the probability ratio; small because log-probabilities are means."""
 
 
-class NftOptions(Section):
-    """Options of `nft`."""
+class GuardOptions(Section):
+    """Options of `grpo-guard`."""
 
-    beta: float = Field(default=0.1, gt=0, le=1)
-    """Strength of the implicit guidance; the smaller, the further an iteration may move the policy."""
+    clip_range: float = Field(default=2e-5, gt=0, lt=1)
+    """Clip range of the normalised ratio, which moves less than the ratio of `grpo`."""
+
+
+class NoisedImagesOptions(Section):
+    """Options of the objectives on final images that are noised again."""
 
     times: int = Field(default=5, ge=1, le=64)
     """Number of noise levels at which each sample is trained on."""
@@ -29,3 +33,17 @@ class NftOptions(Section):
     shared: bool = True
     """Train on all samples of a prompt group with the same noise at the same noise levels, so that their
     effect on the loss cancels in the group's differences (V-GRPO, arXiv 2604.23380)."""
+
+
+class NftOptions(NoisedImagesOptions):
+    """Options of `nft`."""
+
+    beta: float = Field(default=0.1, gt=0, le=1)
+    """Strength of the implicit guidance; the smaller, the further an iteration may move the policy."""
+
+
+class AwmOptions(NoisedImagesOptions):
+    """Options of `awm`."""
+
+    clip_range: float = Field(default=1.0, gt=0, le=1)
+    """Clip range of the ratio to the policy that training begins with; 1 as in the public recipes."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.noise import Purpose, normal
+from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
 from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
 from gpu_runtime.learning.policy import Policy
@@ -68,6 +69,17 @@ class StochasticSteps:
             StepTimes.at(self._sampler.schedule(rows[0].sample.request), step).to(device),
             self._sampler.conditioning(row.sample.request for row in rows),
         )
+
+    def noise(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Return the noise that the sampler drew for each row's step, shape (R, S, C), on the device."""
+        model = self._policy.model
+        drawn = torch.empty(len(rows), *model.latent_shape)
+        steps = [int(row.sample.trajectory.step_W[row.place]) for row in rows]
+        for step in sorted(set(steps)):
+            chosen = [index for index, of_row in enumerate(steps) if of_row == step]
+            streams = [stream_of(rows[index].sample.request) for index in chosen]
+            drawn[chosen] = normal(streams, Purpose.SDE, step, model.latent_shape)
+        return drawn.to(model.device)
 
     def transition(self, inputs: StepInputs) -> Transition:
         """Return the policy of each row; it carries gradient if gradients are enabled."""

@@ -1,0 +1,55 @@
+"""Advantage-weighted matching (AWM, arXiv 2509.25050): the loss of pretraining, weighted by advantages.
+
+See docs/explanation/forward-process.md.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
+from gpu_runtime.learning.objectives.options import AwmOptions
+from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
+from gpu_runtime.learning.policy import Policy
+from storage.config.run_config import SamplingConfig
+
+
+def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
+    """Return -|v - u|^2, a mean over tokens and channels, which stands for log p of the image; shape (R,).
+
+    Args:
+        velocity_RSC: velocity v of a policy.
+        target_RSC: target u = noise - x0 of each row.
+    """
+    return -((velocity_RSC - target_RSC) ** 2).mean(dim=(1, 2))
+
+
+class AwmObjective(NoisedImagesObjective):
+    """The `objectives.protocol.Objective` of AWM; a row is a (sample, noise level).
+
+    The ratio is taken over the policy that training begins with, whichever weights drew the image.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        sampler: Sampler,
+        sampling: SamplingConfig,
+        kl_weight: float,
+        options: AwmOptions,
+    ) -> None:
+        super().__init__(policy, sampler, sampling, kl_weight, options)
+        self._clip_range = options.clip_range
+
+    def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
+        return matching_log_prob(velocity_RSC, target_RSC)
+
+    def _loss(
+        self,
+        velocity_RSC: torch.Tensor,
+        target_RSC: torch.Tensor,
+        old: torch.Tensor,
+        share_R: torch.Tensor,
+    ) -> RowLoss:
+        return policy_loss(matching_log_prob(velocity_RSC, target_RSC), old, share_R, self._clip_range)

@@ -1,0 +1,69 @@
+"""GRPO-Guard (arXiv 2510.22319): Flow-GRPO with a ratio that clips alike on both sides and at every step.
+
+See docs/explanation/flow-grpo.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gpu_runtime.diffusion.sde_step import Transition
+from gpu_runtime.learning.objectives.grpo import GrpoObjective
+from gpu_runtime.learning.objectives.protocol import Row
+from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
+from gpu_runtime.learning.objectives.stochastic_steps import StepInputs
+
+
+def guarded_loss(
+    log_ratio_R: torch.Tensor,
+    moved_RSC: torch.Tensor,
+    scale_R: torch.Tensor,
+    length_R: torch.Tensor,
+    advantage_R: torch.Tensor,
+    clip_range: float,
+) -> RowLoss:
+    """Return the clipped loss of the normalised ratio, over the length of the step.
+
+    With d the shift of the step's mean and b its deviation, log p - log p_old is mean(d noise) / b
+    - mean(d^2) / (2 b^2): below 0 on average, and the wider the smaller b is. Without its second term and
+    times b it is mean(d noise), whose mean is 0 and which the step's deviation has no part in.
+
+    Args:
+        log_ratio_R: log p - log p_old (carries gradient).
+        moved_RSC: mean of the step minus that of the old policy (carries gradient).
+        scale_R: standard deviation of the step.
+        length_R: -dt of the step, by which its mean, and so its gradient, grows.
+        advantage_R: advantage of each row's sample.
+        clip_range: clip range of the normalised ratio.
+
+    Returns:
+        The loss terms; the ratio is p / p_old itself, not normalised.
+    """
+    bias_R = (moved_RSC**2).mean(dim=(1, 2)) / (2 * scale_R**2)
+    normalised_R = (log_ratio_R + bias_R) * scale_R
+    terms = policy_loss(normalised_R, torch.zeros_like(normalised_R), advantage_R, clip_range)
+    return RowLoss(terms.loss_R / length_R, torch.exp(log_ratio_R.detach()), terms.clipped_R)
+
+
+class GuardedGrpoObjective(GrpoObjective):
+    """The `objectives.protocol.Objective` of GRPO-Guard; a row is a (sample, denoising step).
+
+    The old policy's mean follows from the step's end and its noise, a function of the sample's identity, so
+    nothing is kept for it, and samples that older weights drew are measured from those weights.
+    """
+
+    def _loss(
+        self, rows: Sequence[Row], inputs: StepInputs, policy: Transition, advantage_R: torch.Tensor
+    ) -> RowLoss:
+        scale_R = policy.scale_B
+        old_RSC = inputs.after_RSC - scale_R[:, None, None] * self._steps.noise(rows)
+        return guarded_loss(
+            self._steps.log_prob(inputs, policy) - inputs.old_log_prob_R,
+            policy.mean_BSC - old_RSC,
+            scale_R,
+            inputs.times.sigma_B - inputs.times.sigma_next_B,
+            advantage_R,
+            self._clip_range,
+        )

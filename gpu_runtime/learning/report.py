@@ -32,8 +32,8 @@ class TrainingReport:
     Attributes:
         training_steps: optimiser steps taken; 0 if no group had variance.
         loss, kl, clip_share, gradient_norm: means over the iteration's updates.
-        ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; `nft` looks
-            at one batch of stochastic steps. Samples of older weights are left out.
+        ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; objectives on
+            final images look at one batch of stochastic steps. Samples of older weights are left out.
         off_policy: figures of these; None if there are none.
         ratio_mean: mean over the updates of the probability ratio of the policy to the one that drew the
             samples; 0 if no update was taken, or the objective has no ratio.

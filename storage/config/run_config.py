@@ -42,7 +42,7 @@ class SamplingConfig(Section):
 
     sde: Literal["flow", "cps", "none"] = "flow"
     """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling. `none`: rollouts follow the ODE,
-    and a seed is its initial noise; for objectives that need no likelihood, as `nft`."""
+    and a seed is its initial noise; for objectives that need no likelihood, `nft` and `awm`."""
 
     noise_level: float = Field(default=0.7, gt=0, le=2)
     """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""
@@ -90,9 +90,10 @@ class AlgorithmConfig(Section):
     """How an iteration's samples change the weights."""
 
     objective: str = Field(default="grpo", min_length=1)
-    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped. `nft` is
-    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised again; or a plug-in: its entry
-    point's name, or `package.module:Name`."""
+    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard` is
+    GRPO-Guard (arXiv 2510.22319), with a normalised ratio. `nft` is DiffusionNFT (arXiv 2509.16117) and `awm`
+    advantage-weighted matching (arXiv 2509.25050): the velocity field on final images, noised again; or a
+    plug-in: its entry point's name, or `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""
@@ -118,8 +119,8 @@ class AlgorithmConfig(Section):
     """Weight beta of the KL to the reference policy: the model before training (see `model.reference`)."""
 
     ratio_tolerance: float = Field(default=1e-5, gt=0, le=1)
-    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` looks at one
-    batch of stochastic steps)."""
+    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` and
+    `awm` look at one batch of stochastic steps)."""
 
     @model_validator(mode="after")
     def _every_update_has_a_group(self) -> Self:

@@ -22,8 +22,8 @@ class TrainingSample:
 
     Attributes:
         request: identity of the sample.
-        trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
-        latents_SC: its final latents, float32 (read by `nft`).
+        trajectory: its stochastic denoising steps; an objective learns from them, or checks weights by them.
+        latents_SC: its final latents, float32, for objectives that learn from them.
         advantage: distance from its group's mean, normalised and clamped; 0 in a group without variance
             (`algorithm.zero_variance_groups`).
         stale: True if weights older than those that training begins with drew it, as the strategy wants: its

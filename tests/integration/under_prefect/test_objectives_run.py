@@ -1,0 +1,23 @@
+"""A short run of each objective that has no preset: two trainers, two updates an iteration, a KL."""
+
+from __future__ import annotations
+
+import pytest
+
+from flows.post_train import post_train
+from storage.config.loading import load_config
+from storage.home import Home
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+
+
+@pytest.mark.parametrize("objective", ["grpo-guard", "awm"])
+def test_a_short_run_goes_to_its_end(home: Home, objective: str):
+    settings = [
+        f"algorithm.objective={objective}", "algorithm.updates_per_iteration=2", "algorithm.kl_weight=0.01",
+        "runtime.cluster=local", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
+        "runtime.spot_workers=0", "runtime.scorer_workers=1",
+    ]  # fmt: skip
+    result = post_train(load_config("smoke", settings, {}), f"run-{objective}")
+    assert result["iterations"] == 2
+    assert result["max_ratio_deviation"] == 0.0

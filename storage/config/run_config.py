@@ -90,10 +90,10 @@ class AlgorithmConfig(Section):
     """How an iteration's samples change the weights."""
 
     objective: str = Field(default="grpo", min_length=1)
-    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard` is
-    GRPO-Guard (arXiv 2510.22319), with a normalised ratio. `nft` is DiffusionNFT (arXiv 2509.16117) and `awm`
-    advantage-weighted matching (arXiv 2509.25050): the velocity field on final images, noised again; or a
-    plug-in: its entry point's name, or `package.module:Name`."""
+    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard`
+    (arXiv 2510.22319) normalises the ratio. `nft` is DiffusionNFT (arXiv 2509.16117), `awm` AWM (arXiv
+    2509.25050): the velocity field on final images, noised again; or a plug-in: its entry point's name, or
+    `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""

@@ -9,7 +9,7 @@ Invariants:
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
   ends while it loads is billed, too.
 - A worker that is under notice or leaves gets no further chunk. If the notice is withdrawn, it pulls again,
-  beside its replacement if there is one.
+  beside its replacement if there is one; on a rented instance it leaves all the same.
 - During training, a second thread lets the other devices draft (`beside_training`): the training thread then
   touches only the trainers. A lock guards what both write.
 """
@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -91,13 +91,19 @@ class Fleet:
         self.standbys = Standbys(cluster, config, history, self.collector, address)
         """Processes that take the slots of lost workers."""
         provider = build_capacity(config.runtime, cluster)
-        self._rented = None if provider is None else RentedCapacity(provider, config)
-        self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
-        """States, paid time and events of the devices."""
-        self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
+        with ExitStack() as on_failure:  # what is rented is paid for
+            if provider is not None:
+                on_failure.callback(provider.close)
+            self._rented = None if provider is None else RentedCapacity(provider, config)
+            self.accounts = DeviceAccounts(self.collector, config.price, history, self._rented)
+            """States, paid time and events of the devices."""
+            self._provisioner = WorkerProvisioner(
+                cluster, config, history, self.standbys, address, self._rented
+            )
+            first = self._provisioner.fill(())[:training]
+            on_failure.pop_all()
         self.failed_starts = self._provisioner.failed
         """Workers that died while they loaded, in order."""
-        first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
         follows = self._rented is not None and not strategy_of(config).drafts_beside_training
         self._thread = threading.get_ident()
@@ -367,7 +373,7 @@ class Fleet:
                     self.on_worker_lost(device, WorkerLostError(f"the instance of {device.name!r} is gone"))
                 continue
             reason = rented.why_leaving(device.name)
-            device.retiring = device.retiring or bool(reason)
+            device.retiring = bool(reason)
             if device.retiring and not self._dispatcher.busy(device.name):
                 device.actor.kill()
                 self._remove(device, "left", reason)

@@ -1,4 +1,4 @@
-"""The spot instances that a run rents: how many it wants, which ones it has, which workers are on them.
+"""The spot instances that a run rents: the wanted number, the offers held, and the workers on them.
 
 `gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by the times of the previous iterations;
 a provider of `gpu_runtime/fleet/capacity/` rents.
@@ -109,7 +109,7 @@ class RentedCapacity:
         return min(self._most, sum(offer.devices for offer in self._staying))
 
     def look(self, at_once: bool = False) -> None:
-        """Ask the provider for its offers.
+        """Ask the provider for its offers. A call-back is final, even if the provider withdraws it.
 
         Args:
             at_once: True to ask now, False to ask at most once in half a second.
@@ -118,9 +118,10 @@ class RentedCapacity:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
             self._notes += self._provider.take_troubles()
-            for offer in list(self._offers.values()):
-                # No worker will be put on it, so none would give it back on leaving.
-                if offer.called_back and offer.instance not in self._instance_of.values():
+            for offer in [offer for offer in self._offers.values() if offer.called_back]:
+                if offer.instance in self._instance_of.values():
+                    self._given_back.setdefault(offer.instance, offer.called_back)
+                else:  # no worker will be put on it, so none would give it back on leaving
                     self._release(offer.instance)
 
     def assign(self, worker: str) -> None:
@@ -141,9 +142,7 @@ class RentedCapacity:
 
     def why_leaving(self, worker: str) -> str:
         """Return why a worker has to leave, in words; empty if it stays."""
-        instance = self._instance_of.get(worker, "")
-        offer = self._offers.get(instance)
-        return self._given_back.get(instance, "") or (offer.called_back if offer else "")
+        return self._given_back.get(self._instance_of.get(worker, ""), "")
 
     def leave(self, worker: str, reason: str) -> None:
         """Give back the instance of a worker, with all its workers, for a reason in words."""
@@ -179,11 +178,7 @@ class RentedCapacity:
 
     @property
     def _staying(self) -> list[Offer]:
-        return [
-            offer
-            for offer in self._offers.values()
-            if not offer.called_back and offer.instance not in self._given_back
-        ]
+        return [offer for offer in self._offers.values() if offer.instance not in self._given_back]
 
     def _give_back(self) -> None:
         """Give back instances above the wanted number: first those without workers, then the newest."""

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Timer
 
 import httpx
 import pytest
 
 from examples.lending_server import Lender, LendingServer, LoadForecast
+from gpu_runtime.fleet.capacity import command
 from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
@@ -125,6 +127,25 @@ class TestCommand:
             "runtime.options.acquire did not end in runtime.options.timeout_s=0.2 s and was ended"
         ]
         provider.close()
+
+    def test_the_end_lets_a_release_finish_and_no_waiting_acquire_begin(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(command, "_CLOSE_S", 0.1)
+        done, go_on = tmp_path / "done", tmp_path / "go-on"
+        provider = commands(
+            f'echo acquire >> {done}; echo \'{{"instances": [{{"instance": "i"}}]}}\'',
+            f"while [ ! -e {go_on} ]; do sleep 0.02; done; echo release >> {done}",
+        )
+        provider.wanted(1, None)
+        awaited(provider, lambda: bool(provider.offered()))
+        provider.release("i")
+        provider.wanted(1, None)
+        opener = Timer(0.5, go_on.touch)
+        opener.start()
+        provider.close()
+        assert done.read_text().split() == ["acquire", "release"]
+        assert provider.take_troubles() == []
 
     def test_what_is_no_answer_is_reported(self):
         for said, part in (

@@ -27,6 +27,7 @@ from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
+from storage.errors import RuntimeFailure
 from tasks.iteration.session import close_runtime
 from tests.fake_capacity import FakeCapacity
 from tests.fake_cluster import FakeCluster
@@ -127,6 +128,20 @@ def test_a_busy_device_that_leaves_gets_nothing_more_and_ends_once_it_is_free(
     stage.prepare()
     assert stage.events() == [("spot-1", "left", "serving needs it")]
     assert stage.cluster.workers["spot-1"].dead and stage.provider.released == ["b"]
+
+
+def test_a_call_back_that_is_withdrawn_stays_final(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    stage.prepare()
+    busy = {"spot-1"}
+    monkeypatch.setattr(stage.fleet._dispatcher, "busy", lambda worker: worker in busy)
+    for reason in ("serving needs it", ""):
+        stage.provider.offers[1] = Offer("b", called_back=reason)
+        assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
+    busy.clear()
+    stage.events()
+    stage.prepare()
+    assert stage.provider.released == ["b"]
+    assert stage.events() == [("spot-1", "left", "serving needs it")]
 
 
 def test_a_worker_whose_instance_is_gone_is_lost(stage: Stage):
@@ -304,6 +319,19 @@ def test_what_could_not_be_given_back_at_the_end_is_an_event(
 def test_all_is_given_back_at_the_end(stage: Stage):
     stage.fleet.close()
     assert stage.provider.closed
+
+
+def test_all_is_given_back_if_the_fleet_cannot_be_built(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeFailure("no process")
+
+    monkeypatch.setattr(FakeCluster, "start", refuse)
+    provider.offers = [Offer("a")]
+    with pytest.raises(RuntimeFailure, match="no process"):
+        Stage(provider)
+    assert provider.closed and provider.released == ["a"]
 
 
 def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: FakeCapacity):

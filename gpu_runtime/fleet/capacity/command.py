@@ -101,7 +101,7 @@ class CommandCapacity(CapacityProvider):
         self._commands = ThreadPoolExecutor(1, thread_name_prefix="capacity")
         self._acquiring: Future[None] | None = None
         self._held: dict[str, Offer] = {}
-        self._running: subprocess.Popen[str] | None = None
+        self._acquires: subprocess.Popen[str] | None = None
         self._closing = False
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
@@ -132,14 +132,16 @@ class CommandCapacity(CapacityProvider):
             # Killed half-way, it might leave an instance that is paid for but that no program knows of.
             wait([self._acquiring], timeout=_CLOSE_S)
             with self._lock:
-                if self._running is not None and not self._acquiring.done():
-                    _end(self._running)
+                if self._acquires is not None:
+                    _end(self._acquires)
             wait([self._acquiring])
         for offer in self.offered():
             self.release(offer.instance)
         self._commands.shutdown()
 
     def _acquire(self, asked: dict[str, Any]) -> None:
+        if self._closing:  # it was waiting for a `release` to end
+            return
         try:
             found = AcquireAnswer.model_validate(
                 json.loads(self._run("acquire", self._options.acquire, asked))
@@ -178,8 +180,9 @@ class CommandCapacity(CapacityProvider):
             )  # fmt: skip
         except OSError as error:
             raise CapacityError(f"runtime.options.{name} could not be started: {error}") from error
-        with self._lock:
-            self._running = process
+        if name == "acquire":
+            with self._lock:
+                self._acquires = process
         limit_s = self._options.timeout_s
         try:
             said, complained = process.communicate(json.dumps(given), timeout=limit_s)
@@ -190,8 +193,9 @@ class CommandCapacity(CapacityProvider):
                 f"runtime.options.{name} did not end in runtime.options.timeout_s={limit_s:g} s and was ended"
             ) from error
         finally:
-            with self._lock:
-                self._running = None
+            if name == "acquire":
+                with self._lock:
+                    self._acquires = None
         if process.returncode:
             raise CapacityError(
                 f"runtime.options.{name} ended with status {process.returncode}: "

@@ -64,6 +64,10 @@ class WorkerLostError(SpotlightError, RuntimeError):
     """A worker's process is gone; another worker can do what it had leased."""
 
 
+class DeviceFaultError(WorkerLostError):
+    """A worker's device failed or has no memory left: its process can do no more and has to be ended."""
+
+
 class SchedulingError(SpotlightError, ValueError):
     """A call contradicts the scheduler's state: a request twice, a commit past the end, an unknown device."""
 

@@ -30,7 +30,6 @@ from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
@@ -45,8 +44,11 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.config.run_config import RunConfig
-from storage.errors import WorkerLostError
+from storage.errors import DeviceFaultError, RuntimeFailure, WorkerLostError
 from storage.record.records import DeviceEventKind, DeviceState
+
+_FAULTS_ALLOWED = 3
+"""Device faults in a row, without a chunk done between; more mean that the settings do not fit."""
 
 
 class Fleet:
@@ -72,6 +74,7 @@ class Fleet:
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
+        self._faults_in_a_row = 0
         self._devices: list[Device] = []
         self._weights: Weights | None = None
         training = config.runtime.trainer_workers
@@ -104,10 +107,10 @@ class Fleet:
             on_failure.pop_all()
         self.failed_starts = self._provisioner.failed
         """Workers that died while they loaded, in order."""
-        # Where devices draft in a training window, a second thread lets them, and follows the capacity.
-        follows = self._rented is not None and not strategy_of(config).drafts_beside_training
         self._thread = threading.get_ident()
-        self.look = self._look if follows else None
+        # Held by the thread that asks for notices or follows the capacity while another may.
+        self._following = threading.Lock()
+        self.look = None if self._rented is None else self._look
         """Function to call while waiting, which gives back devices called back; None if not needed."""
         self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share, self.look)
         """The devices that train."""
@@ -217,7 +220,8 @@ class Fleet:
     @contextmanager
     def beside_training(self) -> Iterator[None]:
         """Let the other devices do phases while the trainers train, within this context."""
-        self._beside_training = True
+        with self._following:  # from here on, this thread follows the capacity
+            self._beside_training = True
         try:
             yield
         finally:
@@ -273,7 +277,8 @@ class Fleet:
 
         These are no trainers, and under no notice when asked now.
         """
-        self._ask_for_notices()
+        with self._following:
+            self._ask_for_notices()
         return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
 
     def trains(self, device: Device) -> bool:
@@ -281,6 +286,12 @@ class Fleet:
         return device in self.trainers
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """Apply what a device's provider says with a chunk of denoising steps."""
+        if not self.trains(device):
+            self._faults_in_a_row = 0
+        self._apply_notice(device, notice)
+
+    def _apply_notice(self, device: Device, notice: Notice | None) -> None:
         """Apply what a device's provider says now, and record any change."""
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
@@ -298,13 +309,21 @@ class Fleet:
         """Remove a worker that has died.
 
         Raises:
-            RuntimeFailure: if the worker is a trainer.
+            RuntimeFailure: if the worker is a trainer, or devices failed too often in a row.
         """
         if device in self.trainers:
             self.trainers.end()
             raise trainer_gone(error) from error
         self._remove(device, "lost", str(error))
         self.lost.append(device.name)
+        if isinstance(error, DeviceFaultError):
+            device.actor.kill()
+            self._faults_in_a_row += 1
+            if self._faults_in_a_row > _FAULTS_ALLOWED:
+                raise RuntimeFailure(
+                    f"{self._faults_in_a_row} devices failed one after another, the last, {device.name}: "
+                    f"{error}; if memory is short, lower sampling.batch_size or the size of the images"
+                ) from error
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill the process of a worker that hangs; it counts as lost.
@@ -352,9 +371,14 @@ class Fleet:
             device.holds, device.coming = None, None
 
     def _look(self) -> None:
-        """Follow the capacity, unless called by a thread that asks trainers for a checkpoint."""
-        if threading.get_ident() == self._thread:
-            self._follow_capacity()
+        """Follow the capacity, unless another thread does, or this one asks trainers for a checkpoint."""
+        if threading.get_ident() != self._thread or not self._following.acquire(blocking=False):
+            return
+        try:
+            if not self._beside_training:
+                self._follow_capacity()
+        finally:
+            self._following.release()
 
     def _follow_capacity(self, at_once: bool = False) -> None:
         """End workers whose instance is gone; drain those that leave, and end them once they are idle.
@@ -400,7 +424,7 @@ class Fleet:
         with self._lock:
             asked = {d.name: d.actor.call(Worker.notice) for d in self._devices if d.market == "spot"}
         for device, notice in self._answers(asked, "say whether it is under notice"):
-            self.on_notice(device, notice)
+            self._apply_notice(device, notice)
 
     def _answers(self, calls: Mapping[str, Future[Any]], what: str) -> Iterator[tuple[Device, Any]]:
         """Yield workers with their answers; those that are dead or do not answer in time are lost."""

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 import torch
@@ -41,13 +42,37 @@ from gpu_runtime.worker.training_group import divided, exchanging
 from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
-from storage.errors import GroupBrokenError, RuntimeFailure
+from storage.errors import DeviceFaultError, GroupBrokenError, RuntimeFailure
+from storage.text import one_line
 
 if TYPE_CHECKING:  # all families of diffusers: seconds that the driver and devices that work alone save
     from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 _CONNECT_S = 30.0
 """Longest wait for the driver's store, which answers at once or cannot be reached."""
+
+# A torch before 2.8 raises a plain RuntimeError in place of the second one.
+_DEVICE_FAULTS = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _loses_worker_on_fault(
+    method: Callable[Concatenate[DeviceWorker, P], R],
+) -> Callable[Concatenate[DeviceWorker, P], R]:
+    """Raise faults of the device as the worker's loss, unless it trains: others can do its work."""
+
+    @wraps(method)
+    def guarded(worker: DeviceWorker, *args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return method(worker, *args, **kwargs)
+        except _DEVICE_FAULTS as error:
+            if worker._trainer is not None:
+                raise
+            raise DeviceFaultError(f"{type(error).__name__}: {one_line(str(error))}") from error
+
+    return guarded
 
 
 class DeviceWorker:
@@ -142,6 +167,7 @@ class DeviceWorker:
         """Return the preemption notice that this machine is under, if any; answers at once."""
         return self._watch.notice if self._watch is not None else None
 
+    @_loses_worker_on_fault
     def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
         """Load other weights; return their digest as read back from the model.
 
@@ -184,6 +210,7 @@ class DeviceWorker:
         self._refuse_other_weights(requests[0].weights)
         return self._sampler.generate(requests)
 
+    @_loses_worker_on_fault
     def begin_samples(
         self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk:
@@ -207,6 +234,7 @@ class DeviceWorker:
         self._samples.begin(lease, work)
         return self._samples.advance(lease, steps)
 
+    @_loses_worker_on_fault
     def advance_samples(self, lease: int, steps: int) -> SampleChunk:
         """Continue the samples of a lease by at most `steps` denoising steps.
 

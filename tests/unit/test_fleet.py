@@ -14,7 +14,7 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.scheduling.requests import UnderWay, WeightsVersion, WorkLeft
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
-from storage.errors import RuntimeFailure, WorkerLostError
+from storage.errors import DeviceFaultError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
@@ -259,6 +259,26 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.1"]
     assert stage.fleet.add_ready_workers() == []
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
+
+
+def test_a_device_that_fails_is_replaced_and_settings_that_never_fit_end_the_run():
+    stage = Stage("none")
+
+    def fail(name: str) -> None:
+        (device,) = [one for one in stage.fleet.workers(WeightsVersion(1)) if one.name == name]
+        stage.fleet.on_worker_lost(device, DeviceFaultError("OutOfMemoryError: 2 GiB are missing"))
+        assert stage.cluster.workers[name].dead, "its process is not of use any more"
+        for _ in range(2):
+            stage.fleet.prepare(FIRST)
+
+    for name in (ONE, "spot-0.1", "spot-0.2"):
+        fail(name)
+    (two,) = [one for one in stage.fleet.workers(WeightsVersion(1)) if one.name == TWO]
+    stage.fleet.on_notice(two, None)  # it has done a chunk
+    for name in ("spot-0.3", "spot-0.4", "spot-0.5"):
+        fail(name)
+    with pytest.raises(RuntimeFailure, match=r"4 devices failed.*2 GiB are missing; .*sampling.batch_size"):
+        fail(TWO)
 
 
 def newcomer(stage: Stage) -> tuple[FakeWorker, Future[Any]]:

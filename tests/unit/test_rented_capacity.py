@@ -41,12 +41,14 @@ MOST = 3
 class Stage:
     """A fleet of a reserved worker, and a fake provider of spot instances."""
 
-    def __init__(self, provider: FakeCapacity, notices: str = "none") -> None:
+    def __init__(self, provider: FakeCapacity, notices: str = "none", strategy: str = "plain") -> None:
         self.provider = provider
         self.cluster = FakeCluster()
         runtime = {"notices": notices, "spot_workers": MOST, "capacity": "fake"}
         price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
-        self.fleet = Fleet(self.cluster, tiny_config(runtime=runtime, price=price))
+        exploration = {"strategy": strategy}
+        config = tiny_config(runtime=runtime, price=price, exploration=exploration)
+        self.fleet = Fleet(self.cluster, config)
         self.fleet.await_ready()
         rented = self.fleet._rented
         assert rented is not None
@@ -250,6 +252,23 @@ def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(
     beside.start()
     beside.join()
     assert stage.provider.released == [] and len(stage.fleet._devices) == 4
+    look()
+    assert stage.provider.released == ["b"]
+
+
+def test_only_drafts_beside_training_keep_the_training_thread_from_looking(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    provider.offers = [Offer("a"), Offer("b")]
+    stage = Stage(provider, strategy="stale")
+    stage.prepare()
+    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
+    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    look = stage.fleet.look
+    assert look is not None
+    with stage.fleet.beside_training():
+        look()
+        assert stage.provider.released == [], "the drafting thread follows the capacity"
     look()
     assert stage.provider.released == ["b"]
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import inspect
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.fleet.trainers import Trainers
@@ -17,6 +21,7 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from gpu_runtime.worker.worker import DeviceWorker
+from storage.errors import DeviceFaultError
 
 if TYPE_CHECKING:
 
@@ -43,3 +48,19 @@ def test_what_may_be_asked_is_what_the_worker_has():
         had = dict(inspect.signature(getattr(DeviceWorker, name)).parameters)
         had.pop("_ray_trace_ctx", None)  # Ray's, where a test of this process has made it an actor before
         assert had == dict(inspect.signature(method).parameters), name
+
+
+@pytest.mark.parametrize("fault", ["OutOfMemoryError", "AcceleratorError"])
+def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer(fault: str):
+    kind: type[RuntimeError] = getattr(torch, fault)
+
+    def fail(*_: object) -> None:
+        raise kind("CUDA says no")
+
+    worker: Any = object.__new__(DeviceWorker)  # without a model
+    worker._samples, worker._trainer = SimpleNamespace(advance=fail), None
+    with pytest.raises(DeviceFaultError, match=f"{fault}: CUDA says no"):
+        worker.advance_samples(0, 1)
+    worker._trainer = "any"
+    with pytest.raises(kind, match="CUDA says no"):
+        worker.advance_samples(0, 1)

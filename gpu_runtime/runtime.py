@@ -316,10 +316,11 @@ class Runtime:
         Args:
             prompts: some of `evaluate_prompts`, or all.
         """
-        weights = self._current
-        if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, both are the same
-            weights = self._fleet.trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
-        return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
+        weights, trainers = self._current, self._fleet.trainers
+        with self._fleet.evaluating():
+            if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, both are the same
+                weights = trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
+            return evaluate(self.config, prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
         """Return the trainer's complete state, for a checkpoint.

@@ -7,7 +7,7 @@ Invariants:
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
   while devices generate, else with the next phase.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
-  ends while it loads is billed, too.
+  ends while it loads is billed, too; one that still loads when the run ends is not.
 - A worker that is under notice or leaves gets no further chunk. If the notice is withdrawn, it pulls again,
   beside its replacement if there is one; on a rented instance it leaves all the same.
 - During training, a second thread lets the other devices draft (`beside_training`): the training thread then
@@ -179,7 +179,7 @@ class Fleet:
         if not requests:
             return []
         accepts = partial(self._rolls_out, weights.version, other)
-        phase, began_s = SamplePhase(requests, self._config.sampling, judge, accepts), time.monotonic()
+        phase = SamplePhase(requests, self._config.sampling, judge, accepts)
         degrees = self._config.sequence_parallel.by_kind
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
         self.do(phase, begin_beside() if alone else None, other if degrees[phase.kind] == 1 else None)
@@ -187,9 +187,15 @@ class Fleet:
             self._window.on_rolled_out(phase.lease_s)
             if self._rented is not None:
                 self._rented.on_rolled_out(phase.lease_s)
-        elif self._rented is not None:
-            self._rented.on_evaluated(time.monotonic() - began_s)
         return phase.delivered
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Take the time within this context as an evaluation's, which is no part of an iteration."""
+        began_s = time.monotonic()
+        yield
+        if self._rented is not None:
+            self._rented.on_evaluated(time.monotonic() - began_s)
 
     def _rolls_out(self, version: WeightsVersion, other: OtherWork | None, device: Device) -> bool:
         """Return True if a device takes requests of a phase now: trainers may have something better to do."""

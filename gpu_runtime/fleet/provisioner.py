@@ -271,6 +271,7 @@ class WorkerProvisioner:
             filled: slots with a worker that stays.
             again: True if a phase begins: also fill slots whose last worker died while loading. What kills
                 one may kill the next, so each further death in a row doubles the phases until the next start.
+                An instance that is rented meanwhile for such a slot is paid for, and in no ledger.
 
         Returns:
             The workers started by this call.
@@ -309,7 +310,7 @@ class WorkerProvisioner:
                 self._standbys.on_lost(device.standby, str(error))
                 self._history.note("lost", worker=device.name)
                 if self._rented is not None:
-                    self._rented.vacate(device.name)
+                    self._rented.vacate(device.name, keeps_instance=True)
                 continue
             ended.append(arrival)
             if error is None:
@@ -412,7 +413,10 @@ class WorkerProvisioner:
         return device, loaded
 
     def _end_hung_standbys(self) -> None:
-        """End standbys that were given a slot and do not answer; `take` will find them dead."""
+        """End standbys that were given a slot and do not answer; `take` will find them dead.
+
+        A new process has no limit: one that hangs looks like one that waits for an instance.
+        """
         latest_s = time.monotonic() - self._config.runtime.start_timeout_s
         for device, loaded in self._coming:
             if device.standby and not loaded.done() and device.asked_at_s < latest_s:

@@ -149,10 +149,17 @@ class RentedCapacity:
         if worker in self._instance_of:
             self._given_back[self._instance_of[worker]] = reason
 
-    def vacate(self, worker: str) -> None:
-        """Remove a worker that is gone; an instance without workers is given back."""
+    def vacate(self, worker: str, keeps_instance: bool = False) -> None:
+        """Remove a worker that is gone; an instance without workers is given back.
+
+        Args:
+            worker: its name.
+            keeps_instance: True to keep an instance that stays, for the worker's replacement.
+        """
         instance = self._instance_of.pop(worker, None)
         if instance is None or instance in self._instance_of.values():
+            return
+        if keeps_instance and any(offer.instance == instance for offer in self._staying):
             return
         self._release(instance)
 

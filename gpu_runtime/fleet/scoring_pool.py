@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError, wait
 from dataclasses import dataclass, field
@@ -109,12 +110,13 @@ class ScoringPool:
         """Wait until every scorer has loaded; from then on images are judged.
 
         Raises:
-            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+            RuntimeFailure: if one dies, or all take longer than runtime.start_timeout_s together.
         """
         limit = self._runtime.start_timeout_s
+        deadline_s = time.monotonic() + limit
         for actor in self.actors:
             try:
-                self._loaded[actor.name].result(timeout=limit)
+                self._loaded[actor.name].result(timeout=max(0.0, deadline_s - time.monotonic()))
             except TimeoutError as error:
                 raise RuntimeFailure(
                     f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster "

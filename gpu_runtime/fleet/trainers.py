@@ -9,10 +9,11 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar
 
@@ -247,7 +248,7 @@ class TrainingFeed:
         self._given: list[TrainingSample] = []
         self._asked: list[Asked[None]] = []
         self._lock = threading.Lock()
-        self._under_way = 0
+        self._under_way: Counter[str] = Counter()  # calls, by device
         self._since_s = self._busy_s = 0.0
         self.time = TrainingTime()
 
@@ -307,7 +308,7 @@ class TrainingFeed:
         """
         began_s = time.monotonic()
         with self._lock:
-            running_s = time.monotonic() - self._since_s if self._under_way else 0.0
+            running_s = time.monotonic() - self._since_s if self._under_way.total() else 0.0
             beside_s = self._busy_s + running_s if self._asked else 0.0
         # Without any contrast nothing is learned, and no weight should change.
         learned = samples if any(sample.advantage for sample in samples) else ()
@@ -320,7 +321,8 @@ class TrainingFeed:
         self._forget()
         report = self._trainers.wait_for(self._ask(lambda: self._trainers.begin(Worker.train, left, begins)))
         self.time = TrainingTime(beside_s + time.monotonic() - began_s, beside_s)
-        self._trained_s.append(self.time.whole_s)
+        if report.training_steps:  # without any, it says nothing of the next one
+            self._trained_s.append(self.time.whole_s)
         return report
 
     def abandon(self) -> None:
@@ -369,27 +371,27 @@ class TrainingFeed:
         return asked
 
     def _ask(self, begin: Callable[[], Asked[Any]]) -> Asked[Any]:
-        """Call the trainers, and record them as training until they have finished all calls."""
+        """Call the trainers, and record each as training until it has finished all calls."""
+        names = [device.name for device in self._trainers.devices]
         with self._lock:
-            if not self._under_way:
+            if not self._under_way.total():
                 self._since_s = time.monotonic()
-                self._book("train")
-            self._under_way += len(self._trainers.devices)
+            for name in names:
+                if not self._under_way[name]:
+                    self._enter(name, "train")
+            self._under_way.update(names)
         asked = begin()
-        for call in asked.calls:
-            call.add_done_callback(self._on_done)
+        for name, call in zip(names, asked.calls, strict=True):
+            call.add_done_callback(partial(self._on_done, name))
         return asked
 
-    def _on_done(self, _: Future[Any]) -> None:
+    def _on_done(self, name: str, _: Future[Any]) -> None:
         with self._lock:
-            self._under_way -= 1
-            if not self._under_way:
+            self._under_way[name] -= 1
+            if not self._under_way[name]:
+                self._enter(name, "idle")
+            if not self._under_way.total():
                 self._busy_s += time.monotonic() - self._since_s
-                self._book("idle")
-
-    def _book(self, state: DeviceState) -> None:
-        for device in self._trainers.devices:
-            self._enter(device.name, state)
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from threading import Thread, Timer
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gpu_runtime import runtime
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.fleet import rented_capacity, scoring_pool, trainers
+from gpu_runtime.fleet import fleet, rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
 from gpu_runtime.fleet.capacity_decision import (
@@ -27,7 +28,7 @@ from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
-from storage.errors import RuntimeFailure
+from storage.errors import RuntimeFailure, WorkerLostError
 from tasks.iteration.session import close_runtime
 from tests.fake_capacity import FakeCapacity
 from tests.fake_cluster import FakeCluster
@@ -41,10 +42,12 @@ MOST = 3
 class Stage:
     """A fleet of a reserved worker, and a fake provider of spot instances."""
 
-    def __init__(self, provider: FakeCapacity, notices: str = "none", strategy: str = "plain") -> None:
+    def __init__(
+        self, provider: FakeCapacity, notices: str = "none", strategy: str = "plain", standbys: int = 0
+    ) -> None:
         self.provider = provider
         self.cluster = FakeCluster()
-        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "fake"}
+        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "fake", "standby_workers": standbys}
         price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
         exploration = {"strategy": strategy}
         config = tiny_config(runtime=runtime, price=price, exploration=exploration)
@@ -163,6 +166,17 @@ def test_a_worker_that_dies_gives_its_instance_back(stage: Stage):
     stage.fleet.forget_weights()
     stage.prepare()
     assert stage.fleet.lost == ["spot-0"] and stage.provider.released == ["a"]
+
+
+def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(provider: FakeCapacity):
+    stage = Stage(provider, standbys=1)
+    wait(stage.fleet.standbys._starting)
+    standby = stage.cluster.workers["standby-0"]
+    standby.silent.add("take_slot")
+    provider.offers = [Offer("a")]
+    stage.prepare()
+    standby.open_calls["take_slot"].set_exception(WorkerLostError("no memory"))
+    assert stage.prepare() == ["reserved-0", "spot-0.1"] and provider.released == []
 
 
 def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapacity):
@@ -351,6 +365,22 @@ def test_all_is_given_back_if_the_fleet_cannot_be_built(
     with pytest.raises(RuntimeFailure, match="no process"):
         Stage(provider)
     assert provider.closed and provider.released == ["a"]
+
+
+def test_the_whole_of_an_evaluation_is_no_part_of_an_iteration(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+
+    def evaluate(*_: object) -> None:
+        now[0] += 7.0  # to generate, to judge and to measure
+
+    monkeypatch.setattr(runtime, "evaluate", evaluate)
+    monkeypatch.setattr(fleet, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    evaluating: Any = object.__new__(runtime.Runtime)  # without processes
+    evaluating.config, evaluating._fleet = stage.fleet._config, stage.fleet
+    evaluating._current, evaluating._scoring = FIRST, None
+    monkeypatch.setattr(stage.fleet.trainers, "publish_average", lambda version: FIRST)
+    evaluating.evaluate([])
+    assert stage.rented._evaluation_s == 7.0
 
 
 def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: FakeCapacity):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.errors import RuntimeFailure, WorkerLostError
+from tests.fake_cluster import FakeCluster
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.tiny_run import request, tiny_config
 
@@ -241,3 +243,17 @@ def test_a_scorer_that_cannot_be_replaced_raises_where_scores_are_awaited():
     with pytest.raises(RuntimeFailure, match="no process is to be had"):
         score.result(timeout=10)
     pool.close()
+
+
+def test_all_scorers_have_one_limit_together_to_load(monkeypatch: pytest.MonkeyPatch):
+    config = tiny_config(runtime={"scorer_workers": 2})
+    pool = ScoringPool(FakeCluster(), config.runtime, config.reward, config.evaluation)
+    waited: list[float] = []
+    loading: Any = SimpleNamespace(result=lambda timeout: waited.append(timeout))
+    pool._loaded = {actor.name: loading for actor in pool.actors}
+    readings = iter([0.0, 10.0, 25.0])
+    monkeypatch.setattr(scoring_pool, "time", SimpleNamespace(monotonic=lambda: next(readings)))
+    pool.await_ready()
+    pool.close()
+    limit = config.runtime.start_timeout_s
+    assert waited == [limit - 10.0, limit - 25.0]

@@ -25,6 +25,7 @@ from tests.unit.test_generation import EXPECTED, REQUESTS
 R = TypeVar("R")
 
 SAMPLES: list[Any] = ["sample"]
+REPORT = SimpleNamespace(training_steps=1)
 
 
 class Actor(RemoteActor[Worker]):
@@ -276,10 +277,30 @@ def test_devices_are_booked_as_training_until_all_is_done():
     assert stage.booked == [("reserved-0", "train"), ("reserved-0", "idle")]
 
 
+def test_a_trainer_that_rolls_out_again_is_not_booked_as_idle_when_another_ends_its_call():
+    stage = Feeding(trainers=2)
+    stage.deliver(*range(4))
+    stage.judge(*range(4))
+    stage.take()
+    stage.actors[0].calls[0][2].set_result(None)
+    assert stage.booked[-1] == ("reserved-0", "idle")
+    stage.booked.clear()  # the dispatcher gives it a lease
+    stage.actors[1].calls[0][2].set_result(None)
+    assert stage.booked == [("reserved-1", "idle")]
+
+
+def test_an_iteration_without_training_steps_does_not_tell_how_long_training_takes():
+    stage = Feeding()
+    stage.actors[0].ahead = [SimpleNamespace(training_steps=0)]
+    stage.feed.finish([])
+    stage.feed.expect(REQUESTS, 1)
+    assert stage.feed.left_s is None
+
+
 def finish(stage: Feeding, samples: Sequence[Any]) -> None:
     """The last call ends as soon as it is made."""
     stage.end()
-    stage.actors[0].ahead = [None]
+    stage.actors[0].ahead = [REPORT]
     stage.feed.finish(samples)
 
 
@@ -370,5 +391,5 @@ def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch)
 def takes_two_seconds(now: list[float]) -> Future[Any]:
     call: Future[Any] = Future()
     now[0] += 2.0
-    call.set_result(None)
+    call.set_result(REPORT)
     return call

@@ -170,6 +170,7 @@ def test_a_worker_that_dies_gives_its_instance_back(stage: Stage):
 
 def test_a_standby_that_dies_in_a_slot_leaves_its_instance_to_the_next_process(provider: FakeCapacity):
     stage = Stage(provider, standbys=1)
+    stage.prepare()
     wait(stage.fleet.standbys._starting)
     standby = stage.cluster.workers["standby-0"]
     standby.silent.add("take_slot")

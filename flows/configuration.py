@@ -45,7 +45,18 @@ def given_with_sources(
     base: RunConfig | None = None,
     cluster: str | None = None,
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
-    """Return what `given_configuration` does, and where each value came from, as `load_with_sources` does."""
+    """Return what `given_configuration` does, and where each value came from, as `load_with_sources` does.
+
+    Args:
+        preset: a preset's name, or a TOML file.
+        settings: `section.key=value` each.
+        ray_address: a running Ray cluster; None keeps that of the settings.
+        base: an earlier run's configuration, in place of the defaults.
+        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
     from tasks.checks.quick_checks import with_read_options
 
     changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]

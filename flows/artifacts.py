@@ -78,10 +78,9 @@ def shown_in_prefect() -> Iterator[None]:
 
 
 def name_flow_run(name: str) -> None:
-    """Give the current flow run the name of its Spotlight run and the tag of the home, to find it by them."""
-    tags = {*flow_run.get_tags(), Home.from_environment().tag}
+    """Give the current flow run the name of its Spotlight run, so that both are found by it."""
     with _server_may_be_away(), get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(flow_run.get_id()), name=name, tags=sorted(tags))
+        client.update_flow_run(UUID(flow_run.get_id()), name=name)
 
 
 def name_given_in_prefect() -> str | None:

@@ -357,11 +357,11 @@ def post_train_under_server(
         from flows.process.cancellation import cancellable
 
         try:
-            close_orphaned_flow_runs(home, [run_id])
+            close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)
-            with cancellable(run_id, home.tag):
+            with cancellable(run_id):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id, preset)
         except httpx.HTTPError as error:
             summary = result_without_server(store, run_id, error)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote
@@ -30,7 +28,7 @@ PRIVATE_UMASK = 0o077
 
 _ENTRIES = (
     "spotlight.duckdb*", "mlflow.db*", "artifacts", "runs", "evaluations", "reproductions", "logs", "prefect",
-    "up.*", "tensorboard", "wandb", "identifier",
+    "up.*", "tensorboard", "wandb",
 )  # fmt: skip
 """The entries of a home."""
 
@@ -85,18 +83,6 @@ class Home:
     def tensorboard(self) -> Path:
         """Folder of TensorBoard's event files, one folder per run."""
         return self.path / "tensorboard"
-
-    @property
-    def tag(self) -> str:
-        """The tag of its flow runs in Prefect: a shared server also has those of other homes."""
-        file = self.path / "identifier"
-        if not file.exists():
-            made = self.path / f".identifier-{uuid.uuid4().hex[:12]}"
-            made.write_text(made.name.rpartition("-")[2])
-            with suppress(FileExistsError):
-                os.link(made, file)  # of two processes, the first gives it
-            made.unlink()
-        return f"home-{file.read_text()}"
 
     @property
     def logs(self) -> Path:

@@ -30,8 +30,8 @@ def main() -> None:
         def light() -> int:
             return sum(step(number) for number in range(tasks))
 
-        close_orphaned_flow_runs(home, [name])
-        with cancellable(name, home.tag):
+        close_orphaned_flow_runs([name])
+        with cancellable(name):
             result = light.with_options(flow_run_name=name)()
     print(json.dumps({"name": name, "result": result, "ui_url": ui_url.split(" ")[0]}))
 

@@ -115,7 +115,7 @@ def reproduce(
         from storage.evaluations.reproductions import reproduction_of
 
         try:
-            with cancellable(again, home.tag):
+            with cancellable(again):
                 flow.with_options(flow_run_name=again)(form, again)
         except DriftError as error:
             typer.secho(f"drifted: {error}", err=True, fg="red")

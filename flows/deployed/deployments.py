@@ -53,7 +53,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         close_flow_runs_of_ended_runs(home)
         with RunLog(home, run_id).of_start():
             run_preflight(config)
-            close_orphaned_flow_runs(home, [run_id])
+            close_orphaned_flow_runs([run_id])
             name_flow_run(run_id)
             result = _function("flows.post_train", "train_run")(config, run_id, form.preset)
         show_result(result)

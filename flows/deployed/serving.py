@@ -87,9 +87,8 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
     # Runs of an earlier `up` that was killed.
-    home = Home.from_environment()
-    await asyncio.to_thread(close_orphaned_flow_runs, home, deployment_ids=ids)
-    await asyncio.to_thread(close_flow_runs_of_ended_runs, home)
+    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
+    await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
     going = asyncio.create_task(runner.start())
     while not runner.started:
         if going.done():

@@ -1,6 +1,6 @@
 """Cancellation of runs by Ctrl-C, SIGTERM and the Prefect UI, and the last steps of a runner's runs.
 
-Prefect treats every end by a signal as a crash: it marks the flow run and its task runs Crashed, and prints a
+Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
 red line for each. Here they are Cancelled, as the run is in the record.
 
 Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state
@@ -23,14 +23,8 @@ from typing import Any
 import httpx
 import prefect.flow_engine
 import prefect.task_engine
-from prefect import tags
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterName,
-    FlowRunFilterState,
-    FlowRunFilterTags,
-)
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
@@ -44,10 +38,8 @@ _MESSAGE = "ended by a person or by the system"
 
 
 @contextmanager
-def cancellable(name: str, tag: str) -> Iterator[None]:
+def cancellable(name: str) -> Iterator[None]:
     """Let the flow run called `name` be cancelled from the Prefect UI while the context lasts.
-
-    It gets the tag of its home (`Home.tag`), as another home's may have the same name.
 
     Signals must then be handled by `flows.process.stopping` and not by Prefect's engine. Only the main
     thread gets signals: in another thread this does nothing.
@@ -57,16 +49,13 @@ def cancellable(name: str, tag: str) -> Iterator[None]:
         Stopped: it ended by a signal.
     """
     if threading.current_thread() is not threading.main_thread():
-        with tags(tag):
-            yield
+        yield
         return
     cancelled, over = threading.Event(), threading.Event()
-    watch = threading.Thread(
-        target=_watch, args=(name, tag, cancelled, over), name="cancellation", daemon=True
-    )
+    watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
     try:
         watch.start()
-        with signals_cancel(), tags(tag):
+        with signals_cancel():
             yield
     except Stopped as stopped:
         if not cancelled.is_set():
@@ -169,10 +158,9 @@ for _name in ("prefect.flow_runs", "prefect.task_runs"):
     logging.getLogger(_name).addFilter(_CancelledIsNoError())
 
 
-def _watch(name: str, tag: str, cancelled: threading.Event, over: threading.Event) -> None:
+def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None:
     wanted = FlowRunFilter(
         name=FlowRunFilterName(any_=[name]),
-        tags=FlowRunFilterTags(all_=[tag]),
         state=FlowRunFilterState.model_validate({"type": {"any_": ["CANCELLING"]}}),
     )
     with get_client(sync_client=True) as client:

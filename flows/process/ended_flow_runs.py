@@ -49,7 +49,7 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     try:
         with get_client(sync_client=True) as client:
             for first in range(0, len(names), _NAMES_A_QUESTION):
-                unfinished = _unfinished(home.tag, names[first : first + _NAMES_A_QUESTION])
+                unfinished = _unfinished(names[first : first + _NAMES_A_QUESTION])
                 for found in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
                     row = ended[found.name]
                     if _began_before(found, row):
@@ -58,12 +58,8 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
 
 
-def close_orphaned_flow_runs(
-    home: Home, run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()
-) -> None:
-    """Mark a home's flow runs of these names, or those of these deployments, as crashed.
-
-    Their processes are gone.
+def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
+    """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
     Otherwise they would run for ever, and one that was being cancelled would cancel its
     successor of the same name. The current flow run may already have the name: it is left alone.
@@ -75,9 +71,7 @@ def close_orphaned_flow_runs(
 
     deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
     with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_run_filter=_unfinished(home.tag, run_ids), deployment_filter=deployed
-        )
+        found = client.read_flow_runs(flow_run_filter=_unfinished(run_ids), deployment_filter=deployed)
         for orphan in found:
             if str(orphan.id) == flow_run.get_id():
                 continue
@@ -113,17 +107,11 @@ def _state_of(row: RunRow) -> State[Any]:
     return made(message=row.error or f"the run is {row.status}")
 
 
-def _unfinished(tag: str, run_ids: Sequence[str]) -> FlowRunFilter:
-    """Return a filter for the unfinished flow runs of these names and this tag (of any, without names)."""
-    from prefect.client.schemas.filters import (
-        FlowRunFilter,
-        FlowRunFilterName,
-        FlowRunFilterState,
-        FlowRunFilterTags,
-    )
+def _unfinished(run_ids: Sequence[str]) -> FlowRunFilter:
+    """Return a filter for the unfinished flow runs of these names (of any name, if empty)."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 
     return FlowRunFilter(
         name=FlowRunFilterName(any_=list(run_ids)) if run_ids else None,
-        tags=FlowRunFilterTags(all_=[tag]) if run_ids else None,
         state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
     )

@@ -90,7 +90,7 @@ def test_the_run_name_becomes_the_identifier_once(
     assert name_given_in_prefect() == given
 
 
-def test_a_run_named_like_its_flow_run_is_no_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPatch):
     own, orphan = uuid4(), uuid4()
 
     class Client:
@@ -104,7 +104,7 @@ def test_a_run_named_like_its_flow_run_is_no_orphan(tmp_path: Path, monkeypatch:
     client = "prefect.client.orchestration.get_client"
     monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
-    close_orphaned_flow_runs(Home(tmp_path), ["mine"])
+    close_orphaned_flow_runs(["mine"])
     assert closed == [orphan]
 
 

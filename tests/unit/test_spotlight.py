@@ -228,7 +228,7 @@ def test_no_runs_yet(home: Home):
 def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(monkeypatch: pytest.MonkeyPatch):
     from flows.process import cancellation, stopping
 
-    def press_cancel(_: str, tag: str, cancelled: threading.Event, over: threading.Event) -> None:
+    def press_cancel(_: str, cancelled: threading.Event, over: threading.Event) -> None:
         cancelled.set()
         stopping.stop_this_process("cancelled in the Prefect UI")
 
@@ -236,14 +236,14 @@ def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(mon
     with (
         pytest.raises(RunCancelledError, match="`spotlight resume r`"),
         stopping.stops_in_order("not said"),
-        cancellation.cancellable("r", "home-1"),
+        cancellation.cancellable("r"),
     ):
         time.sleep(60)
-    monkeypatch.setattr(cancellation, "_watch", lambda name, tag, cancelled, over: None)
+    monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
     with (
         pytest.raises(SystemExit, match="143"),
         stopping.stops_in_order("Stopped."),
-        cancellation.cancellable("r", "home-1"),
+        cancellation.cancellable("r"),
     ):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)

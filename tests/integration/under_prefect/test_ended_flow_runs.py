@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect import Flow, flow
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import State, StateType
 from prefect.settings import get_current_settings
 from prefect.states import Running
 
-from flows.process import cancellation
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.records import RunStatus
@@ -39,10 +35,10 @@ def other() -> None:
     """A flow whose flow runs bear no run's name but by accident."""
 
 
-def running(name: str, tag: str, of: Flow[..., Any] = training, state: State[Any] | None = None) -> UUID:
+def running(name: str, of: Flow[..., Any] = training) -> UUID:
     """A flow run that Prefect takes for a living one."""
     with get_client(sync_client=True) as client:
-        return client.create_flow_run(of, name=name, state=state or Running(), tags=[tag]).id
+        return client.create_flow_run(of, name=name, state=Running()).id
 
 
 def state(flow_run_id: UUID) -> tuple[str, str | None]:
@@ -70,7 +66,7 @@ def test_it_gets_the_state_of_the_run(
 ):
     store, name = RunStore(home), f"killed-{status}"
     store.create_run(name, RunConfig(), {}, process.pid)
-    flow_run_id = running(name, home.tag)
+    flow_run_id = running(name)
     if status != "running":
         store.set_status(name, status, "why")
     close_flow_runs_of_ended_runs(home)
@@ -86,35 +82,14 @@ def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]
     store = RunStore(home)
     store.create_run("goes-on", RunConfig(), {}, os.getpid())
     store.create_run("resumed", RunConfig(), {}, process.pid)
-    going, namesake = running("goes-on", home.tag), running("resumed", home.tag, other)
-    elsewhere = running("resumed", "home-of-another")
+    going, namesake = running("goes-on"), running("resumed", other)
     process.kill()
     process.wait()
     store.reconcile()
     time.sleep(0.01)
-    resuming = running(
-        "resumed", home.tag
-    )  # the flow run of the command that resumes it begins before the run does
+    resuming = running("resumed")  # the flow run of the command that resumes it begins before the run does
     close_flow_runs_of_ended_runs(home)
-    assert [state(one)[0] for one in (going, namesake, elsewhere, resuming)] == ["RUNNING"] * 4
-    close_orphaned_flow_runs(home, ["resumed"])
-    assert [state(one)[0] for one in (elsewhere, resuming)] == ["RUNNING", "CRASHED"]
-
-
-def test_a_run_is_cancelled_by_its_own_flow_run_alone(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cancellation, "stop_this_process", lambda reason: None)
-
-    def is_cancelled() -> bool:
-        answers, cancelled = iter([False, True]), threading.Event()
-        over: Any = SimpleNamespace(wait=lambda _: next(answers))
-        cancellation._watch("twice", home.tag, cancelled, over)
-        return cancelled.is_set()
-
-    cancelling = State(type=StateType.CANCELLING)
-    running("twice", "home-of-another", state=cancelling)
-    assert not is_cancelled()
-    running("twice", home.tag, state=cancelling)
-    assert is_cancelled()
+    assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
 
 
 def test_the_guard_tells_a_server_that_lives(
@@ -123,7 +98,6 @@ def test_the_guard_tells_a_server_that_lives(
     url = get_current_settings().api.url
     assert url is not None
     monkeypatch.setenv("PREFECT_API_URL", url)
-    home = Home(tmp_path_factory.mktemp("guarded"))
-    flow_run_id = running("r", home.tag)
-    run(home, "out of memory")
+    flow_run_id = running("r")
+    run(Home(tmp_path_factory.mktemp("guarded")), "out of memory")
     assert state(flow_run_id)[0] == "CRASHED"

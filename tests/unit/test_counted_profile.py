@@ -189,7 +189,9 @@ def asked(*arguments: str) -> str:
 
 
 def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
-    options = (*QWEN, "--gpu", "H200", "--reserved", "2", "--spot", "0", "--policies", "reserved")
+    options = (
+        *QWEN, "--gpu", "A100", "--price", "5,2", "--reserved", "2", "--spot", "0", "--policies", "reserved",
+    )  # fmt: skip
     answer = json.loads(asked(*options, "--json"))
     [row] = answer["policies"]
     assert answer["evidence"] == row["evidence"] == answer["profile"]["step"]["evidence"] == "counted"

@@ -191,7 +191,8 @@ def test_the_time_on_a_cpu_stands_beside_what_a_gpu_has_shown(
         "learning": "NVIDIA H100 80GB HBM3", "learning_cpu": "cpu",
     }  # fmt: skip
     text = section(result)
-    assert "| seconds to a gain of 0.1 | 20.0 |" in text and "| the same on the CPU | 300.0 |" in text
+    assert "| seconds until an evaluation shows 0.1 | 20.0 |" in text
+    assert "| the same on two CPU cores | 300.0 |" in text
     assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in text
     alone = {name: result["figures"]["by_stage"][name] for name in ("learning_cpu",)}
     of_cpu = {**result, "figures": {**result["figures"], "device": "cpu", "by_stage": alone}}
@@ -255,12 +256,12 @@ def test_documents_say_what_was_measured_or_that_nothing_was():
                     "figures": {"rollout_512_mfu": 0.61}},
     )  # fmt: skip
     text = section(result)
-    assert "| rollout at 512², share of the measured matrix product | 61% | 50 % |" in text
-    assert "| 0.0e+00 | 0 |" in text and "| – |" in text
+    assert "| rollout at 512², share of the limit | 61% | 50 % |" in text
+    assert "| 0e+00 | 0 |" in text and "| training with compiled blocks | – | 40 % |" in text
     assert "- Stage `qwen_image` cut: ended by its limit of 110 s" in text
     assert "Measured on one NVIDIA H100 80GB HBM3, 2026-11-28, commit `abc`." in text
     assert headline(result) == (
-        "On one NVIDIA H100 80GB HBM3: the same bits after kills, at 61% of a matrix product's speed.\n"
+        "On one NVIDIA H100 80GB HBM3: a killed run of the embedded model ends with the same bits.\n"
     )
 
 

@@ -20,7 +20,6 @@ def given_configuration(
     preset: str | None,
     settings: Sequence[str] | None,
     ray_address: str | None = None,
-    base: RunConfig | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
     """Return the configuration from its parts; relative paths are taken from this process's folder.
@@ -29,13 +28,12 @@ def given_configuration(
         preset: a preset's name, or a TOML file.
         settings: `section.key=value` each.
         ray_address: a running Ray cluster; None keeps that of the settings.
-        base: an earlier run's configuration, in place of the defaults.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
 
     Raises:
         ConfigurationError: any problem, one line each.
     """
-    return given_with_sources(preset, settings, ray_address, base, cluster)[0]
+    return given_with_sources(preset, settings, ray_address, cluster=cluster)[0]
 
 
 def given_with_sources(

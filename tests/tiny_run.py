@@ -26,7 +26,7 @@ from tests.tiny_model import TinyModel
 PROMPTS = ("a", "two words", "three words here", "one two three four five")
 
 OBJECTIVE_NAMES = sorted(OBJECTIVES.names())
-"""Of the objectives that every run can choose from."""
+"""Names of the objectives that every run can choose from."""
 
 
 def tiny_config(**sections: dict[str, Any]) -> RunConfig:

@@ -32,7 +32,7 @@ _ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("images_per_s_compiled", "the same, compiled", ".2f", ""),
     ("train_samples_per_s", "samples a second in training at 512²", ".2f", ""),
     ("rollout_peak_gib", "peak memory of a rollout, without the text encoder, GiB", ".1f", ""),
-    ("train_peak_gib", "peak memory of training, likewise", ".1f", ""),
+    ("train_peak_gib", "the same of training", ".1f", ""),
     ("spot_idle", "`glyphs-stale`, three processes on one GPU: idle share of the spot workers", ".0%", ""),
     ("spot_idle_plain", "the same without exploration", ".0%", ""),
     ("score_gain", "`glyphs-stale`: gain of the held-out score", "+.3f", "0.1"),
@@ -73,7 +73,7 @@ def section(result: Result | None) -> str:
 
 
 def headline(result: Result | None) -> str:
-    """What the README says, after its other figures."""
+    """Return the README's sentence on a GPU."""
     if not _is_of_a_gpu(result):
         return f"{NOT_YET}\n"
     found = _figures(result)
@@ -135,7 +135,7 @@ def _table(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _limits(figures: Mapping[str, Any]) -> list[str]:
-    """What limits Qwen-Image's speed, where kernels were timed: a line a step."""
+    """Return a line for each kind of step of Qwen-Image whose kernels were timed."""
     lines = []
     for stage in figures["by_stage"].values():
         parts = stage.get("figures", {}).get("parts", {})

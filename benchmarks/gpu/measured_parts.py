@@ -116,7 +116,7 @@ def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, 
 
 
 _KINDS = {"matrix_products": ("nvjet", "gemm"), "attention": ("fmha", "flash", "attention")}
-"""What the names of kernels contain, in lower case; the others are norms, sums, copies and the like."""
+"""Parts of kernels' names, in lower case, by kind; other kernels are norms, sums, copies and so on."""
 
 
 def kernel_times(work: Callable[[], object], device: torch.device) -> Figures:

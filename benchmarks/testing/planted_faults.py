@@ -109,7 +109,7 @@ class Tree:
 
 
 def covered(tree: Tree, tests: Sequence[str], kept: Path) -> dict[str, dict[str, Any]]:
-    """What `covered_lines` has written of each test file that passes, read from `kept` or written there.
+    """Return the lines that each passing test file covers, from the file `kept`, which is made if missing.
 
     Raises:
         SystemExit: the tests cannot run.

@@ -43,7 +43,7 @@ class TinyModel:
                 joint_attention_dim=TEXT_WIDTH,
                 axes_dims_rope=(4, 6, 6),
             )
-        self.transformer: torch.nn.Module = transformer.eval().to(dtype)
+        self.transformer: torch.nn.Module = torch.nn.Module.to(transformer.eval(), dtype)
         self._dtype = dtype
         self.latent_shape: tuple[int, int] = (GRID[1] * GRID[2], CHANNELS)
         self.device = torch.device("cpu")

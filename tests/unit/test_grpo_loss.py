@@ -30,6 +30,7 @@ def test_loss_takes_the_larger_of_the_clipped_and_the_unclipped_term() -> None:
     old = torch.tensor([-0.3, 0.1, 2.0, -1.0, 0.0], dtype=torch.float64)
     terms = policy_loss(old + torch.log(ratio), old, advantage, 0.1)
     assert terms.loss_R.tolist() == pytest.approx([-2.2, 1.2, -1.6, 0.9, -3.15], abs=1e-6)
+    assert terms.ratio_R is not None and terms.clipped_R is not None
     assert terms.ratio_R.tolist() == pytest.approx(ratio.tolist(), abs=1e-6)
     assert terms.clipped_R.tolist() == [True, False, False, True, False]
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
 from gpu_runtime.learning.objectives.options import AwmOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
-from gpu_runtime.learning.policy import Policy
-from storage.config.run_config import SamplingConfig
 
 
 def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
@@ -25,22 +22,11 @@ def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> t
     return -((velocity_RSC - target_RSC) ** 2).mean(dim=(1, 2))
 
 
-class AwmObjective(NoisedImagesObjective):
+class AwmObjective(NoisedImagesObjective[AwmOptions]):
     """The `objectives.protocol.Objective` of AWM; a row is a (sample, noise level).
 
     The ratio is taken over the policy that training begins with, whichever weights drew the image.
     """
-
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: Sampler,
-        sampling: SamplingConfig,
-        kl_weight: float,
-        options: AwmOptions,
-    ) -> None:
-        super().__init__(policy, sampler, sampling, kl_weight, options)
-        self._clip_range = options.clip_range
 
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
         return matching_log_prob(velocity_RSC, target_RSC)
@@ -52,4 +38,5 @@ class AwmObjective(NoisedImagesObjective):
         old: torch.Tensor,
         share_R: torch.Tensor,
     ) -> RowLoss:
-        return policy_loss(matching_log_prob(velocity_RSC, target_RSC), old, share_R, self._clip_range)
+        log_prob_R = matching_log_prob(velocity_RSC, target_RSC)
+        return policy_loss(log_prob_R, old, share_R, self._options.clip_range)

@@ -6,37 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.sde_step import Transition, kl_to_reference
+from gpu_runtime.learning.objectives.configured import ConfiguredObjective
 from gpu_runtime.learning.objectives.options import GrpoOptions, GuardOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
-from gpu_runtime.learning.objectives.stochastic_steps import StepInputs, StochasticSteps
-from gpu_runtime.learning.policy import Policy
-from storage.config.run_config import SamplingConfig
+from gpu_runtime.learning.objectives.stochastic_steps import StepInputs
 
 
-class GrpoObjective:
+class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions]):
     """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step)."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: Sampler,
-        sampling: SamplingConfig,
-        kl_weight: float,
-        options: GrpoOptions | GuardOptions,
-    ) -> None:
-        self._policy = policy
-        self._kl_weight, self._clip_range = kl_weight, options.clip_range
-        self._steps = StochasticSteps(policy, sampler, sampling)
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Return 0: log-probabilities of the old policy come with the trajectories."""
         return 0.0
-
-    def end(self) -> None:
-        """Do nothing, as nothing is kept."""
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
         """Return a row for every stochastic step of every sample."""
@@ -71,4 +54,4 @@ class GrpoObjective:
     ) -> RowLoss:
         """Return the loss terms of a batch of rows."""
         log_prob_R = self._steps.log_prob(inputs, policy)
-        return policy_loss(log_prob_R, inputs.old_log_prob_R, advantage_R, self._clip_range)
+        return policy_loss(log_prob_R, inputs.old_log_prob_R, advantage_R, self._options.clip_range)

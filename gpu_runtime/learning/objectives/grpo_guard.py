@@ -65,5 +65,5 @@ class GuardedGrpoObjective(GrpoObjective):
             scale_R,
             inputs.times.sigma_B - inputs.times.sigma_next_B,
             advantage_R,
-            self._clip_range,
+            self._options.clip_range,
         )

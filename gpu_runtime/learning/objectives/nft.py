@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
 from gpu_runtime.learning.objectives.options import NftOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss
-from gpu_runtime.learning.policy import Policy
-from storage.config.run_config import SamplingConfig
 
 
 def nft_loss(
@@ -42,19 +39,8 @@ def nft_loss(
     return (optimality_R * good_R + (1 - optimality_R) * bad_R) / beta
 
 
-class NftObjective(NoisedImagesObjective):
+class NftObjective(NoisedImagesObjective[NftOptions]):
     """The `objectives.protocol.Objective` of DiffusionNFT; a row is a (sample, noise level)."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: Sampler,
-        sampling: SamplingConfig,
-        kl_weight: float,
-        options: NftOptions,
-    ) -> None:
-        super().__init__(policy, sampler, sampling, kl_weight, options)
-        self._beta = options.beta
 
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
         return velocity_RSC
@@ -66,4 +52,4 @@ class NftObjective(NoisedImagesObjective):
         old: torch.Tensor,
         share_R: torch.Tensor,
     ) -> RowLoss:
-        return RowLoss(nft_loss(velocity_RSC, old, target_RSC, (1 + share_R) / 2, self._beta))
+        return RowLoss(nft_loss(velocity_RSC, old, target_RSC, (1 + share_R) / 2, self._options.beta))

@@ -8,42 +8,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from gpu_runtime.diffusion.noise import Purpose, normal, uniform
-from gpu_runtime.diffusion.sampler import Sampler, stream_of
+from gpu_runtime.diffusion.sampler import stream_of
+from gpu_runtime.learning.objectives.configured import ConfiguredObjective
 from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NoisedImagesOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss
-from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
-from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
-from storage.config.run_config import SamplingConfig
+
+Options = TypeVar("Options", bound=NoisedImagesOptions)
 
 
-class NoisedImagesObjective(ABC):
+class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
     """An objective whose row is a (sample, noise level); a subclass adds the loss.
 
     Noise and noise levels are functions of the sample's identity, or with `shared` of its prompt group's.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        sampler: Sampler,
-        sampling: SamplingConfig,
-        kl_weight: float,
-        options: NoisedImagesOptions,
-    ) -> None:
-        self._policy = policy
-        self._sampler = sampler
-        self._batch_size, self._kl_weight = sampling.batch_size, kl_weight
-        self._times, self._shared = options.times, options.shared
-        self._steps = StochasticSteps(policy, sampler, sampling)
-        self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
+    _old: dict[tuple[SampleRequest, int], torch.Tensor]
 
     @abstractmethod
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
@@ -87,7 +75,7 @@ class NoisedImagesObjective(ABC):
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
         """Return a row for every noise level of every sample."""
-        return [Row(sample, place) for sample in samples for place in range(self._times)]
+        return [Row(sample, place) for sample in samples for place in range(self._options.times)]
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""
@@ -120,13 +108,13 @@ class NoisedImagesObjective(ABC):
 
         The levels of a row's sample are spread evenly: one in each of `times` equal parts of (0, 1).
         """
-        model, times = self._policy.model, self._times
+        model, times = self._policy.model, self._options.times
         latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
         for place in sorted({row.place for row in rows}):
             chosen = [index for index, row in enumerate(rows) if row.place == place]
             streams = [stream_of(rows[index].sample.request) for index in chosen]
-            if self._shared:
+            if self._options.shared:
                 streams = [stream.of_group for stream in streams]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times

@@ -101,7 +101,8 @@ def cell(template: str, figures: Any) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     """Lines of a Markdown table."""
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
+    first, *rest = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return [first, "|" + "---|" * len(head), *rest, ""]
 
 
 def paragraph(text: str) -> str:

@@ -16,7 +16,7 @@ class ExplorationConfig(Section):
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
     iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
     current weights on all workers before the rollout; `off_policy` drafts as `stale` does and trains on the
-    chosen drafts; or a plug-in: its entry point's name, or `package.module:Name`
+    chosen drafts; or a plug-in, `package.module:Name`
     (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
@@ -48,7 +48,7 @@ class ExplorationConfig(Section):
 
     min_spearman: float = Field(default=0.5, ge=-1, le=1)
     """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are
-    drafted anew with the current weights."""
+    drafted again with the current weights."""
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:

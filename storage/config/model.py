@@ -21,7 +21,7 @@ class ModelConfig(Section):
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit` or
-    `flux-kontext` to edit images; or a plug-in: its entry point's name, or `package.module:Name`
+    `flux-kontext` to edit images; or a plug-in, `package.module:Name`
     (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"

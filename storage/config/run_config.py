@@ -92,8 +92,7 @@ class AlgorithmConfig(Section):
     objective: str = Field(default="grpo", min_length=1)
     """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard`
     (arXiv 2510.22319) normalises the ratio. `nft` is DiffusionNFT (arXiv 2509.16117), `awm` AWM (arXiv
-    2509.25050): the velocity field on final images, noised again; or a plug-in: its entry point's name, or
-    `package.module:Name`."""
+    2509.25050): the velocity field on final images, noised again; or a plug-in, `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""
@@ -191,7 +190,7 @@ class RewardConfig(Section):
     task and on photographs; `edits` whether one shape changed as asked and the rest stayed; `templates`
     compares with what the embedded tasks' renderers draw; `clip-score` and `pick-score` say how well an image
     fits its prompt; `jpeg` how small its file is; `remote` asks a server, `vlm` a vision language model;
-    `sum` weighs several; or a plug-in: its entry point's name, or `package.module:Name`
+    `sum` weighs several; or a plug-in, `package.module:Name`
     (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"

@@ -113,7 +113,7 @@ class RuntimeConfig(Section):
 
     notices: str = "none"
     """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
-    `kubernetes`, or a plug-in: its entry point's name, or `package.module:Name`.
+    `kubernetes`, or a plug-in, `package.module:Name`.
     `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False

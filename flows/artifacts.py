@@ -118,7 +118,7 @@ def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
         places["Prefect"] = f"[this flow run]({own})"
     lines = "\n".join(f"- {place}: {how}" for place, how in places.items())
     with _server_may_be_away():
-        create_markdown_artifact(lines, key="links", description=f"Where {run_id} can be looked at")
+        create_markdown_artifact(lines, key="links", description=f"Pages that show {run_id}")
 
 
 def flow_run_page() -> str | None:
@@ -134,7 +134,7 @@ def show_result(result: Mapping[str, Any]) -> None:
     """Publish a table of the named results, in the order given."""
     rows = [{"figure": name, "value": _shown(value)} for name, value in result.items()]
     with _server_may_be_away():
-        create_table_artifact(rows, key="result", description="What the run came to")
+        create_table_artifact(rows, key="result", description="Result of the run")
 
 
 def show_differences(differences: list[dict[str, str]]) -> None:
@@ -160,7 +160,7 @@ def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
         for policy in policies
     ]
     with _server_may_be_away():
-        create_table_artifact(rows, key="what-if", description="Simulated: what each policy would come to")
+        create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
 
 
 def show_conclusions(result: Mapping[str, Any]) -> None:
@@ -211,4 +211,4 @@ def _server_may_be_away() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        logging.getLogger(__name__).warning("the Prefect server cannot be told: %s", error)
+        logging.getLogger(__name__).warning("the Prefect server cannot be reached: %s", error)

@@ -46,7 +46,7 @@ from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
 from tasks.inputs import gives_verdict, input_digests, plugin_facts, refuse_changed_inputs
 from tasks.iteration.alarm import answer, take_up
-from tasks.iteration.budget import keep_to_budget
+from tasks.iteration.budget import end_at_spent_budget, keep_to_budget
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.seeds import review_seeds
@@ -216,10 +216,11 @@ def _train(session: Session) -> dict[str, Any]:
     report.begin(session.run_id, config.iterations, first - 1, gives_verdict(config))
     committing: PrefectFuture[None] | None = None
     try:
+        end_at_spent_budget(session, first - 1)
         _catch_up(session, first - 1)
         plan = session.next_plan
         started_at = now()
-        for iteration in range(first, config.iterations + 1):
+        for iteration in range(first, session.last_iteration + 1):
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
             following = iteration + 1

@@ -40,7 +40,14 @@ from storage.processes import quick_imports
 from storage.prompts.files import load_prompts
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_status import RunLog
-from storage.record.run_store import RunStore, check_iterations, check_resumable, refuse_simulated
+from storage.record.run_store import (
+    RunRow,
+    RunStore,
+    check_iterations,
+    check_resumable,
+    refuse_simulated,
+    taken_over,
+)
 
 
 @output_may_fail()
@@ -115,7 +122,9 @@ def resume(
         config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits)
         look_at_inputs(config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
-        return post_train_under_server(home, run_id, config, new_limits=bool(limits))
+        row = RunStore(home).run(run_id)
+        taken = row if take_over and row.status == "running" else None
+        return post_train_under_server(home, run_id, config, new_limits=bool(limits), taken=taken)
 
 
 @output_may_fail()
@@ -247,7 +256,7 @@ def resumed_configuration(
         run_id: the run.
         cluster: `ray` or `local`; None for the recorded one.
         ray_address: address of a running Ray cluster.
-        take_over: True to accept a run that seems to be running elsewhere.
+        take_over: True to accept a run that seems to be running elsewhere; nothing is recorded here.
         limits: new total of iterations or new budget, as settings `name=value`.
 
     Raises:
@@ -259,15 +268,13 @@ def resumed_configuration(
 
     row = run_to_resume(home, run_id)
     if take_over and row.status == "running":
-        store = RunStore(home)
-        store.take_over(row)
-        row = store.run(run_id)
+        row = taken_over(row)
     if not limits:
         check_resumable(row)
     config = configuration_to_resume(row.config, cluster, ray_address, limits)
     if limits:
         check_iterations(row, config.iterations)
-    refuse_spent_budget(RunStore(home).records, row, config)
+    refuse_spent_budget(RunStore(home), row, config)
     refuse_changed_inputs(row.environment, config)
     return config
 
@@ -326,7 +333,12 @@ def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
 
 
 def post_train_under_server(
-    home: Home, run_id: str, config: RunConfig, preset: str = "", new_limits: bool = False
+    home: Home,
+    run_id: str,
+    config: RunConfig,
+    preset: str = "",
+    new_limits: bool = False,
+    taken: RunRow | None = None,
 ) -> dict[str, Any]:
     """Do the flow `post-train` under a home's Prefect server; return the run's result.
 
@@ -336,6 +348,7 @@ def post_train_under_server(
         config: checked settings.
         preset: preset that a new run's settings come from; empty for none.
         new_limits: True to record the settings' iterations and budget first, once all checks have passed.
+        taken: run as it was read, to be taken over from another machine once all checks have passed.
 
     Raises:
         SpotlightError: the run was refused by a check, or failed.
@@ -359,6 +372,8 @@ def post_train_under_server(
         try:
             close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
+            if taken is not None:
+                store.take_over(taken)
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)
             with cancellable(run_id):

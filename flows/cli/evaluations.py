@@ -22,7 +22,7 @@ def show_evaluation(result: dict[str, Any]) -> None:
 
 
 def evaluations(
-    before: Annotated[str | None, typer.Argument(help="An evaluation, or a run: its newest one.")] = None,
+    before: Annotated[str | None, typer.Argument(help="An evaluation, or a run for its newest one.")] = None,
     after: Annotated[str | None, typer.Argument(help="Another one, to compare with the first.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")] = False,
 ) -> None:

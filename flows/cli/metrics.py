@@ -19,7 +19,7 @@ def metrics(
     ] = LOOPBACK,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A further name that it is reached by, such as a service's; repeatable."),
+        typer.Option(help="Another host name by which it is reached, such as a service's; repeatable."),
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="A file with the token that Prometheus sends; only you may read it.")

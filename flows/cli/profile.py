@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # it imports pandas
 def profile(
     run_ids: RunNames,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The file; RUN.json in this folder by default.")
+        Path | None, typer.Option(metavar="FILE", help="File to write; RUN.json in this folder by default.")
     ] = None,
 ) -> None:
     """Write what a run's denoising steps, scores, training and starts took to a file for what-if."""

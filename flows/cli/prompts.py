@@ -16,7 +16,7 @@ def prompts(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval, or signs: a text to be written.")],
     count: Annotated[int, typer.Argument(max=_MOST, help="How many.")],
     path: Annotated[Path, typer.Argument(metavar="FILE", help=".jsonl for geneval, .txt for signs.")],
-    seed: Annotated[int, typer.Option(min=0, help="What is drawn follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the prompts.")] = 0,
 ) -> None:
     """Draw a longer file of prompts to train on; none of them is in the file to evaluate by."""
     from tasks.prompt_files import draw_prompts

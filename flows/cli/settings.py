@@ -27,7 +27,7 @@ def settings(
         bool, typer.Option("--json", help="One JSON object with an entry for each setting.")
     ] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="All of them as the page docs/reference/settings.md.")
+        bool, typer.Option("--markdown", help="Print all settings as docs/reference/settings.md.")
     ] = False,
 ) -> None:
     """List the settings of a run: default, bounds, description."""

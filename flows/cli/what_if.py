@@ -48,7 +48,9 @@ def what_if(
     trainers: Annotated[
         int | None, typer.Option(help="Reserved devices that train; the preset's, else all by default.")
     ] = None,
-    iterations: Annotated[int | None, typer.Option(help="Of a run; the preset's by default.")] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Iterations of a run; the preset's by default.")
+    ] = None,
     hours: Annotated[
         float | None,
         typer.Option(min=0.01, help="Find the fewest spot devices with which a run ends in so many hours."),
@@ -57,7 +59,7 @@ def what_if(
         str | None,
         typer.Option(
             metavar="KIND[,SPOT]",
-            help="RTX4090, A100, H100 or H200, and that of spot devices: counted, not measured.",
+            help="RTX4090, A100, H100 or H200, also of spot devices; times are counted, not measured.",
         ),
     ] = None,
     degree: Annotated[
@@ -86,30 +88,26 @@ def what_if(
     ] = None,
     prices: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE", help="Prices that change: a CSV file of time,market,usd_per_hour[,zone]."
-        ),
+        typer.Option(metavar="FILE", help="Prices over time: a CSV file of time,market,usd_per_hour[,zone]."),
     ] = None,
     zone: Annotated[str | None, typer.Option(help="Zone of --prices, where it has several.")] = None,
     serving: Annotated[
         str | None,
         typer.Option(
             metavar="BUSY,SWING,SLACK",
-            help="Load of the serving fleet of the policy lending, which is compared then.",
+            help="Load of a serving fleet that lends devices; adds the policy lending.",
         ),
     ] = None,
     profile: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE|RUN",
-            help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_day), a run.",
+            help="Times of the workload: a profile, a JSON file (also of benchmarks.gpu_day) or a run.",
         ),
     ] = None,
     spot_profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE|RUN", help="The same on spot devices, where these are of another kind."
-        ),
+        typer.Option(metavar="NAME|FILE|RUN", help="The same for spot devices of another kind."),
     ] = None,
     policies: Annotated[
         str | None,
@@ -117,7 +115,9 @@ def what_if(
     ] = None,
     curve: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE|RUN,RUN", help="How it learns: carried curves, a JSON file, runs."),
+        typer.Option(
+            metavar="NAME|FILE|RUN,RUN", help="Learning curves: carried ones, a JSON file, or runs."
+        ),
     ] = None,
     windows: Annotated[
         int, typer.Option(min=1, max=200, help="Windows of the trace, each with a draw of the profile.")
@@ -132,7 +132,7 @@ def what_if(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Whose run --timeline writes, by default the best one's; or --record enters, else all.",
+            help="Policy whose run --timeline writes (else the best one's) or --record enters (else all).",
         ),
     ] = None,
     record: Annotated[

@@ -61,7 +61,7 @@ class PretrainingForm(Section):
     """Making an embedded model from nothing."""
 
     task: Literal["edits", "glyphs", "shapes"] = "glyphs"
-    """What it learns to draw."""
+    """Task that the model learns."""
 
     out: str = Field(min_length=1, title="Folder")
     """Where the weights go, on the machine that serves; must not exist or be empty. A relative one begins

@@ -86,7 +86,7 @@ class FileLock:
         while not self.attempt(exclusive):
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"{holder} did not let go of its lock within {limit_s:g} s; look for its process (`ps`)"
+                    f"{holder} did not release its lock within {limit_s:g} s; look for its process (`ps`)"
                 )
             time.sleep(_POLL_S)
 

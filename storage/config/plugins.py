@@ -102,7 +102,7 @@ class Registry(Generic[Kind]):
         matches = [entry for entry in self._entries() if entry.name == name]
         if len({entry.value for entry in matches}) > 1:
             raise ConfigurationError(
-                f"{self._given(name, setting)}: several installed packages add one of that name "
+                f"{self._given(name, setting)}: several installed packages define that name "
                 f"({', '.join(sorted(entry.value for entry in matches))}); write which one"
             )
         if matches:
@@ -110,7 +110,7 @@ class Registry(Generic[Kind]):
         near = difflib.get_close_matches(name.lower(), self.names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigurationError(
-            f"{self._given(name, setting)}: there is none of that name; {hint}choose one of "
+            f"{self._given(name, setting)}: unknown name; {hint}choose one of "
             f"{', '.join(self.names())}, or write package.module:Name or path/to/file.py:Name"
         )
 

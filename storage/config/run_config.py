@@ -282,7 +282,7 @@ class PriceConfig(Section):
 
 
 class BudgetConfig(Section):
-    """Limits of what a run uses, all its lives together; it ends early, at a checkpoint."""
+    """Limits of what a run uses, resumptions included; it ends early, at a checkpoint."""
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
     """Dollars for devices (at `price`) and for judges with a price; 0 is no limit. No iteration begins that

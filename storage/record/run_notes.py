@@ -113,7 +113,7 @@ class NoteStore:
     def _known(self, run_id: str) -> RunFolder:
         folder = RunFolder(self.home.run(run_id))
         if not folder.exists:
-            raise RunNotFoundError(f"no run {quoted(run_id)}; `spotlight runs` lists those that there are")
+            raise RunNotFoundError(f"no run {quoted(run_id)}; `spotlight runs` lists all of them")
         return folder
 
 

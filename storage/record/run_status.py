@@ -100,7 +100,7 @@ class _Warnings(logging.Handler):
             return
         try:
             text = record.getMessage()
-        except Exception:  # noqa: BLE001 - the text of a library's arguments may raise anything
+        except Exception:  # noqa: BLE001 - it formats objects of any library, whose __str__ may raise anything
             text = str(record.msg)
         self._log.note(f"{record.levelname.lower()} of {record.name}: {text}")
 

@@ -163,12 +163,8 @@ class RunStore:
         Raises:
             ConfigurationError: the run is of this machine, or another process has changed it since.
         """
+        taken_over(row)
         host = socket.gethostname()
-        if row.host == host:
-            raise ConfigurationError(
-                f"run {row.run_id!r} is going on in process {row.pid} of this machine ({host}); taking over "
-                "is for runs of another one: wait for it or end that process first"
-            )
         if not self._interrupt(row, f"taken over by {host} from process {row.pid} of {row.host}"):
             raise ConfigurationError(
                 f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
@@ -390,6 +386,21 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             f"`spotlight resume {row.run_id} --take-over`"
         )
     raise ConfigurationError(message)
+
+
+def taken_over(row: RunRow) -> RunRow:
+    """Return a run as it will be read once it is taken over from another machine. Nothing is recorded.
+
+    Raises:
+        ConfigurationError: the run is of this machine.
+    """
+    host = socket.gethostname()
+    if row.host == host:
+        raise ConfigurationError(
+            f"run {row.run_id!r} is going on in process {row.pid} of this machine ({host}); taking over "
+            "is for runs of another one: wait for it or end that process first"
+        )
+    return replace(row, status="interrupted")
 
 
 def check_iterations(row: RunRow, iterations: int) -> None:

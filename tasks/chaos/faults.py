@@ -85,7 +85,7 @@ def plan_faults(
     refuse_unfit(config)
     if schedule is not None:
         if count is not None or kinds:
-            raise ConfigurationError("--schedule says all: leave --faults and --kinds out")
+            raise ConfigurationError("--schedule lists every fault; leave out --faults and --kinds")
         written = _written(schedule)
     else:
         written = ()

@@ -1,7 +1,7 @@
 """The budget of a run: no iteration begins that would exceed it.
 
 An iteration is expected to cost as much as the last one. The held-out evaluation that ends a run counts too,
-so that a run that ends early has one within its budget.
+so that a run that ends early has one within its budget. A run killed in it can be resumed for it alone.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
+from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.records import JUDGE_USD, IterationRecord
-from storage.record.results import TRAINER
+from storage.record.results import TRAINER, evaluated_iterations
 
 if TYPE_CHECKING:  # `resume` does not wait for Prefect to refuse a run
-    from storage.record.run_store import RunRow
+    from storage.record.run_store import RunRow, RunStore
     from tasks.iteration.session import Session
 
 _STATE = ("worker", "started_at", "ended_at", "usd_per_hour")
@@ -145,11 +146,23 @@ def keep_to_budget(session: Session, record: IterationRecord) -> None:
         session.store.add_event(session.run_id, "budget", reached)
 
 
-def refuse_spent_budget(records: Records, row: RunRow, config: RunConfig) -> None:
-    """Refuse to resume a run that has no budget for another iteration.
+def end_at_spent_budget(session: Session, done: int) -> None:
+    """Make the last committed iteration of a resumed run its last one if another would exceed the budget.
 
     Args:
-        records: records of the home.
+        session: the run, before it goes on.
+        done: number of its committed iterations.
+    """
+    if reached := _spent(session.store, session.run_id, session.config, done):
+        session.last_iteration, session.ended_early = done, reached
+        session.store.add_event(session.run_id, "budget", reached)
+
+
+def refuse_spent_budget(store: RunStore, row: RunRow, config: RunConfig) -> None:
+    """Refuse to resume a run that has no budget for another iteration, unless its last evaluation is missing.
+
+    Args:
+        store: runs of the home.
         row: run to be resumed.
         config: settings with which it would go on.
 
@@ -157,7 +170,19 @@ def refuse_spent_budget(records: Records, row: RunRow, config: RunConfig) -> Non
         ConfigurationError: another iteration would exceed the budget; the message tells how to raise it.
     """
     done = row.last_iteration or 0
-    if not 0 < done < config.iterations or not (config.budget.usd or config.budget.hours):
-        return
-    if reached := reached_budget(row.run_id, config, done, spending(records, row.run_id)):
+    reached = _spent(store, row.run_id, config, done)
+    if reached and not _lacks_its_end(store, row.run_id, done):
         raise ConfigurationError(reached)
+
+
+def _spent(store: RunStore, run_id: str, config: RunConfig, done: int) -> str:
+    if not 0 < done < config.iterations or not (config.budget.usd or config.budget.hours):
+        return ""
+    return reached_budget(run_id, config, done, spending(store.records, run_id))
+
+
+def _lacks_its_end(store: RunStore, run_id: str, done: int) -> bool:
+    """Return True if a checkpoint of the last iteration is there, and the evaluation after it is not."""
+    if done in evaluated_iterations(store.records, run_id):
+        return False
+    return CheckpointStore(store.home.run(run_id)).iterations()[-1:] == [done]

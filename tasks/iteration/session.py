@@ -249,7 +249,7 @@ def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
         refuse_if_continued(address, home, run_id)
     except CheckpointError:
         raise
-    except Exception:  # noqa: BLE001 - of any package the address needs; the first copy reports it
+    except Exception:  # noqa: BLE001 - each storage raises its package's own; the first copy reports it
         pass
 
 

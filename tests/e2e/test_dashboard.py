@@ -305,8 +305,8 @@ def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
 def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     write_sample_run(store, "r", iterations=1)
     page = opened()
-    assert "This run noted no flow run." in texts(page)
-    assert "MLflow has no run of this one yet." in texts(page)
+    assert "This run recorded no flow run." in texts(page)
+    assert "MLflow has no copy of this run yet." in texts(page)
     assert [button.proto.label for button in page.get("download_button")][:1] == ["Report"]
     with answering(200, "true") as server:
         address = f"{server}/v2/runs/flow-run/1"

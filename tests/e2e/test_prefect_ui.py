@@ -123,7 +123,7 @@ def test_a_run_is_watched_from_running_to_completed(
         expect(page.get_by_role("link", name="MARKDOWN links")).to_be_visible()
         last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
         expect(page.get_by_role("link", name="progress")).to_contain_text(last)
-        expect(page.get_by_text("What the run came to").first).to_be_visible()
+        expect(page.get_by_text("Result of the run").first).to_be_visible()
         assert save_picture(page, album / "prefect-artifacts.png") > 100
         prefect.open_newest_artifact("result")
         score = RunStore(up.home).run(explored.run_id).summary["score_after"]

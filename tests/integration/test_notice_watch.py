@@ -142,7 +142,7 @@ def test_sigterm_is_seen():
 
 
 def test_what_cannot_be_watched_is_refused():
-    with pytest.raises(ConfigurationError, match="'oracle': there is none of that name"):
+    with pytest.raises(ConfigurationError, match="'oracle': unknown name"):
         NoticeWatch("oracle")
     with pytest.raises(ConfigurationError, match=r"not of the form http://HOST:PORT"):
         NoticeWatch("gcp", "ftp://somewhere")

@@ -16,10 +16,18 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ServerError
 from storage.evaluations.reproductions import reference_of
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
 from storage.record.records import JUDGE_USD, StateInterval
 from storage.record.run_store import RunStore
-from tasks.iteration.budget import keep_to_budget, spending
+from storage.record.tables import iteration_rows
+from tasks.iteration.budget import (
+    end_at_spent_budget,
+    keep_to_budget,
+    refuse_spent_budget,
+    spending,
+)
 from tests.sample_run import evaluation_record, iteration_record
+from tests.tampering import set_run
 
 AT = 1_700_000_000.0
 ITERATION_USD, EVALUATION_USD = 18 * 16.0 / 3600, 9 * 16.0 / 3600
@@ -43,11 +51,14 @@ def begun(store: RunStore, iterations: int, **budget: float) -> RunConfig:
 
 
 def after(store: RunStore, config: RunConfig, record: Any) -> Any:
-    """The session after an iteration that is not committed yet."""
+    """The session after an iteration that is not committed yet; without one, as it is resumed."""
     session: Any = SimpleNamespace(
         run_id="r", config=config, store=store, last_iteration=config.iterations, ended_early=""
     )
-    keep_to_budget(session, record)
+    if record is None:
+        end_at_spent_budget(session, store.run("r").last_iteration or 0)
+    else:
+        keep_to_budget(session, record)
     return session
 
 
@@ -121,7 +132,7 @@ def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_aga
 def test_a_run_goes_on_with_a_higher_budget_only(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     passed: list[RunConfig] = []
 
-    def go_on(home: Home, run_id: str, config: RunConfig, *, new_limits: bool) -> dict[str, Any]:
+    def go_on(home: Home, run_id: str, config: RunConfig, *, new_limits: bool, taken: None) -> dict[str, Any]:
         assert new_limits
         passed.append(config)
         store.set_limits(run_id, config)
@@ -168,6 +179,28 @@ def test_a_refused_start_changes_nothing_and_leaves_nothing(store: RunStore, mon
         start.train("smoke", run_id="other")
     assert store.run("r") == before
     assert store.home.run_ids() == ["r"]
+    store.set_status("r", "running")
+    set_run(store, "r", host="another-machine")
+    before = store.run("r")
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        start.resume("r", take_over=True)
+    assert store.run("r") == before, "it is taken over once all checks have passed"
+    assert "taken_over" not in [event["kind"] for event in store.folder("r").events()]
+
+
+def test_a_run_killed_in_its_last_evaluation_is_resumed_for_that_alone(store: RunStore):
+    config = begun(store, 2, usd=0.25)
+    row = dataclasses.replace(store.run("r"), status="interrupted")
+    with pytest.raises(ConfigurationError, match=r"budget.usd is 0.25"):  # no checkpoint is there
+        refuse_spent_budget(store, row, config)
+    rows = iteration_rows(iteration_record("r", 2, AT + 36, 8))
+    CheckpointStore(store.home.run("r")).save(2, {"weights": b"w"}, {}, rows)
+    refuse_spent_budget(store, row, config)
+    session = after(store, config, None)
+    assert session.last_iteration == 2 and session.ended_early.startswith("budget.usd is 0.25")
+    store.commit_evaluation(evaluation_record("r", 2, AT + 60, 4, 2))
+    with pytest.raises(ConfigurationError, match=r"budget.usd is 0.25"):  # nothing is missing
+        refuse_spent_budget(store, row, config)
 
 
 def test_a_run_that_ended_early_is_reproduced_as_far_as_it_went(store: RunStore):

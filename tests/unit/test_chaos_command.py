@@ -91,7 +91,7 @@ def test_a_schedule_that_is_none_is_refused(refusal, tmp_path, text, says):
 def test_a_schedule_and_a_draw_at_once_are_refused(refusal, tmp_path, also):
     schedule = tmp_path / "faults.json"
     schedule.write_text('[{"kind": "kill", "at_s": 1}]')
-    assert "leave --faults and --kinds out" in refusal("--schedule", str(schedule), *also)
+    assert "leave out --faults and --kinds" in refusal("--schedule", str(schedule), *also)
 
 
 def config(*changes: str):
@@ -164,7 +164,7 @@ def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
     ("arguments", "says"),
     [
         (("--most", "3"), "give --trace too"),
-        (("--trace", "TRACE", "--faults", "3"), "leave --faults, --kinds and --schedule out"),
+        (("--trace", "TRACE", "--faults", "3"), "leave out --faults, --kinds and --schedule"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--trace", "TRACE", "--set", "runtime.cluster=127.0.0.1:6379"), "Ray instances of its own"),
         (("--trace", "TRACE", "--set", "runtime.cluster=local"), "runtime.cluster is local; set it to ray"),

@@ -27,7 +27,7 @@ from storage.record.checkpoints import CheckpointStore
 from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_notes import NoteStore
-from storage.record.run_store import RunStore
+from storage.record.run_store import RunRow, RunStore
 from tests.sample_run import write_sample_run
 from tests.tampering import damage, make_earlier_home, row_files, set_run
 
@@ -104,7 +104,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         (("--set", "iterations=0"), ("iterations = 0", "must be at least 1", "raise it", "--set")),
         (("--set", "seed=-1"), ("seed = -1", "must be at least 0")),
         (("--set", "sampling.noise_level=nan"), ("must be finite",)),
-        (("--set", "reward.scorer=OCR"), ("there is none of that name", "choose one of ocr, shapes")),
+        (("--set", "reward.scorer=OCR"), ("unknown name", "choose one of ocr, shapes")),
         (
             ("--set", "sampling.window_size=12"),
             ("sampling.window_size is 12", "leave room for 9", "lower window_size"),
@@ -198,8 +198,12 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
     """Runs that passed all checks, with their configuration; nothing is started."""
     passed: list[tuple[str, RunConfig]] = []
 
-    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "", **_: bool) -> dict[str, str]:
+    def begin(
+        home: Home, run_id: str, config: RunConfig, preset: str = "", taken: RunRow | None = None, **_: bool
+    ) -> dict[str, str]:
         passed.append((run_id, config))
+        if taken is not None:
+            RunStore(home).take_over(taken)
         return {"run_id": run_id}
 
     monkeypatch.setattr(start, "look_at_inputs", lambda config: None)

@@ -21,7 +21,7 @@ from tasks.checks.quick_checks import with_read_options
             {"SPOTLIGHT_ALGORITHM__OPTIONS__CLIP_RANGE": "2"},
             "algorithm.options.clip_range = 2 (from SPOTLIGHT_ALGORITHM__OPTIONS__CLIP_RANGE): must be below",
         ),
-        (["reward.scorer=OCR"], {}, "reward.scorer = 'OCR' (from --set): there is none of that name"),
+        (["reward.scorer=OCR"], {}, "reward.scorer = 'OCR' (from --set): unknown name"),
         (
             ["algorithm.objective=no_such:Own"],
             {},
@@ -35,7 +35,7 @@ from tasks.checks.quick_checks import with_read_options
         (
             ["reward.scorer=sum", "reward.options={parts = {nothing = 1}}"],
             {},
-            "reward.options.parts = 'nothing': there is none of that name",
+            "reward.options.parts = 'nothing': unknown name",
         ),
     ],
 )

@@ -135,7 +135,7 @@ def test_the_project_s_own_are_found_without_an_import_of_what_they_build():
     [
         ("jpg", "did you mean jpeg?"),
         ("clipscore", "did you mean clip-score?"),
-        ("zzzzzz", "none of that name; choose"),
+        ("zzzzzz", "unknown name; choose"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest(name: str, near: str):
@@ -193,7 +193,7 @@ def test_two_packages_with_the_same_name_are_refused_unless_they_mean_the_same(
     installed("made-up-a", f"[spotlight.scorers]\nlevel = {first}:plugin\nsame = {first}:plugin\n")
     installed("made-up-b", f"[spotlight.scorers]\nlevel = {second}:plugin\nsame = {first}:plugin\n")
     said = refusal("level")
-    assert "several installed packages add one of that name" in said
+    assert "several installed packages define that name" in said
     assert f"({first}:plugin, {second}:plugin); write which one" in said
     assert SCORERS.find(f"{second}:plugin") is not SCORERS.find(f"{first}:plugin") is SCORERS.find("same")
     assert SCORERS.names().count("level") == 1

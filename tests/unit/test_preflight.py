@@ -161,7 +161,7 @@ def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, A
         ("kubernetes@http://10.0.0.1", "name one of aws, gcp, azure, alibaba"),
         ("gcp@", r"runtime\.notices: base URL ''.* as in gcp@http://HOST:PORT"),
         ("gcp@metadata.internal", r"runtime\.notices: base URL 'metadata.internal' is not"),
-        ("oracle", r"runtime\.notices = 'oracle': there is none of that name"),
+        ("oracle", r"runtime\.notices = 'oracle': unknown name"),
         ("gcs", "did you mean gcp"),
     ],
 )

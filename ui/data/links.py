@@ -118,7 +118,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
     """
     parts = web_address(recorded)
     if parts is None:
-        return Link("Prefect", how="This run noted no flow run.")
+        return Link("Prefect", how="This run recorded no flow run.")
     candidates = [recorded]
     if api_url and _is_here(recorded):  # the home's server may listen elsewhere than it did
         candidates.insert(0, f"{api_url.rstrip('/').removesuffix('/api')}{parts.path}")
@@ -126,7 +126,7 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
         if answers(address):
             return Link("Prefect", address)
     return Link(
-        "Prefect", how=f"Its server does not run. Start it; the flow run is then at `{parts.path}` of it:",
+        "Prefect", how=f"Its server is not running. Start it; the flow run is then at `{parts.path}` of it:",
         command="spotlight up",
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
             "MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` {_code(run_id)}."
         )
     if identity is None:
-        return Link("MLflow", how="MLflow has no run of this one yet.")
+        return Link("MLflow", how="MLflow has no copy of this run yet.")
     return Link(
         "MLflow",
         how=f"Serve its file, then open `{run_page(LOCAL_SERVER, *identity)}`:",

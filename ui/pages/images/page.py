@@ -42,7 +42,7 @@ def _show_images(home: Path, view: RunView) -> None:
 
 def _show_nothing(view: RunView) -> None:
     if view.setting("evaluation", "gallery") == 0:  # a setting of earlier versions
-        st.info("This run was told to keep no images.", icon=":material/image_not_supported:")
+        st.info("This run keeps no images.", icon=":material/image_not_supported:")
         return
     st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
 

@@ -117,7 +117,7 @@ def _show_more(traces: Sequence[str], trainers: object, iterations: int) -> None
     row = st.columns(5)
     _choice(
         row[0], "trace", "Trace of spot instances", traces, "drawn, by rate and share",
-        "A recorded one says itself which instances go: leave rate and share empty then.",
+        "A recorded trace already says which instances go: leave rate and share empty.",
     )  # fmt: skip
     _number(
         row[1], "joint", "Share of joint losses", 0.77,
@@ -140,13 +140,13 @@ def _show_more(traces: Sequence[str], trainers: object, iterations: int) -> None
     )  # fmt: skip
     upload(
         "Prices (CSV)", key="prices",
-        help="That change with time: time, market (on_demand or spot), usd_per_hour, and perhaps zone.",
+        help="Prices over time: time, market (on_demand or spot), usd_per_hour, and perhaps zone.",
     )  # fmt: skip
     write = partial(words.text_input, bind="query-params")
     write("Zone", key="zone", placeholder="the file's only one", help="Whose prices are taken.")
     write(
         "Serving fleet", key="serving", placeholder="0.5,0.3,2",
-        help="The policy lending is compared then: the share of its devices that are busy, half of its "
+        help="Adds the policy lending: the share of its devices that are busy, half of its "
         "swing over a day, and the seconds that a request can wait.",
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`spotlight score`: a reward's score of one image, before a run is trained on it."""
+"""`spotlight score`: a reward's score of one image or clip, before a run is trained on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def score(
     scorer: Annotated[
         str, typer.Argument(help="As reward.scorer: ocr, my_rewards:blue, path/to/blue.py:blue.")
     ],
-    image: Annotated[Path, typer.Argument(help="A file that Pillow reads.")],
+    image: Annotated[Path, typer.Argument(help="A file that Pillow reads; an animated one is a clip.")],
     prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
     set_: Annotated[
         list[str] | None,
@@ -27,15 +27,13 @@ def score(
     ] = None,
 ) -> None:
     """Judge one image by a reward, and print the score as one line of JSON."""
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
+    from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
 
     config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])], None)
     try:
-        image_HWC = np.asarray(Image.open(image).convert("RGB"))
-    except (OSError, UnidentifiedImageError) as error:
+        image_HWC = read_frames(image.read_bytes())
+    except OSError as error:
         raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
     judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))

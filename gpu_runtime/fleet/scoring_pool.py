@@ -24,6 +24,7 @@ from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.run_config import EvaluationConfig, RewardConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import RuntimeFailure, WorkerLostError
+from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = {
@@ -237,7 +238,7 @@ class ScoringPool:
             actor = free.pop(0)
             call = actor.call(
                 ScoringWorker.score,
-                [image.image.image_HWC for image in images],
+                [chosen_frames(image.image.image_HWC, self._reward.frames) for image in images],
                 [image.prompt for image in images],
                 images[0].kind is RequestKind.EVALUATE,  # a lease has images of one kind
             )

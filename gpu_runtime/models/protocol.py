@@ -110,7 +110,7 @@ class DiffusionModel(Protocol):
         ...
 
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU.
+        """Decode latents to uint8 RGB images (B, H, W, 3), or clips (B, F, H, W, 3), on the CPU.
 
         Raises:
             NonFiniteError: if a pixel is not finite.
@@ -179,5 +179,5 @@ class ModelOutline(Protocol):
         ...
 
     def blank_image(self) -> np.ndarray:
-        """Return an image of the size that the model makes, uint8, shape (H, W, 3)."""
+        """Return an image or a clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""
         ...

@@ -43,6 +43,7 @@ class FamilyPlugin:
         options: model of its `[model.options]`.
         source_size: function for height and width of the image that every prompt must come with; None if the
             family takes text alone.
+        frames: function for the number of frames of its clips; None if it makes images.
     """
 
     load: Callable[[ModelConfig, torch.device], DiffusionModel]
@@ -55,6 +56,7 @@ class FamilyPlugin:
     prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
     source_size: Callable[[ModelConfig], tuple[int, int] | None] = lambda settings: None
+    frames: Callable[[ModelConfig], int | None] = lambda settings: None
 
 
 def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool = False) -> FamilyPlugin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from statistics import fmean
 from typing import Self
 
 import numpy as np
@@ -12,6 +13,8 @@ from gpu_runtime.embedded_tasks.registry import rendered_picture
 from gpu_runtime.quality.diversity import diversity_figures
 from gpu_runtime.quality.image_figures import image_figures
 from gpu_runtime.quality.truth_figures import truth_figures
+from storage.config.run_config import THREE_FRAMES
+from storage.pictures import chosen_frames, is_clip
 from storage.prompts.files import PromptRecord
 
 
@@ -41,7 +44,7 @@ class QualityMeter:
         Args:
             prompt_id: identifier of its prompt.
             seed_index: index of its seed.
-            image_HWC: uint8 RGB, shape (H, W, 3).
+            image_HWC: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
         """
         call = self._thread.submit(measured, image_HWC, self._prompts[prompt_id])
         self._measured[prompt_id, seed_index] = call
@@ -60,6 +63,12 @@ class QualityMeter:
 
 
 def measured(image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, float]:
-    """Return an image's figures, and its distance to the renderer's if an embedded task draws its prompt."""
+    """Return an image's figures, and its distance to the renderer's if an embedded task draws its prompt.
+
+    Those of a clip are means over its first, middle and last frame.
+    """
+    if is_clip(image_HWC):
+        frames = [measured(frame, prompt) for frame in chosen_frames(image_HWC, THREE_FRAMES)]
+        return {name: fmean(figures[name] for figures in frames) for name in frames[0]}
     truth = rendered_picture(prompt, image_HWC)
     return image_figures(image_HWC) | ({} if truth is None else truth_figures(image_HWC, truth))

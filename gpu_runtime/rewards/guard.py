@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 import traceback
 from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
-from storage.errors import RewardError, SpotlightError
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, part_means
+from storage.errors import RewardError, SpotlightError, shortened
+from storage.pictures import frames_of, is_clip
 from storage.prompts.files import PromptRecord
 
 _FUNCTION = "rewards/scorers/function.py"
@@ -34,7 +36,8 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
 
     Args:
         scorer: scorer to judge with.
-        images: uint8 RGB images of shape (H, W, 3); an array of shape (B, H, W, 3) will do.
+        images: uint8 RGB images of shape (H, W, 3), or clips (F, H, W, 3), whose frames are judged; an array
+            of shape (B, H, W, 3) will do.
         prompts: as many prompts, in the same order.
 
     Returns:
@@ -45,6 +48,8 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     """
     if len(images) != len(prompts):
         raise RewardError(f"{len(images)} images but {len(prompts)} prompts; each image needs its own prompt")
+    if any(map(is_clip, images)) and not getattr(scorer, "takes_clips", False):
+        return _score_frames(scorer, images, prompts)
     if isinstance(scorer, BatchScorer):
         return _score_batch(scorer, images, prompts)
     return [_score_one(scorer, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
@@ -62,6 +67,32 @@ def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
             f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. There is "
             "nothing to learn from: correct the scorer, or what it needs and its prompts' format"
         )
+
+
+def _score_frames(
+    scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]
+) -> list[Score]:
+    """Score every frame, and return the mean of each clip."""
+    clips = [frames_of(image) for image in images]
+    frames = [frame for clip in clips for frame in clip]
+    asked = [prompt for clip, prompt in zip(clips, prompts, strict=True) for _ in clip]
+    scores = iter(score_each(scorer, frames, asked))
+    return [_mean([next(scores) for _ in clip]) for clip in clips]
+
+
+def _mean(frames: Sequence[Score]) -> Score:
+    """Return the score of a clip: exact if all its frames are, with an error if one has an error."""
+    usd = sum(score.usd for score in frames)
+    for place, score in enumerate(frames):
+        if score.error is not None:
+            return Score(0.0, False, "", error=f"frame {place} of those judged: {score.error}", usd=usd)
+    return Score(
+        statistics.fmean(score.value for score in frames),
+        all(score.exact for score in frames),
+        shortened(" | ".join(dict.fromkeys(score.detail for score in frames))),
+        parts=part_means(frames),
+        usd=usd,
+    )
 
 
 def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:

@@ -55,7 +55,11 @@ class Score:
 
 
 class Scorer(Protocol):
-    """A judge of one image at a time, so that a score never depends on the image's neighbours."""
+    """A judge of one image at a time, so that a score never depends on the image's neighbours.
+
+    One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
+    (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
+    """
 
     name: str
 

@@ -5,9 +5,9 @@ Every field says its unit and its bounds: the same text is the form in the Prefe
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from storage.config.exploration import ExplorationConfig
 from storage.config.model import ModelConfig
@@ -19,6 +19,11 @@ from storage.errors import quoted
 
 MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 """Environment variable of `checkpoint.mirror`, which also counts where a run is resumed."""
+
+ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
+"""As the frames that are judged of a clip."""
+
+_MOST_FRAMES = 1024
 
 
 class PromptsConfig(Section):
@@ -182,6 +187,28 @@ class OptimizerConfig(Section):
     """Training steps between two updates of the moving average."""
 
 
+def _read_frames(value: object) -> object:
+    """Read the frames that are judged: all, three, or a number of them."""
+    if value in (ALL_FRAMES, THREE_FRAMES):
+        return value
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_FRAMES:
+        raise ValueError(
+            f"reward.frames = {value!r}; give {ALL_FRAMES}, {THREE_FRAMES}, or a whole number from 1 to "
+            f"{_MOST_FRAMES:,}"
+        )
+    return value
+
+
+_FRAMES_SCHEMA = {
+    "anyOf": [
+        {"enum": [ALL_FRAMES, THREE_FRAMES]},
+        {"type": "integer", "minimum": 1, "maximum": _MOST_FRAMES},
+    ]
+}
+
+
 class RewardConfig(Section):
     """The scorer that judges the images."""
 
@@ -195,6 +222,10 @@ class RewardConfig(Section):
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
+
+    frames: Annotated[int | str, BeforeValidator(_read_frames), WithJsonSchema(_FRAMES_SCHEMA)] = ALL_FRAMES
+    """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or so many at even distances;
+    the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
     options: OptionValues = Field(default={})
     """What the scorer itself declares (docs/reference/rewards.md)."""

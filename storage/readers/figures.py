@@ -155,7 +155,7 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
 
 
 def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, bytes]:
-    """Return the pictures (PNG) of an evaluation, by a name that gives prompt and seed.
+    """Return the pictures (PNG; of clips WebP) of an evaluation, by a name that gives prompt and seed.
 
     Args:
         iteration: iteration before the evaluation.

@@ -77,7 +77,7 @@ class Reader(ABC):
 
         Args:
             number: iteration before the evaluation; 0 for the untouched model.
-            images: PNG files by name; an image has the same name in every evaluation.
+            images: PNG files by name, of clips animated WebP; an image has the same name in every evaluation.
             at: end of the evaluation, in Unix seconds.
         """
         self.iteration(number, figures, at)

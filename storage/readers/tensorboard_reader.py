@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from storage.clock import now
+from storage.pictures import picture_file
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.records import RunStatus
 
@@ -60,12 +61,16 @@ class TensorboardReader(Reader):
         self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
     ) -> None:
         """Write figures, and pictures that have a slider over the iterations."""
+        import numpy as np
         from PIL import Image
 
         self.iteration(number, figures, at)
         pictures = []
         for name, png in images.items():
-            width, height = Image.open(io.BytesIO(png)).size
+            picture = Image.open(io.BytesIO(png))
+            width, height = picture.size
+            if picture.format != "PNG":  # its pages show no WebP: the first frame of a clip
+                png = picture_file(np.asarray(picture.convert("RGB")))
             image = {"width": width, "height": height, "colorspace": _RGB, "encoded_image_string": png}
             pictures.append({"tag": name, "image": image})
         self._write(number, at, summary={"value": pictures})

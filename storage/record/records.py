@@ -200,7 +200,11 @@ class CandidateRecord:
 
 @dataclass(frozen=True)
 class SampleImage:
-    """A thumbnail (PNG, base64 text) of a rolled-out seed: the best and the worst of a few prompts."""
+    """A thumbnail of a rolled-out seed: the best and the worst of a few prompts.
+
+    Attributes:
+        png_base64: PNG, of a clip animated WebP, as base64 text.
+    """
 
     prompt_id: int
     seed_index: int
@@ -261,7 +265,7 @@ class EvaluationImage:
     """One held-out image.
 
     Attributes:
-        png_base64: its PNG as base64 text, for the gallery; else None.
+        png_base64: its PNG, of a clip its animated WebP, as base64 text, for the gallery; else None.
         figures: figures of its look, by name (`storage/evaluations/quality.py`), and the parts of its score
             as `part_NAME`.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
+
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
@@ -23,6 +25,7 @@ from gpu_runtime.rewards.registry import build_scorer, chosen_judge
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
+from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
 from tasks.checks.quick_checks import check_inputs, naming, prompt_settings
 
@@ -59,7 +62,8 @@ def check(config: RunConfig) -> list[str]:
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
     for setting, prompts in prompt_settings(config, inputs.train, inputs.evaluate):
         _check_prompts(setting, prompts, outline, scorer)
-    _judge_blank("reward.scorer", outline, scorer, inputs.train[0])
+    blank = chosen_frames(outline.blank_image(), config.reward.frames)
+    _judge_blank("reward.scorer", blank, scorer, inputs.train[0])
     second = chosen_judge(config)
     if second is not None:
         judge = second.build()
@@ -67,7 +71,7 @@ def check(config: RunConfig) -> list[str]:
         for prompt in prompts:
             with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
                 judge.check(prompt)
-        _judge_blank("evaluation.judge", outline, judge, inputs.evaluate[0])
+        _judge_blank("evaluation.judge", blank, judge, inputs.evaluate[0])
     # Last, as it adds its adapters to the transformer, the only part it inspects.
     layers = cast("DiffusionModel", outline)
     Policy(layers, config.adaptation, config.seed, keeps_reference=False, adapter=config.model.adapter)
@@ -154,8 +158,8 @@ def _check_prompts(
             raise
 
 
-def _judge_blank(setting: str, model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:
-    (score,) = score_each(scorer, [model.blank_image()], [prompt])
+def _judge_blank(setting: str, blank: np.ndarray, scorer: Scorer, prompt: PromptRecord) -> None:
+    (score,) = score_each(scorer, [blank], [prompt])
     if score.error is not None:
         raise ConfigurationError(
             f"{setting} = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "

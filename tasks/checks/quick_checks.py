@@ -19,9 +19,10 @@ from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import KeyPath, naming_sources
-from storage.config.run_config import RewardConfig, RunConfig
+from storage.config.run_config import ALL_FRAMES, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
+from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
 from storage.prompts.sources import check_source
@@ -81,6 +82,11 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     check_capacity(config.runtime)
     family = family_of(config.model)
     family.find(config.model)
+    if config.reward.frames != ALL_FRAMES and family.frames(config.model) is None:
+        raise ConfigurationError(
+            f"reward.frames is {config.reward.frames}, but {config.model.family} makes images; leave it out, "
+            "or choose a family that makes clips"
+        )
     if config.model.adapter:
         check_lora(config.model.adapter, config.adaptation)
     fits_model, source_size = family.prompt_check(config.model), family.source_size(config.model)
@@ -207,11 +213,11 @@ def _check_notices(runtime: RuntimeConfig) -> None:
 
 
 def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-    """Return the judgement of an image: `value`, `exact` (None without verdicts), `detail`, `error`, `parts`.
+    """Return a judgement: `value`, `exact` (None without verdicts), `detail`, `error`, `parts`.
 
     Args:
         reward: the scorer and its options.
-        image_HWC: uint8, RGB.
+        image_HWC: image, uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
         prompt: prompt of the image.
 
     Raises:
@@ -221,7 +227,7 @@ def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecor
     chosen = chosen_scorer(reward)
     scorer = chosen.build()
     scorer.check(prompt)
-    [score] = score_each(scorer, [image_HWC], [prompt])
+    [score] = score_each(scorer, [chosen_frames(image_HWC, reward.frames)], [prompt])
     exact = score.exact if chosen.gives_verdict else None
     return {
         "value": score.value, "exact": exact, "detail": score.detail, "error": score.error,

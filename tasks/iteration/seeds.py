@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections import defaultdict
 from functools import partial
 
 import numpy as np
-from PIL import Image
 
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
+from storage.pictures import picture_file
 from storage.record.records import CandidateRecord, SampleImage
 from storage.record.results import held_out_scores
 from tasks.iteration.session import Session
@@ -100,22 +99,11 @@ def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
     for prompt in chosen:
         ranked = sorted(of_prompt[prompt])
         for _, seed, place in (*ranked[:1], *ranked[-1:]):
-            images.append(SampleImage(prompt, seed, _thumbnail(rolled.delivered[place].sample.image_HWC)))
+            image_HWC = rolled.delivered[place].sample.image_HWC
+            images.append(SampleImage(prompt, seed, png_base64(image_HWC, _THUMBNAIL_SIDE)))
     return images
 
 
-def png_base64(image_HWC: np.ndarray) -> str:
-    """Return a uint8 RGB image of shape (H, W, 3) as PNG in base64 text."""
-    return _encoded(Image.fromarray(image_HWC))
-
-
-def _thumbnail(image_HWC: np.ndarray) -> str:
-    image = Image.fromarray(image_HWC)
-    image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
-    return _encoded(image)
-
-
-def _encoded(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
+def png_base64(image_HWC: np.ndarray, side: int | None = None) -> str:
+    """Return an image as PNG, or a clip as animated WebP, in base64 text; see `picture_file`."""
+    return base64.b64encode(picture_file(image_HWC, side)).decode()

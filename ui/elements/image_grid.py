@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping
 
 import pandas as pd
 import streamlit as st
 
+from storage.pictures import data_uri
 from ui.elements.palette import LEVEL_COLOURS
 
 # Pixels are shown unsmoothed: the images are 32 to 48 pixels wide, and smoothing would invent detail.
@@ -211,7 +211,7 @@ def _side(row: dict, suffix: str, when: str) -> str:
 
 
 def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
-    png = base64.b64encode(bytes(row[f"png{suffix}"])).decode()
+    uri = data_uri(bytes(row[f"png{suffix}"]))
     if row[f"error{suffix}"]:
         read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
     else:
@@ -222,5 +222,5 @@ def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
         else:
             style, mark = ("sl-good", "✓ exact") if exact else ("sl-bad", "✗ not exact")
             read = f'<span class="{style}">{mark}</span>, {read}: {detail or "nothing recognised"}'
-    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="data:image/png;base64,{png}">'
+    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="{uri}">'
     return picture, f'<div class="sl-read">{read}</div>'

@@ -143,14 +143,14 @@ class PipelineModel(ABC):
 
     @torch.no_grad()
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU, one by one.
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3), or clips (B, F, H, W, 3), on the CPU.
+
+        They are decoded one by one, so that the pixels of one at a time are in float32.
 
         Raises:
             NonFiniteError: if a pixel is not finite.
         """
-        images = [self._decode(latents_BSC[row : row + 1].float()) for row in range(len(latents_BSC))]
-        pixels = (checked_pixels(torch.cat(images)) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
-        return (pixels * 255).round().to(torch.uint8).cpu()
+        return torch.cat([self._pixels(latents_BSC[row : row + 1]) for row in range(len(latents_BSC))])
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""
@@ -269,7 +269,12 @@ class PipelineModel(ABC):
 
     @abstractmethod
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode to images (1, 3, H, W) in [-1, 1]."""
+        """Decode to an image (1, 3, H, W), or a clip (1, 3, F, H, W), in [-1, 1]."""
+
+    def _pixels(self, latents_1SC: torch.Tensor) -> torch.Tensor:
+        decoded = checked_pixels(self._decode(latents_1SC.float()))
+        shades = (decoded / 2 + 0.5).clamp(0, 1).movedim(1, -1) * 255
+        return shades.round().to(torch.uint8).cpu()
 
     def _encoded_negative(self) -> Conditioning | None:
         """Encode the negative prompt, one row for all samples; None without, or if each has its own."""

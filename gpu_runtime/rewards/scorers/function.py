@@ -1,4 +1,4 @@
-"""Rewards that are plain Python functions, of a picture and its prompt or of several at once."""
+"""Rewards that are plain Python functions, of a picture and its prompt, of several at once, or of a clip."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from PIL import Image
 from gpu_runtime.rewards.options import FunctionOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import ConfigurationError, RewardError
+from storage.pictures import frames_of
 from storage.prompts.files import PromptRecord
 
 
@@ -67,8 +68,21 @@ class BatchFunctionScorer(FunctionScorer):
         return [self._scored(answer) for answer in self._function(pictures, texts)]
 
 
+class ClipFunctionScorer(FunctionScorer):
+    """A scorer by `function(frames, prompt)`: a clip's frames as a list of PIL images, and a text."""
+
+    takes_clips = True
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Judge a uint8 RGB clip of shape (F, H, W, 3); an image is a clip of one frame."""
+        frames = [Image.fromarray(frame) for frame in frames_of(image_HWC)]
+        return self._scored(self._function(frames, prompt.text))
+
+
 def function_scorer(name: str, function: Callable[..., Any], options: FunctionOptions) -> FunctionScorer:
-    """Return the scorer of a function of two arguments: of lists, if they are called `images` and `prompts`.
+    """Return the scorer of a function of two arguments.
+
+    It is given lists if they are called `images` and `prompts`, and whole clips if the first one is `frames`.
 
     Args:
         name: name of the reward, as the settings have it.
@@ -85,7 +99,10 @@ def function_scorer(name: str, function: Callable[..., Any], options: FunctionOp
         raise ConfigurationError(
             f"it takes {signature}; a reward is a function of (image, prompt), or of (images, prompts)"
         ) from error
-    is_batch = [*signature.parameters][:2] == ["images", "prompts"]
+    names = [*signature.parameters][:2]
+    if names[0] == "frames":
+        return ClipFunctionScorer(name, function, options)
+    is_batch = names == ["images", "prompts"]
     return (BatchFunctionScorer if is_batch else FunctionScorer)(name, function, options)
 
 

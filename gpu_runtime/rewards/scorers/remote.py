@@ -1,7 +1,8 @@
 """A scorer on another machine, over HTTP: for judges that need a GPU or separate packages.
 
-A request is JSON: `images` (PNG, base64 text), `prompts` and `metadata` (GenEval rows), as many of each. The
-answer is JSON: `scores` in [0, 1], and optionally `exact` (booleans) and `details` (texts), as many of each.
+A request is JSON: `images` (PNG, base64 text; of a clip a list, one for each frame), `prompts` and `metadata`
+(GenEval rows), as many of each. The answer is JSON: `scores` in [0, 1], and optionally `exact` (booleans) and
+`details` (texts), as many of each.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gpu_runtime.rewards.judge_models.judge_server import (
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import RewardError, quoted
+from storage.pictures import is_clip
 from storage.prompts.files import PromptRecord
 
 
@@ -45,6 +47,7 @@ class RemoteScorer:
     """
 
     name = "remote"
+    takes_clips = True
 
     def __init__(self, settings: RemoteOptions, wait: Callable[[float], None] = time.sleep) -> None:
         self._settings = settings
@@ -79,7 +82,7 @@ class RemoteScorer:
 
     def _asked(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         body: dict[str, Any] = {
-            "images": [png_base64(image) for image in images],
+            "images": [_encoded(image) for image in images],
             "prompts": [prompt.text for prompt in prompts],
             "metadata": [prompt.metadata for prompt in prompts],
         }
@@ -96,6 +99,10 @@ def refuse_silent_scorer(settings: RemoteOptions) -> None:
     """
     url = _url(settings)
     JudgeServer(settings, url).refuse_silence(url, f"reward.options.url = {quoted(settings.url)}")
+
+
+def _encoded(image: np.ndarray) -> str | list[str]:
+    return list(map(png_base64, image)) if is_clip(image) else png_base64(image)
 
 
 def _url(settings: RemoteOptions) -> httpx.URL:

@@ -1,7 +1,7 @@
 """A vision language model as the judge, behind any server with OpenAI's chat completions.
 
-A request is about one image: an answer about several would depend on all of them. Servers that batch, such as
-vLLM, batch the `queue` requests that are under way at once.
+A request is about one image, or one clip, whose frames follow each other: an answer about several would
+depend on all of them. Servers that batch, such as vLLM, batch the `queue` requests under way at once.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from gpu_runtime.rewards.judge_models.judge_server import (
 from gpu_runtime.rewards.options import VlmOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import ConfigurationError, RewardError, quoted, shortened
+from storage.pictures import frames_of
 from storage.prompts.files import PromptRecord
 from storage.text import one_line
 
@@ -51,6 +52,7 @@ class VlmScorer:
     """
 
     name = "vlm"
+    takes_clips = True
 
     def __init__(
         self,
@@ -97,7 +99,8 @@ class VlmScorer:
         return replace(score, usd=paid * self._settings.usd_per_image)
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-        pictures = [source_base64(prompt), png_base64(image_HWC)]  # for an edit the source comes first
+        # For an edit the source comes first.
+        pictures = [source_base64(prompt), *map(png_base64, frames_of(image_HWC))]
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
             for picture in pictures

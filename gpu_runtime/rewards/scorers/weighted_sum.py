@@ -44,6 +44,8 @@ class WeightedSum:
     """
 
     name = "sum"
+    takes_clips = True
+    """So that thresholds and gates look at a whole clip; each part decides how it judges one."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from storage.evaluations.pairs import compare_evaluations
 from storage.evaluations.quality import QUALITY
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
+from storage.pictures import picture_file, read_frames
 from storage.prompts.sources import thumbnail
 from ui.data.methods import with_verdicts
 from ui.data.run import CACHE_S
@@ -71,7 +73,9 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[int, int], bytes]:
-    """Return an evaluation's kept images as PNG, scaled down; missing or invalid ones are left out.
+    """Return an evaluation's kept images as PNG, or clips as WebP, scaled down.
+
+    Missing or invalid ones are left out.
 
     Args:
         folder: folder of the images, in GenEval's layout.
@@ -80,6 +84,11 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
     found = {}
     for prompt_id, seed_index in keys:
         file = Path(folder) / f"{prompt_id:05}" / "samples" / f"{seed_index:04}.png"
+        clip = file.with_suffix(".webp")
+        if clip.is_file():
+            with suppress(OSError):
+                found[prompt_id, seed_index] = picture_file(read_frames(clip.read_bytes()), _SIDE)
+            continue
         try:
             uri = thumbnail(str(file), _SIDE)
         except PromptFileError:

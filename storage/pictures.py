@@ -1,0 +1,153 @@
+"""Images and clips: the frames that are judged, and files, PNG of an image and animated WebP of a clip.
+
+A clip is a uint8 array of shape (F, H, W, 3); an image lacks the first axis, and counts as its only frame.
+Pillow is imported inside functions: most of what imports this module makes no pictures.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from storage.config.run_config import ALL_FRAMES, THREE_FRAMES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL.Image import Image
+
+CLIP_BYTES = 200_000
+"""Largest clip in a record."""
+
+FRAME_MS = 62
+"""Time that a frame is shown: 16 frames a second."""
+
+_SIDES_AND_QUALITIES = ((256, 75), (256, 50), (192, 50), (128, 50), (96, 30), (64, 30))
+"""Sizes of a clip's longer side in pixels and WebP's qualities, tried in order."""
+
+_RAW_A_BYTE = 4
+"""Bytes of pixels in a byte of a lossless file; with fewer a file is hardly ever small enough."""
+
+
+_ANIMATED = ("WEBP", "GIF", "PNG")
+"""Formats whose further pictures are frames; those of other formats are pages or thumbnails."""
+
+
+def is_clip(image: np.ndarray) -> bool:
+    """Return True for a clip (F, H, W, 3), False for an image (H, W, 3)."""
+    return image.ndim == 4
+
+
+def frames_of(image: np.ndarray) -> np.ndarray:
+    """Return the frames of a clip, or an image as its only frame: (F, H, W, 3)."""
+    return image if is_clip(image) else image[None]
+
+
+def chosen_frames(image: np.ndarray, frames: int | str) -> np.ndarray:
+    """Return a clip with the frames that are judged; an image is returned unchanged.
+
+    Args:
+        image: uint8 RGB, shape (F, H, W, 3) or (H, W, 3).
+        frames: as in `reward.frames`.
+    """
+    if not is_clip(image) or frames == ALL_FRAMES:
+        return image
+    return image[frame_places(len(image), 3 if frames == THREE_FRAMES else int(frames))]
+
+
+def frame_places(count: int, wanted: int) -> list[int]:
+    """Return places of frames at even distances, from the first to the last; of one, the middle.
+
+    Args:
+        count: frames of the clip.
+        wanted: frames to choose; at most all are.
+    """
+    if wanted == 1:
+        return [count // 2]
+    return sorted({round(place * (count - 1) / (wanted - 1)) for place in range(wanted)})
+
+
+def picture_file(image: np.ndarray, side: int | None = None) -> bytes:
+    """Return an image as a PNG file, or a clip as an animated WebP file of at most `CLIP_BYTES`.
+
+    A clip that is too large loses size and quality, then every second frame.
+
+    Args:
+        image: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
+        side: most pixels of an image's side; None for any number. A clip has at most 256.
+    """
+    from PIL import Image
+
+    if not is_clip(image):
+        picture = Image.fromarray(image)
+        if side is not None:
+            picture.thumbnail((side, side))
+        file = io.BytesIO()
+        picture.save(file, format="PNG")
+        return file.getvalue()
+    content = b""
+    for frames, frame_ms, quality in _attempts([Image.fromarray(frame) for frame in image]):
+        content = animated(frames, frame_ms, quality)
+        if len(content) <= CLIP_BYTES:
+            break
+    return content
+
+
+def _attempts(frames: list[Image]) -> Iterator[tuple[list[Image], int, int | None]]:
+    """Yield frames of a clip, the time of each, and a quality (None: without loss), the best first."""
+    width, height = frames[0].size
+    largest, _ = _SIDES_AND_QUALITIES[0]
+    if max(width, height) <= largest and 3 * width * height * len(frames) <= _RAW_A_BYTE * CLIP_BYTES:
+        yield frames, FRAME_MS, None
+    for side, quality in _SIDES_AND_QUALITIES:
+        yield _scaled(frames, side), FRAME_MS, quality
+    side, quality = _SIDES_AND_QUALITIES[-1]
+    frame_ms = FRAME_MS
+    while len(frames) > 1:
+        frames, frame_ms = frames[::2], 2 * frame_ms
+        yield _scaled(frames, side), frame_ms, quality
+
+
+def animated(frames: Sequence[Image], frame_ms: int, quality: int | None = None) -> bytes:
+    """Return frames as a WebP file that repeats for ever.
+
+    Args:
+        frames: pictures of one size.
+        frame_ms: time of each, in milliseconds.
+        quality: WebP's, from 0 to 100; None for a lossless file.
+    """
+    file = io.BytesIO()
+    how = {"lossless": True} if quality is None else {"quality": quality}
+    frames[0].save(
+        file, format="WEBP", save_all=True, append_images=frames[1:], duration=frame_ms, loop=0, **how
+    )
+    return file.getvalue()
+
+
+def read_frames(content: bytes) -> np.ndarray:
+    """Return the pixels of a picture's file: uint8 RGB, shape (H, W, 3), or (F, H, W, 3) if it is animated.
+
+    Raises:
+        OSError: Pillow cannot read it.
+    """
+    import numpy as np
+    from PIL import Image, ImageSequence
+
+    with Image.open(io.BytesIO(content)) as opened:
+        if opened.format not in _ANIMATED:
+            return np.asarray(opened.convert("RGB"))
+        frames = np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(opened)])
+    return frames if len(frames) > 1 else frames[0]
+
+
+def data_uri(content: bytes) -> str:
+    """Return a file of `picture_file` as a data URI, for a page."""
+    kind = "webp" if content[:4] == b"RIFF" else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _scaled(frames: Sequence[Image], side: int) -> list[Image]:
+    scale = min(1.0, side / max(frames[0].size))
+    width, height = (max(1, round(scale * pixels)) for pixels in frames[0].size)
+    return [frame.resize((width, height)) for frame in frames]

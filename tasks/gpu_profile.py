@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from gpu_runtime.learning.registry import rows_of_sample
+from gpu_runtime.learning.registry import passes_reference, rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.model import OWN_SIDE
@@ -233,7 +233,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     batches = sorted({1, sampling.batch_size})
     counted = {batch: Quantity.counted(*step(batch), "") for batch in batches}
     alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
-    forwards = 1 + config.adaptation.gradient_checkpointing + (config.algorithm.kl_weight > 0)
+    forwards = 1 + config.adaptation.gradient_checkpointing + passes_reference(config)
     rows = rows_of_sample(config)
     trained = rows * passes * (forwards * (one.forward + one.adapters) + one.backward)
     moved_too = rows * passes * (forwards + 2) * moved(sampling.batch_size) / sampling.batch_size
@@ -403,7 +403,7 @@ def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int)
 
     found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
-    if train_s and rows and not config.algorithm.kl_weight:  # the reference's pass was not measured
+    if train_s and rows and not passes_reference(config):  # the reference's pass was not measured
         found["train_sample_s"] = in_passes(train_s / rows * rows_of_sample(config), f"train{name}")
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")

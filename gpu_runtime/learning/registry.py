@@ -6,7 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.learning.objectives.options import AwmOptions, GrpoOptions, GuardOptions, NftOptions
+from gpu_runtime.learning.objectives.options import (
+    AwmOptions,
+    DpoOptions,
+    GrpoOptions,
+    GuardOptions,
+    NftOptions,
+)
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -27,7 +33,8 @@ class ObjectivePlugin:
         options: model of its `[algorithm.options]`.
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
-        rows: function of the settings and options that returns the rows of a sample in training.
+        needs_reference: True if it needs the reference policy, whatever `algorithm.kl_weight` is.
+        rows: function of the settings and options that returns the rows of a sample in training, on average.
         check: function that refuses settings that do not fit its options; raises `ConfigurationError`.
     """
 
@@ -35,7 +42,8 @@ class ObjectivePlugin:
     options: type[Section] = NoOptions
     title: str = ""
     clips_ratio: bool = True
-    rows: Callable[[RunConfig, Any], int] = lambda config, options: config.sampling.window_size
+    needs_reference: bool = False
+    rows: Callable[[RunConfig, Any], float] = lambda config, options: config.sampling.window_size
     check: Callable[[RunConfig, Any], None] = lambda config, options: None
 
 
@@ -68,7 +76,25 @@ def read_objective_options(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"algorithm": algorithm})
 
 
-def rows_of_sample(config: RunConfig) -> int:
+def keeps_reference(config: RunConfig) -> bool:
+    """Return True if training needs the policy before training: for its objective or a KL, or after an alarm.
+
+    Raises:
+        ConfigurationError: if there is no objective of that name.
+    """
+    return passes_reference(config) or config.evaluation.on_alarm == "kl"
+
+
+def passes_reference(config: RunConfig) -> bool:
+    """Return True if every row takes a forward pass of the reference policy, too.
+
+    Raises:
+        ConfigurationError: if there is no objective of that name.
+    """
+    return OBJECTIVES.find(config.algorithm.objective).needs_reference or config.algorithm.kl_weight > 0
+
+
+def rows_of_sample(config: RunConfig) -> float:
     """Return the rows that a run's objective makes of each sample: its forward and backward passes.
 
     Raises:
@@ -127,6 +153,30 @@ def _awm(policy: Policy, sampler: Sampler, config: RunConfig, options: AwmOption
     return AwmObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
 
 
+def _dpo(policy: Policy, sampler: Sampler, config: RunConfig, options: DpoOptions) -> Objective:
+    from gpu_runtime.learning.objectives.dpo import DpoObjective
+
+    return DpoObjective(policy, sampler, config.sampling, config.algorithm.kl_weight, options)
+
+
+def _dpo_rows(config: RunConfig, options: DpoOptions) -> float:
+    group = config.algorithm.group_size
+    return 2 * min(options.pairs, group // 2) * options.times / group
+
+
+def _check_dpo(config: RunConfig, options: DpoOptions) -> None:
+    if config.sampling.batch_size % 2:
+        raise ConfigurationError(
+            f"sampling.batch_size is {config.sampling.batch_size} with algorithm.objective="
+            f"{config.algorithm.objective}: the two images of a pair are in one batch; set an even number"
+        )
+    if config.algorithm.zero_variance_groups == "train":
+        raise ConfigurationError(
+            f"algorithm.zero_variance_groups is train with algorithm.objective={config.algorithm.objective}: "
+            "samples of equal reward are no pair; set it to drop"
+        )
+
+
 OBJECTIVES = Registry(
     "algorithm.objective",
     ObjectivePlugin,
@@ -142,5 +192,14 @@ OBJECTIVES = Registry(
             rows=lambda config, options: options.times,
         ),
         "awm": ObjectivePlugin(_awm, AwmOptions, "AWM", rows=lambda config, options: options.times),
+        "dpo": ObjectivePlugin(
+            _dpo,
+            DpoOptions,
+            "Diffusion-DPO",
+            clips_ratio=False,
+            needs_reference=True,
+            rows=_dpo_rows,
+            check=_check_dpo,
+        ),
     },
 )

@@ -38,6 +38,8 @@ class TrainingReport:
         ratio_mean: mean over the updates of the probability ratio of the policy to the one that drew the
             samples; 0 if no update was taken, or the objective has no ratio.
         approx_kl: estimate of the divergence of the two, as in `OffPolicyFigures`.
+        pair_accuracy, pair_margin: means over the updates of `BatchTerms`; both 0 for objectives without
+            pairs.
     """
 
     training_steps: int
@@ -49,3 +51,5 @@ class TrainingReport:
     off_policy: OffPolicyFigures | None = None
     ratio_mean: float = 0.0
     approx_kl: float = 0.0
+    pair_accuracy: float = 0.0
+    pair_margin: float = 0.0

@@ -192,5 +192,5 @@ class ShardedTrainer(Trainer):
         found = torch.tensor(terms, dtype=torch.float64).to(self._device)
         gathered = [torch.empty_like(found) for _ in range(self._group.size())]
         dist.all_gather(gathered, found, group=self._group)
-        terms_N6 = torch.stack(gathered).cpu()
-        return BatchTerms(*terms_N6.sum(dim=0).tolist())._replace(deviation=float(terms_N6[:, 3].max()))
+        terms_N8 = torch.stack(gathered).cpu()
+        return BatchTerms(*terms_N8.sum(dim=0).tolist())._replace(deviation=float(terms_N8[:, 3].max()))

@@ -159,7 +159,7 @@ class Trainer:
         """Use another weight of the KL to the reference policy from the next training step on.
 
         Args:
-            weight: at least 0; above 0 the policy must have its reference (`RunConfig.keeps_reference`).
+            weight: at least 0; above 0 the policy must have its reference (`keeps_reference`).
         """
         algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
         self._config = self._config.model_copy(update={"algorithm": algorithm})
@@ -219,7 +219,7 @@ class Trainer:
                 back to its checkpoint).
         """
         updates = [samples for samples in self._updates if samples]
-        sums = np.zeros(6)
+        sums = np.zeros(8)
         stale = sorted((s for samples in updates for s in samples if s.stale), key=lambda s: s.request)
         spread, ratio_kl = self._steps.off_policy(stale) if stale else (0.0, 0.0)
         self._first.end()
@@ -240,11 +240,12 @@ class Trainer:
             place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
             self._check_loss(terms, place)
             norm = self._apply(place)
-            sums += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl)
+            of_pairs = terms.pair_accuracy, terms.pair_margin
+            sums += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
         self.begin()
-        loss, kl, clipped, norm, ratio, approx_kl = (sums / max(len(updates), 1)).tolist()
+        loss, kl, clipped, norm, *further = (sums / max(len(updates), 1)).tolist()
         off_policy = OffPolicyFigures(len(stale), spread, ratio_kl, clipped_stale) if stale else None
-        return TrainingReport(len(updates), loss, kl, clipped, norm, deviation, off_policy, ratio, approx_kl)
+        return TrainingReport(len(updates), loss, kl, clipped, norm, deviation, off_policy, *further)
 
     def blobs(self) -> dict[str, bytes]:
         """Return weights, moving average and optimiser moments, one safetensors file each.

@@ -25,6 +25,7 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
@@ -120,7 +121,7 @@ class DeviceWorker:
             self._model,
             config.adaptation,
             config.seed,
-            keeps_reference=trains and config.keeps_reference,
+            keeps_reference=trains and keeps_reference(config),
             # Others receive the adapter with the first weights.
             adapter=config.model.adapter if trains else "",
             adapter_is_reference=trains and config.model.reference == "adapter",

@@ -47,7 +47,7 @@ class SamplingConfig(Section):
 
     sde: Literal["flow", "cps", "none"] = "flow"
     """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling. `none`: rollouts follow the ODE,
-    and a seed is its initial noise; for objectives that need no likelihood, `nft` and `awm`."""
+    and a seed is its initial noise; for objectives that need no likelihood, `nft`, `awm` and `dpo`."""
 
     noise_level: float = Field(default=0.7, gt=0, le=2)
     """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""
@@ -97,7 +97,8 @@ class AlgorithmConfig(Section):
     objective: str = Field(default="grpo", min_length=1)
     """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard`
     (arXiv 2510.22319) normalises the ratio. `nft` is DiffusionNFT (arXiv 2509.16117), `awm` AWM (arXiv
-    2509.25050): the velocity field on final images, noised again; or a plug-in, `package.module:Name`."""
+    2509.25050): the velocity field on final images, noised again; `dpo` Diffusion-DPO (arXiv 2311.12908): on
+    a prompt group's best and worst; or a plug-in, `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""
@@ -123,8 +124,8 @@ class AlgorithmConfig(Section):
     """Weight beta of the KL to the reference policy: the model before training (see `model.reference`)."""
 
     ratio_tolerance: float = Field(default=1e-5, gt=0, le=1)
-    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` and
-    `awm` look at one batch of stochastic steps)."""
+    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft`, `awm`
+    and `dpo` look at one batch of stochastic steps)."""
 
     @model_validator(mode="after")
     def _every_update_has_a_group(self) -> Self:
@@ -454,11 +455,6 @@ class RunConfig(Section):
     def prompts_explored(self) -> int:
         """Prompt groups that an iteration explores where its strategy explores."""
         return self.exploration.prompts or self.algorithm.prompts_per_iteration
-
-    @property
-    def keeps_reference(self) -> bool:
-        """True where training needs the policy before training, for a KL now or after an alarm."""
-        return self.algorithm.kl_weight > 0 or self.evaluation.on_alarm == "kl"
 
     def evaluates_after(self, iteration: int) -> bool:
         """Return True where a held-out evaluation follows this iteration (0: the untouched model)."""

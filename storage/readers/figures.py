@@ -30,7 +30,8 @@ IMAGE_MS = "ms_per_image/"
 
 _TRAINING = frozenset(
     {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
-     "groups_dropped", "groups_failed", "ratio_mean", "approx_kl", "clip_fraction", "zero_std_ratio"}
+     "groups_dropped", "groups_failed", "ratio_mean", "approx_kl", "clip_fraction", "zero_std_ratio",
+     "pair_accuracy", "pair_margin"}
 )  # fmt: skip
 _SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "commits", "steps_redone"})
 _SCORES = ("reward_", "exact_", EVALUATION)

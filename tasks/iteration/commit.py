@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
-from gpu_runtime.learning.report import OffPolicyFigures
+from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
@@ -120,6 +120,7 @@ def iteration_record(
         "gradient_norm": report.gradient_norm,
         "ratio_deviation": report.ratio_deviation,
         **({"ratio_mean": report.ratio_mean, "approx_kl": report.approx_kl} if report.ratio_mean else {}),
+        **_pair_metrics(report),
         **_off_policy_metrics(report.off_policy),
         "samples_returned": float(counters.returned),
         "samples_dropped": float(counters.duplicates),
@@ -151,6 +152,12 @@ def iteration_record(
         paid_time=collected.paid_time,
         standby_time=collected.standby_time,
     )
+
+
+def _pair_metrics(report: TrainingReport) -> dict[str, float]:
+    if not (report.pair_accuracy or report.pair_margin):
+        return {}
+    return {"pair_accuracy": report.pair_accuracy, "pair_margin": report.pair_margin}
 
 
 def _off_policy_metrics(figures: OffPolicyFigures | None) -> dict[str, float]:

@@ -37,6 +37,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "full-kl": {"adaptation": {"mode": "full"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
     "nft": {"algorithm": {"objective": "nft", "kl_weight": 0.5, "updates_per_iteration": 2}},
     "awm": {"algorithm": {"objective": "awm", "kl_weight": 0.5, "updates_per_iteration": 2}},
+    "dpo": {"algorithm": {"objective": "dpo", "kl_weight": 0.5, "updates_per_iteration": 2}},
+    "dpo-lora": {"adaptation": {"mode": "lora"}, "algorithm": {"objective": "dpo"}},
     "guard": {"algorithm": {"objective": "grpo-guard", "kl_weight": 2.0, "updates_per_iteration": 2}},
 }
 
@@ -114,6 +116,7 @@ def test_loss_and_gradients_are_those_of_one_process(name: str, answers: Any):
         assert report.training_steps == expected.training_steps == len(found)
         for field in (
             "loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "ratio_mean", "approx_kl",
+            "pair_accuracy", "pair_margin",
         ):  # fmt: skip
             difference = abs(getattr(report, field) - getattr(expected, field))
             assert difference <= TOLERANCE * max(1.0, abs(getattr(expected, field))), field
@@ -307,6 +310,7 @@ def in_parts(
 
 def test_a_group_at_a_time_gives_the_bits_of_all_at_once():
     samples = TinyRun(tiny_config()).rollout()
-    for answer in run_in_group(2, in_parts, {name: CASES[name] for name in ("full-kl", "nft")}, samples):
+    cases = {name: CASES[name] for name in ("full-kl", "nft", "dpo")}
+    for answer in run_in_group(2, in_parts, cases, samples):
         for at_once, one_by_one in answer.values():
             assert at_once == one_by_one

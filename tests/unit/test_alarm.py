@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import tasks.iteration.alarm as alarm
+from gpu_runtime.learning.registry import keeps_reference
 from storage.config.run_config import RunConfig
 from storage.errors import HackingError
 from storage.evaluations.quality import AlarmCourse
@@ -192,7 +193,7 @@ def test_the_untouched_model_raises_no_alarm(tmp_path: Path):
 
 def test_only_an_alarm_that_may_raise_the_kl_keeps_the_reference():
     kept = {
-        on_alarm: RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}}).keeps_reference
+        on_alarm: keeps_reference(RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}}))
         for on_alarm in ("warn", "kl", "rollback", "stop")
     }
     assert kept == {"warn": False, "kl": True, "rollback": False, "stop": False}

@@ -95,6 +95,16 @@ def test_what_cannot_work_is_refused(values: dict, said: str):
             {"algorithm": {"objective": "awm", "options": {"clip_range": 1.5}}},
             r"algorithm\.options\.clip_range",
         ),
+        (
+            {"algorithm": {"objective": "dpo"}, "sampling": {"batch_size": 5}},
+            r"sampling\.batch_size is 5 with algorithm\.objective=dpo",
+        ),
+        (
+            {"algorithm": {"objective": "dpo", "zero_variance_groups": "train"}},
+            r"algorithm\.zero_variance_groups is train with algorithm\.objective=dpo",
+        ),
+        ({"algorithm": {"objective": "dpo", "options": {"beta": 0}}}, r"algorithm\.options\.beta"),
+        ({"algorithm": {"objective": "dpo", "options": {"shared": False}}}, r"options\.shared: no such"),
     ],
 )
 def test_what_a_plug_in_cannot_work_with_is_refused(values: dict, said: str):

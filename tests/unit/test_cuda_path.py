@@ -86,6 +86,7 @@ class OnStandIn(TinyModel):
         ("nft", "flow"),
         ("nft", "none"),
         ("awm", "flow"),
+        ("dpo", "flow"),
     ],
 )
 @pytest.mark.parametrize("mode", ["full", "lora"])

@@ -184,7 +184,7 @@ def test_the_ratio_of_new_samples_is_checked_beside_older_ones():
         run.trainer.train(unknown)
 
 
-@pytest.mark.parametrize("objective", ["nft", "awm"])
+@pytest.mark.parametrize("objective", ["nft", "awm", "dpo"])
 @pytest.mark.parametrize("sde", ["flow", "none"])
 def test_objectives_on_final_images_train_on_older_samples_too(objective, sde):
     run = TinyRun(tiny_config(algorithm={"objective": objective}, sampling={"sde": sde}))

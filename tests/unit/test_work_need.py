@@ -146,3 +146,9 @@ def test_encoders_that_are_fetched_for_new_prompts_need_their_room_then():
 def test_a_reference_of_full_training_is_a_copy_of_the_weights():
     need = MemoryNeed(40 * GIB, 0, 0, work=WorkNeed(trains_all=True, keeps_reference=True))
     assert gib(need.training(1)) == 5 * 40
+
+
+def test_an_objective_that_compares_with_the_reference_keeps_it():
+    for objective, mode, kept in (("dpo", "full", True), ("dpo", "lora", False), ("nft", "full", False)):
+        need = need_of(algorithm={"objective": objective}, adaptation={"mode": mode, "targets": ["to_q"]})
+        assert need.keeps_reference == kept, (objective, mode)

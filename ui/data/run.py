@@ -134,20 +134,21 @@ class RunView:
         return self.metrics[name].to_numpy(dtype=float)
 
     def learning_courses(self) -> dict[str, np.ndarray]:
-        """Return four figures over the iterations, early signs of training gone wrong.
+        """Return six figures over the iterations, early signs of training gone wrong.
 
         They are NaN if they were not measured, or the objective does not have them.
 
         Returns:
             zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
-            trained denoising steps).
+            trained denoising steps), pair_accuracy (share of the pairs), pair_margin (nats).
         """
         kl = self.metric("kl")
         if not np.nan_to_num(kl).any():
             kl = np.full(len(kl), np.nan)  # the trainer writes 0 where it does not measure it
         with np.errstate(divide="ignore", invalid="ignore"):
             share = self.metric("groups_dropped") / self.metric("groups")
-        courses = {"zero_variance": share, "kl": kl}
+        of_pairs = {name: self.metric(name) for name in ("pair_accuracy", "pair_margin")}
+        courses = {"zero_variance": share, "kl": kl, **of_pairs}
         if not clips_ratio(self.row.environment):  # such an objective has no ratio
             unknown = np.full(len(share), np.nan)
             return courses | {"ratio_deviation": unknown, "clip_share": unknown}

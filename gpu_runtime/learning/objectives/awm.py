@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
+from gpu_runtime.learning.objectives.advantage_weighted import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import AwmOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss, policy_loss
 
@@ -22,7 +22,7 @@ def matching_log_prob(velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> t
     return -((velocity_RSC - target_RSC) ** 2).mean(dim=(1, 2))
 
 
-class AwmObjective(NoisedImagesObjective[AwmOptions]):
+class AwmObjective(AdvantageWeightedObjective[AwmOptions]):
     """The `objectives.protocol.Objective` of AWM; a row is a (sample, noise level).
 
     The ratio is taken over the policy that training begins with, whichever weights drew the image.
@@ -31,7 +31,7 @@ class AwmObjective(NoisedImagesObjective[AwmOptions]):
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
         return matching_log_prob(velocity_RSC, target_RSC)
 
-    def _loss(
+    def _weighted_loss(
         self,
         velocity_RSC: torch.Tensor,
         target_RSC: torch.Tensor,

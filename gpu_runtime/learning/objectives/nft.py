@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gpu_runtime.learning.objectives.noised_images import NoisedImagesObjective
+from gpu_runtime.learning.objectives.advantage_weighted import AdvantageWeightedObjective
 from gpu_runtime.learning.objectives.options import NftOptions
 from gpu_runtime.learning.objectives.row_loss import RowLoss
 
@@ -39,13 +39,13 @@ def nft_loss(
     return (optimality_R * good_R + (1 - optimality_R) * bad_R) / beta
 
 
-class NftObjective(NoisedImagesObjective[NftOptions]):
+class NftObjective(AdvantageWeightedObjective[NftOptions]):
     """The `objectives.protocol.Objective` of DiffusionNFT; a row is a (sample, noise level)."""
 
     def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
         return velocity_RSC
 
-    def _loss(
+    def _weighted_loss(
         self,
         velocity_RSC: torch.Tensor,
         target_RSC: torch.Tensor,

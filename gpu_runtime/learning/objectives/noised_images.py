@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from gpu_runtime.diffusion.noise import Purpose, normal, uniform
+from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.learning.objectives.configured import ConfiguredObjective
-from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NoisedImagesOptions
+from gpu_runtime.learning.objectives.options import NoisedImagesOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.row_loss import RowLoss
 from gpu_runtime.models.protocol import Conditioning
@@ -26,56 +26,38 @@ Options = TypeVar("Options", bound=NoisedImagesOptions)
 
 
 class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
-    """An objective whose row is a (sample, noise level); a subclass adds the loss.
+    """An objective whose row is a (sample, noise level); a subclass adds the rows and the loss.
 
-    Noise and noise levels are functions of the sample's identity, or with `shared` of its prompt group's.
+    Noise and noise levels are functions of the identity of the sample's prompt group.
     """
 
-    _old: dict[tuple[SampleRequest, int], torch.Tensor]
+    _needs_reference = False
+    """True if the loss needs the reference policy, whatever the weight of the KL."""
 
     @abstractmethod
-    def _kept(self, velocity_RSC: torch.Tensor, target_RSC: torch.Tensor) -> torch.Tensor:
-        """Return what the loss needs of the old policy, a tensor for each row: shape (R, ...)."""
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """Return the rows of samples, in order."""
 
     @abstractmethod
     def _loss(
         self,
+        rows: Sequence[Row],
         velocity_RSC: torch.Tensor,
         target_RSC: torch.Tensor,
-        old: torch.Tensor,
-        share_R: torch.Tensor,
+        reference_RSC: torch.Tensor | None,
     ) -> RowLoss:
         """Return the loss terms of a batch of rows.
 
         Args:
+            rows: the rows, with those that only pad the batch.
             velocity_RSC: velocity of the policy being trained (carries gradient).
             target_RSC: target u = noise - x0 of each row.
-            old: what `_kept` returned of the old policy.
-            share_R: advantage of each row's sample over the largest one, in [-1, 1].
+            reference_RSC: velocity of the reference policy, if the loss or the KL needs it.
         """
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Keep what later updates need of the old policy, while the policy is still the old one."""
-        fresh = [sample for samples in updates for sample in samples if not sample.stale]
-        size = self._batch_size
-        for samples in updates[1:]:
-            rows = self.rows(samples)
-            for first in range(0, len(rows), size):
-                batch = rows[first : first + size]
-                noised, sigma, target, conditioning = self._inputs(self._steps.padded(batch))
-                with torch.no_grad():
-                    kept = self._kept(self._policy.model.velocity(noised, sigma, conditioning), target)
-                for row, old in zip(batch, kept, strict=False):
-                    self._old[row.sample.request, row.place] = old
-        return self._steps.deviation(fresh)
-
-    def end(self) -> None:
-        """Forget what was kept of the old policy, which may take much memory for large latents."""
-        self._old = {}
-
-    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Return a row for every noise level of every sample."""
-        return [Row(sample, place) for sample in samples for place in range(self._options.times)]
+        """Return the largest |ratio - 1| of one batch of stochastic steps of samples that are not stale."""
+        return self._steps.deviation([s for samples in updates for s in samples if not s.stale])
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""
@@ -86,22 +68,21 @@ class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
         weight_R = torch.zeros(len(padded), device=model.device)
         weight_R[: len(rows)] = weight
         reference = None
-        if self._kl_weight > 0:
+        if self._kl_weight > 0 or self._needs_reference:
             # Before the policy's own pass, as in Flow-GRPO.
             with torch.no_grad(), self._policy.reference():
                 reference = model.velocity(noised, sigma, conditioning)
         velocity = model.velocity(noised, sigma, conditioning)
-        if self._old:  # of a later update
-            old = torch.stack([self._old[row.sample.request, row.place] for row in padded])
-        else:
-            old = self._kept(velocity, target).detach()
-        advantage_R = torch.tensor([row.sample.advantage for row in padded], device=model.device)
-        terms = self._loss(velocity, target, old, (advantage_R / ADVANTAGE_CLIP).clamp(-1, 1))
+        terms = self._loss(padded, velocity, target, reference)
         kl = torch.zeros((), device=model.device)
         if reference is not None:
             kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
         ((terms.loss_R * weight_R).sum() + self._kl_weight * kl).backward()
         return terms.batch_terms(weight_R, kl)
+
+    def _stream(self, request: SampleRequest) -> NoiseStream:
+        """Return the stream of the noise and the noise levels of a sample."""
+        return stream_of(request).of_group
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
         """Return noised latents, noise level, target velocity and prompt of each row.
@@ -113,9 +94,7 @@ class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
         noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
         for place in sorted({row.place for row in rows}):
             chosen = [index for index, row in enumerate(rows) if row.place == place]
-            streams = [stream_of(rows[index].sample.request) for index in chosen]
-            if self._options.shared:
-                streams = [stream.of_group for stream in streams]
+            streams = [self._stream(rows[index].sample.request) for index in chosen]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
         # The largest float32 below 1: rounding must not reach the open end.

@@ -30,20 +30,36 @@ class NoisedImagesOptions(Section):
     times: int = Field(default=5, ge=1, le=64)
     """Number of noise levels at which each sample is trained on."""
 
+
+class AdvantageWeightedOptions(NoisedImagesOptions):
+    """Options of the objectives that weigh each noised image by its advantage."""
+
     shared: bool = True
     """Train on all samples of a prompt group with the same noise at the same noise levels, so that their
     effect on the loss cancels in the group's differences (V-GRPO, arXiv 2604.23380)."""
 
 
-class NftOptions(NoisedImagesOptions):
+class NftOptions(AdvantageWeightedOptions):
     """Options of `nft`."""
 
     beta: float = Field(default=0.1, gt=0, le=1)
     """Strength of the implicit guidance; the smaller, the further an iteration may move the policy."""
 
 
-class AwmOptions(NoisedImagesOptions):
+class AwmOptions(AdvantageWeightedOptions):
     """Options of `awm`."""
 
     clip_range: float = Field(default=1.0, gt=0, le=1)
     """Clip range of the ratio to the policy that training begins with; 1 as in the public recipes."""
+
+
+class DpoOptions(NoisedImagesOptions):
+    """Options of `dpo`."""
+
+    beta: float = Field(default=50.0, gt=0, le=1e6)
+    """Strength of the pull to the reference: the larger, the sooner a pair stops to count that the policy
+    has told apart. Half of it weighs the errors, as in public code, where it is 500 to 5,000."""
+
+    pairs: int = Field(default=4, ge=1, le=256)
+    """Most pairs of each prompt group: its best sample with its worst, the second best with the second
+    worst, and so on, as long as the first of the two is better."""

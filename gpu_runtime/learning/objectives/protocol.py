@@ -55,6 +55,9 @@ class BatchTerms(NamedTuple):
             iteration's first update, when the weights are those that drew them.
         ratio: probability ratios of the policy to the one that drew the samples; 0 for objectives without.
         ratio_kl: estimates of the divergence of the two, r - 1 - log r.
+        pair_accuracy: pairs whose winner the policy prefers, more than the reference does, to the loser; one
+            that it is indifferent to is a half; 0 for objectives without pairs.
+        pair_margin: by how much, in nats; 0 for objectives without pairs.
     """
 
     loss: float
@@ -63,6 +66,8 @@ class BatchTerms(NamedTuple):
     deviation: float
     ratio: float = 0.0
     ratio_kl: float = 0.0
+    pair_accuracy: float = 0.0
+    pair_margin: float = 0.0
 
 
 class Objective(Protocol):
@@ -86,7 +91,11 @@ class Objective(Protocol):
         ...
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """Return the rows of samples, in order."""
+        """Return the rows of samples, in order.
+
+        Args:
+            samples: samples of whole prompt groups, by identity.
+        """
         ...
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:

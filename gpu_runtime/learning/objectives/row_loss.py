@@ -19,11 +19,14 @@ class RowLoss:
         ratio_R: p_new / p_old, detached; None for objectives without a ratio.
         clipped_R: True where the clipped term is the larger one, so that the row has no gradient; None for
             objectives without a ratio.
+        margin_R: by how much the winner of each row's pair is preferred, detached; None for objectives
+            without pairs.
     """
 
     loss_R: torch.Tensor
     ratio_R: torch.Tensor | None = None
     clipped_R: torch.Tensor | None = None
+    margin_R: torch.Tensor | None = None
 
     def batch_terms(
         self, weight_R: torch.Tensor, kl: torch.Tensor, checked: Sequence[int] = ()
@@ -36,6 +39,10 @@ class RowLoss:
             checked: indices of the rows whose ratio should be 1 at the first update.
         """
         loss, distance = float((self.loss_R * weight_R).sum().detach()), float(kl.detach())
+        if self.margin_R is not None:
+            right_R = (self.margin_R.sign() + 1) / 2
+            right, margin = (float((value_R * weight_R).sum()) for value_R in (right_R, self.margin_R))
+            return BatchTerms(loss, distance, 0.0, 0.0, pair_accuracy=right, pair_margin=margin)
         if self.ratio_R is None or self.clipped_R is None:
             return BatchTerms(loss, distance, 0.0, 0.0)
         deviation = float((self.ratio_R[checked] - 1).abs().max()) if checked else 0.0

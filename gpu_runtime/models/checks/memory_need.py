@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.models.families.pipeline_model import PipelineModel, dtype_on
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from storage.config.model import ModelConfig
@@ -42,8 +43,8 @@ class WorkNeed:
     Attributes:
         adapters_bytes: weights of the adapters; 0 where all weights are trained.
         trains_all: True if the transformer's own weights are trained.
-        keeps_reference: True if a copy of the trained weights is kept as loaded (with a KL: full training, or
-            an adapter as the reference).
+        keeps_reference: True if a copy of the trained weights is kept as loaded (for the reference policy: of
+            full training, or an adapter as the reference).
         trains_again: True if there is a second training step: AdamW's moments exist after the first.
         training_bytes: activations of one batch in training, kept for its backward pass.
         generating_bytes: activations of one batch in the block that computes.
@@ -79,7 +80,7 @@ class WorkNeed:
         return cls(
             adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
             trains_all=trains_all,
-            keeps_reference=config.keeps_reference and (trains_all or config.model.reference == "adapter"),
+            keeps_reference=keeps_reference(config) and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
             training_bytes=rows * kept,
             generating_bytes=rows * _KEPT * largest,

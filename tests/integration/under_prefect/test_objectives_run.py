@@ -7,11 +7,13 @@ import pytest
 from flows.post_train import post_train
 from storage.config.loading import load_config
 from storage.home import Home
+from storage.record.queries.runs import metric_curves
+from storage.record.run_store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
 
-@pytest.mark.parametrize("objective", ["grpo-guard", "awm"])
+@pytest.mark.parametrize("objective", ["grpo-guard", "awm", "dpo"])
 def test_a_short_run_goes_to_its_end(home: Home, objective: str):
     settings = [
         f"algorithm.objective={objective}", "algorithm.updates_per_iteration=2", "algorithm.kl_weight=0.01",
@@ -21,3 +23,6 @@ def test_a_short_run_goes_to_its_end(home: Home, objective: str):
     result = post_train(load_config("smoke", settings, {}), f"run-{objective}")
     assert result["iterations"] == 2
     assert result["max_ratio_deviation"] == 0.0
+    with RunStore(home).records.reading() as connection:
+        figures = metric_curves(connection, f"run-{objective}")
+    assert ("pair_accuracy" in figures) == ("pair_margin" in figures) == (objective == "dpo")

@@ -137,12 +137,17 @@ _SIGNS = (
         "KL to the reference", "kl", False,
         "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
         "step. A steep rise with a falling score is a sign of reward hacking. Measured only where "
-        "algorithm.kl_weight is above 0.",
+        "algorithm.kl_weight is above 0 or the objective compares with the reference.",
     ),
     _Sign(
         "Clip share", "clip_share", True,
         "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
         "small; above half, most of the samples give no gradient: lower optimizer.learning_rate.",
+    ),
+    _Sign(
+        "Pair accuracy", "pair_accuracy", True,
+        "Share of the trained pairs whose better image the policy has raised above the worse one, compared "
+        "with the reference. It begins at a half.",
     ),
     _Sign(
         "Prompts without signal", "zero_variance", True,

@@ -33,10 +33,12 @@ class Recipe:
         )  # fmt: skip
 
 
+_OF_IMAGES = (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24))
+_OF_STEPS = (Recipe(2e-4, 0), Recipe(1e-4, 0), Recipe(4e-4, 16))
+
 RECIPES = {
-    "nft": (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24)),
-    "grpo": (Recipe(2e-4, 0), Recipe(1e-4, 0), Recipe(4e-4, 16)),
-}
+    "nft": _OF_IMAGES, "grpo": _OF_STEPS, "awm": _OF_IMAGES, "grpo-guard": _OF_STEPS, "dpo": _OF_IMAGES,
+}  # fmt: skip
 """Recipes that every arm of an objective is tried with; an arm that is not tuned has the first one."""
 
 
@@ -45,7 +47,7 @@ class Arm:
     """One way to spend an iteration.
 
     Attributes:
-        objective: `nft` or `grpo`.
+        objective: of `RECIPES`.
         settings: on top of the task's and the objective's.
         iterations: of a full run.
         plain: the arm without exploration that has the same options of the objective; empty where this one
@@ -87,9 +89,13 @@ ALL = (
 )  # fmt: skip
 """Settings of every arm: 288 held-out images, and one device of each kind, which take turns."""
 
+_TWO_UPDATES = ("algorithm.updates_per_iteration=2", "optimizer.beta2=0.999")
 _OBJECTIVES = {
     "nft": (),
-    "grpo": ("algorithm.objective=grpo", "algorithm.updates_per_iteration=2", "optimizer.beta2=0.999"),
+    "grpo": ("algorithm.objective=grpo", *_TWO_UPDATES),
+    "awm": ("algorithm.objective=awm",),
+    "grpo-guard": ("algorithm.objective=grpo-guard", *_TWO_UPDATES, "algorithm.ratio_tolerance=1e-5"),
+    "dpo": ("algorithm.objective=dpo",),
 }
 _PLAIN = (
     "exploration.strategy=plain", "algorithm.prompts_per_iteration=32", "exploration.drafts=448",
@@ -122,6 +128,9 @@ ARMS = {
     "all_groups_grpo": Arm("grpo", _ALL_GROUPS, 40),
     "off_policy_grpo_large": Arm("grpo", (*_LARGE_GROUPS, _OFF_POLICY, _CLIP), 28, "plain_grpo"),
     "plain_nft": Arm("nft", (*_PLAIN, _ALONE), 24),
+    "plain_awm": Arm("awm", _PLAIN, 24),
+    "plain_grpo_guard": Arm("grpo-guard", _PLAIN, 40),
+    "plain_dpo": Arm("dpo", _PLAIN, 24),
 }
 """`plain` does not explore and drops prompt groups without contrast. `all_groups` trains on them, too, and
 shares no noise, as DiffusionNFT's own code. `off_policy` trains on the chosen drafts, `stale` rolls their

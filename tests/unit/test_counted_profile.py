@@ -169,6 +169,10 @@ def test_work_follows_the_settings():
     assert seconds("sampling.window_size=1")["train_sample_s"] == pytest.approx(plain["train_sample_s"] / 2)
     fresh = seconds("algorithm.objective=nft", "algorithm.options={}")
     assert fresh["train_sample_s"] == pytest.approx(5 / 2 * plain["train_sample_s"]), "its default of levels"
+    compared = seconds("algorithm.objective=nft", "algorithm.options={}", "algorithm.kl_weight=0.1")
+    pairs = seconds("algorithm.objective=dpo", "algorithm.options={pairs = 2}", "algorithm.group_size=8")
+    # Four of eight samples are trained on, each with a pass of the reference.
+    assert pairs["train_sample_s"] == pytest.approx(compared["train_sample_s"] / 2)
     assert seconds("model.encoders=resident")["driver_s"] < plain["driver_s"]
     assert seconds("algorithm.kl_weight=0.1")["train_sample_s"] > 1.2 * plain["train_sample_s"]
     shared = counted_profile(load_config("qwen-image-ocr-512", [], {}), named_gpu("rtx 4090"))

@@ -42,16 +42,19 @@ SOURCES = tuple(
 
 _GUIDANCE = {
     "qwen-image": 4.0, "qwen-image-edit": 4.0, "sd3.5": 4.5, "flux": 3.5, "flux-kontext": 2.5, "z-image": 3.0,
-    "flux2-klein": 4.0,
+    "flux2-klein": 4.0, "wan2.2": 5.0,
 }  # fmt: skip
 _TEXT_LENGTH = {"qwen-image-edit": 256}
 """128 of the others; the tiny tokenizer cuts this one's longer template into more tokens."""
+
+CLIP = {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5}
+"""Size of a clip: two latent frames of 4 x 6."""
 
 EXACT = 1e-4
 """Largest difference of latents, float32."""
 
 LatentsAndImages = tuple[np.ndarray, np.ndarray]
-"""float32, (B, S, C), and uint8, (B, H, W, 3)."""
+"""float32, (B, S, C), and uint8, (B, H, W, 3) or (B, F, H, W, 3)."""
 
 
 def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunConfig:
@@ -62,6 +65,7 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
             "guidance": _GUIDANCE[family], "negative_prompt": negative,
             "text_length": _TEXT_LENGTH.get(family, 128),
+            **(CLIP if family == "wan2.2" else {}),
         },
         "sampling": {
             "rollout_steps": STEPS, "evaluate_steps": STEPS, "window_size": 2,
@@ -136,9 +140,12 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
     streams = [stream_of(request) for request in evaluation_requests(family)]
     noise = normal(streams, Purpose.EVALUATE_INITIAL, 0, shape)
     side = round(shape[0] ** 0.5)
-    if not packed:
-        noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
+    if family == "wan2.2":
+        noise = noise.unflatten(1, (2, 4, 6)).movedim(-1, 1)
+        arguments["num_frames"] = config.model.frames
+    elif not packed:
+        noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     if family.startswith("qwen-image"):
         arguments = {"true_cfg_scale": config.model.guidance}
     if family == "z-image":  # it counts from 0
@@ -159,13 +166,14 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
     with mock.patch.object(
         pipeline_qwenimage_edit, "calculate_dimensions", own_size
     ):  # and so would this one
-        images = pipeline(
+        made = pipeline(
             prompt=list(PROMPTS), num_inference_steps=STEPS, latents=noise, output_type="np",
             max_sequence_length=config.model.text_length, callback_on_step_end=keep, **size, **arguments,
-        ).images  # fmt: skip
+        )  # fmt: skip
+    images = made.frames if family == "wan2.2" else made.images
     latents = last["latents"]
-    if latents.ndim == 4:
-        latents = latents.permute(0, 2, 3, 1).flatten(1, 2)
+    if latents.ndim > 3:
+        latents = latents.movedim(1, -1).flatten(1, -2)
     return latents.numpy(), (images * 255).round().astype(np.uint8)
 
 

@@ -16,6 +16,7 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
+    AutoencoderKLWan,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
@@ -27,6 +28,9 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
+    UniPCMultistepScheduler,
+    WanPipeline,
+    WanTransformer3DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
@@ -48,6 +52,8 @@ from transformers import (
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -150,10 +156,9 @@ def _clip(tokenizer: Any, model_class: Any) -> Any:
     )  # fmt: skip
 
 
-def _t5(tokenizer: Any) -> Any:
-    config: Any = T5Config
+def _t5(tokenizer: Any, config: Any = T5Config, model_class: Any = T5EncoderModel) -> Any:
     return _lively(
-        T5EncoderModel(
+        model_class(
             config(
                 vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=WIDTH, num_layers=2, num_heads=2,
                 feed_forward_proj="gated-gelu",
@@ -318,6 +323,36 @@ def _z_image() -> Any:
     )  # fmt: skip
 
 
+def _wan() -> Any:
+    tokenizer = _t5_tokenizer()
+    kind: Any = UniPCMultistepScheduler  # the pipeline's annotation names another one than its models have
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_t5(tokenizer, UMT5Config, UMT5EncoderModel),
+        # As the 5B's: residual, with patches of pixels.
+        vae=_lively(
+            AutoencoderKLWan(
+                base_dim=8, z_dim=LATENT, dim_mult=[1, 1, 1], num_res_blocks=1,
+                temperal_downsample=[True, True], latents_mean=[0.1, -0.2, 0.3, 0.0],
+                latents_std=[1.5, 2.0, 0.7, 1.1], is_residual=True, in_channels=12, out_channels=12,
+                patch_size=2,
+            )
+        ),
+        # Of first order and without a corrector, as steps are here.
+        scheduler=kind(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0, solver_order=1,
+            disable_corrector=list(range(100)),
+        ),
+        transformer=_lively(
+            WanTransformer3DModel(
+                num_attention_heads=2, attention_head_dim=16, in_channels=LATENT, out_channels=LATENT,
+                text_dim=WIDTH, freq_dim=32, ffn_dim=2 * WIDTH, num_layers=2, rope_max_seq_len=64,
+            )
+        ),
+        expand_timesteps=True,
+    )  # fmt: skip
+
+
 PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
     "qwen-image-edit": _qwen_image_edit,
@@ -326,4 +361,5 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "flux2-klein": _flux2_klein,
     "flux-kontext": partial(_flux, FluxKontextPipeline),
     "z-image": _z_image,
+    "wan2.2": _wan,
 }

@@ -59,18 +59,24 @@ class FamilyPlugin:
     frames: Callable[[ModelConfig], int | None] = lambda settings: None
 
 
-def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool = False) -> FamilyPlugin:
+def pipeline_family(
+    model_class: Callable[[], type[PipelineModel]], edits: bool = False, clips: bool = False
+) -> FamilyPlugin:
     """Return the plug-in of a family whose parts come from a diffusers pipeline.
 
     Args:
         model_class: function that imports the class of its models and returns it.
         edits: True if it changes images, which have the size that it makes.
+        clips: True if it makes clips.
     """
+
+    def frames(settings: ModelConfig) -> int | None:
+        return settings.clip_frames if clips else None
 
     def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
         from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 
-        return PipelineOutline(model_class(), settings, device)
+        return PipelineOutline(model_class(), settings, device, frames(settings))
 
     def load(settings: ModelConfig, device: torch.device) -> DiffusionModel:
         known = outline(settings, device)
@@ -98,6 +104,7 @@ def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool 
         adapter_usage=adapter_usage,
         check=_refuse_embedded_path,
         source_size=_own_size if edits else lambda settings: None,
+        frames=frames,
     )
 
 
@@ -118,6 +125,11 @@ def read_family_options(config: RunConfig) -> RunConfig:
     """
     family = family_of(config.model)
     family.check(config.model)
+    if config.model.frames and family.frames(config.model) is None:
+        raise ConfigurationError(
+            f"model.frames is {config.model.frames}, but {config.model.family} makes images; leave it out, "
+            "or choose a family that makes clips, such as wan2.2"
+        )
     options = read_options("model.options", family.options, config.model.options)
     return config.model_copy(
         update={"model": config.model.model_copy(update={"options": as_values(options)})}
@@ -228,6 +240,12 @@ def _flux_kontext() -> type[PipelineModel]:
     return FluxKontextModel
 
 
+def _wan() -> type[PipelineModel]:
+    from gpu_runtime.models.families.wan import WanModel
+
+    return WanModel
+
+
 def _z_image() -> type[PipelineModel]:
     from gpu_runtime.models.families.z_image import ZImageModel
 
@@ -258,5 +276,6 @@ FAMILIES = Registry(
         "flux2-klein": pipeline_family(_flux2_klein),
         "flux-kontext": pipeline_family(_flux_kontext, edits=True),
         "z-image": pipeline_family(_z_image),
+        "wan2.2": pipeline_family(_wan, clips=True),
     },
 )

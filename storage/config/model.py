@@ -12,6 +12,9 @@ from storage.config.section import OptionValues, Section
 OWN_SIDE = 512
 """Height and width in pixels of the families with a pipeline, where none are set."""
 
+OWN_FRAMES = 17
+"""Frames of a clip, where none are set."""
+
 EMBEDDED_PREFIX = "embedded:"
 """A path that begins so names a model that the project carries."""
 
@@ -21,7 +24,7 @@ class ModelConfig(Section):
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit` or
-    `flux-kontext` to edit images; or a plug-in, `package.module:Name`
+    `flux-kontext` to edit images; `wan2.2` for clips; or a plug-in, `package.module:Name`
     (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
@@ -57,6 +60,9 @@ class ModelConfig(Section):
     width: int = Field(default=0, ge=0, le=4096)
     """Width of an image in pixels; 0 as for the height."""
 
+    frames: int = Field(default=0, ge=0, le=1024)
+    """Frames of a clip; 0 is 17. `wan2.2` takes 1 and a multiple of 4."""
+
     guidance: float = Field(default=1.0, ge=1, le=30)
     """Strength of guidance by the prompt: classifier-free, where 1 switches it off and anything above costs a
     second forward pass; for `flux` and `flux-kontext` a number that the transformer takes."""
@@ -84,11 +90,17 @@ class ModelConfig(Section):
         return self
 
     @property
+    def clip_frames(self) -> int:
+        """Frames of a clip, in a family that makes clips."""
+        return self.frames or OWN_FRAMES
+
+    @property
     def key(self) -> str:
         """The model and its size, as profiles and learning curves name them."""
         if self.path.startswith(EMBEDDED_PREFIX):
             return self.path
-        return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}"
+        frames = f"x{self.frames}" if self.frames else ""
+        return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}{frames}"
 
     def with_absolute_paths(self) -> Self:
         """Return paths as they are seen from here; names of the hub's cache stay as they are."""

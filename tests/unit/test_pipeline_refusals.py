@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.loading import load_model, outline_model
-from gpu_runtime.models.registry import family_of
+from gpu_runtime.models.registry import family_of, read_family_options
+from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks.checks import preflight
@@ -165,6 +166,48 @@ def test_a_flux2_klein_is_refused_guidance_it_does_not_take_and_text_it_cannot_m
     encoder.write_text(json.dumps(few))
     plain = run_config(folder, family="flux2-klein", model={"guidance": 1.0})
     assert "has 20 layers, and FLUX.2-klein reads layer 27" in refusal(plain, monkeypatch)
+
+
+def test_a_wan_is_refused_frames_a_second_transformer_and_shared_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save_pipeline("wan2.2", tmp_path / "model")
+
+    def run(**sections: dict[str, Any]) -> RunConfig:
+        return run_config(folder, family="wan2.2", **sections)
+
+    preflight.check(run(reward={"scorer": "jpeg", "frames": 2}))
+    outline = outline_model(run(model={"frames": 9}).model)
+    assert outline.blank_image().shape == (9, 32, 48, 3)
+    assert outline.sequence_lengths() == (3 * 2 * 3, 128), "latent frames, rows and columns of patches"
+    message = refusal(run(model={"frames": 8}), monkeypatch)
+    assert "model.frames is 8; this model makes clips of 1 frame and a multiple of 4, such as 9" in message
+    assert "model.width is 24; this model makes images whose sides 16 divides" in refusal(
+        run(model={"width": 24}), monkeypatch
+    )
+    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
+    assert "sequence parallelism does not know WanTransformer3DModel; use degree 1" in refusal(
+        shared, monkeypatch
+    )
+    file = folder / "scheduler/scheduler_config.json"
+    scheduler = json.loads(file.read_text())
+    file.write_text(json.dumps(scheduler | {"prediction_type": "epsilon"}))
+    assert "is not that of a flow matching model" in refusal(run(), monkeypatch)
+    file.write_text(json.dumps(scheduler | {"_class_name": "FlowMatchEulerDiscreteScheduler"}))
+    assert "not a UniPCMultistepScheduler" in refusal(run(), monkeypatch)
+    file.write_text(json.dumps(scheduler))
+    index = folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"boundary_ratio": 0.875}))
+    assert "has two transformers, for high and for low noise, and one is trained here" in refusal(
+        run(), monkeypatch
+    )
+
+
+@pytest.mark.parametrize("model", [{"model.family": "flux", "model.path": "x"}, {}])
+def test_frames_of_a_family_of_images(model: dict[str, str]):
+    changes = [f"{name}={value}" for name, value in model.items()]
+    with pytest.raises(ConfigurationError, match=r"model\.frames"):
+        read_family_options(load_config("glyphs", [*changes, "model.frames=17"], {}))
 
 
 def test_statistics_of_a_vae_that_are_missing_are_not_made_up(tmp_path: Path):

@@ -26,8 +26,11 @@ _FLOAT32 = 4
 _MOMENTS = 2
 """Moments that AdamW keeps of every trained weight."""
 
-_STACKS = ("transformer_blocks", "single_transformer_blocks", "layers")
+_STACKS = ("transformer_blocks", "single_transformer_blocks", "layers", "blocks")
 """Attributes in which the families keep the blocks that every image token passes."""
+
+_ATTENTION = ("attn", "attention", "attn1")
+"""Attributes in which blocks keep the attention of image tokens."""
 
 _KEPT = 4
 """Tensors kept of each block until its backward pass: queries, keys, values, and its norm's input."""
@@ -259,6 +262,6 @@ def _from_first_adapter(
 
 def _width(block: torch.nn.Module) -> int:
     """Return the numbers of one token between the layers of a block; 0 if unknown."""
-    attention: Any = getattr(block, "attn", None) or getattr(block, "attention", None)
+    attention: Any = next((getattr(block, name) for name in _ATTENTION if hasattr(block, name)), None)
     layer: Any = getattr(attention, "to_q", None)
     return layer.out_features if isinstance(layer, torch.nn.Linear) else 0

@@ -25,6 +25,7 @@ class PipelineOutline:
         family: family of the model.
         settings: settings of the model.
         device: kind of device that it will work on.
+        frames: frames of the clips that it makes; None if it makes images.
 
     Attributes:
         folder: its files, which are complete.
@@ -36,11 +37,17 @@ class PipelineOutline:
         ConfigurationError: if the model cannot work with a setting.
     """
 
-    def __init__(self, family: type[PipelineModel], settings: ModelConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        family: type[PipelineModel],
+        settings: ModelConfig,
+        device: torch.device,
+        frames: int | None = None,
+    ) -> None:
         self.family = family
         self.folder = family.folder(settings)
         self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
-        self._settings, self._device = settings, device
+        self._settings, self._device, self._frames = settings, device, frames
         # First, as the next checks read sizes from the configurations.
         self.transformer: torch.nn.Module = empty_transformer(
             self.family.TRANSFORMER, self.family.ENCODERS, self.family.VAE, self.folder,
@@ -53,7 +60,7 @@ class PipelineOutline:
                 f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
                 "the padding of its text by one; use native or _native_cudnn"
             )
-        load_scheduler(self.folder)
+        load_scheduler(self.folder, family.SCHEDULER)
         self._tokenizers = load_tokenizers(self.folder)
         self._text_length = settings.text_length or self.family.TEXT_LENGTH
         self.check_prompts([settings.negative_prompt])
@@ -105,6 +112,7 @@ class PipelineOutline:
         """Return the image and text tokens of a sample, from the configurations of its parts."""
         configs = self.folder.config("vae"), self.folder.config("transformer")
         image_tokens = self.family.image_tokens(*configs, self.height, self.width)
+        image_tokens *= self.family.latent_frames(configs[0], self._settings.clip_frames)
         return image_tokens, self._text_tokens(self._text_length)
 
     def text_length_for(self, degree: int) -> int | None:
@@ -116,5 +124,6 @@ class PipelineOutline:
         return self.family.text_tokens(self._tokenizers, text_length, self.height, self.width)
 
     def blank_image(self) -> np.ndarray:
-        """Return a grey image of the size that the model makes, uint8, shape (H, W, 3)."""
-        return np.full((self.height, self.width, 3), 127, np.uint8)
+        """Return a grey image or clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""
+        frames = () if self._frames is None else (self._frames,)
+        return np.full((*frames, self.height, self.width, 3), 127, np.uint8)

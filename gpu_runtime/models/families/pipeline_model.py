@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
 import torch
+from diffusers import FlowMatchEulerDiscreteScheduler
 
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.finite_numbers import checked_pixels
@@ -51,13 +52,17 @@ class PipelineModel(ABC):
     MASKED: ClassVar[bool] = False
     """True if the transformer is given a mask, which some attention kernels do not take."""
 
+    SCHEDULER: ClassVar[Any] = FlowMatchEulerDiscreteScheduler
+    """Class of the scheduler that its models come with; only the schedule is used."""
+
     TAKES_NEGATIVE: ClassVar[bool] = True
     """True if guidance is classifier-free, with a second pass for the negative prompt."""
 
     def __init__(self, parts: Parts, settings: ModelConfig, device: torch.device) -> None:
         self.settings = settings
         self.device = device
-        self.dtype: torch.dtype = next(parts.transformer.parameters()).dtype
+        # Of most weights: some families keep norms in float32.
+        self.dtype: torch.dtype = parts.transformer.dtype
         self.transformer: torch.nn.Module = parts.transformer.to(device)
         self.vae = parts.vae.to(device)
         self._scheduler = parts.scheduler
@@ -107,7 +112,7 @@ class PipelineModel(ABC):
             load_weights(cls.TRANSFORMER, folder, "transformer", dtype),
             # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
-            load_scheduler(folder),
+            load_scheduler(folder, cls.SCHEDULER),
             {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
             load_tokenizers(folder),
         )
@@ -156,6 +161,7 @@ class PipelineModel(ABC):
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         config: Any = self.transformer.config
         image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
+        image_tokens *= self.latent_frames(self.vae.config, self.settings.clip_frames)
         size = self.height, self.width
         return image_tokens, self.text_tokens(self._tokenizers, self.text_length, *size)
 
@@ -238,6 +244,16 @@ class PipelineModel(ABC):
         """
         unit = cls.pixels_a_token(vae, transformer)
         return (height // unit) * (width // unit)
+
+    @classmethod
+    def latent_frames(cls, vae: Mapping[str, Any], frames: int) -> int:
+        """Return the latent frames of a clip, each of as many tokens as an image; 1 where images are made.
+
+        Args:
+            vae: configuration of the VAE.
+            frames: frames of the clip.
+        """
+        return 1
 
     @classmethod
     def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:

@@ -8,14 +8,11 @@ from typing import Any
 
 import torch
 import transformers
-from diffusers import FlowMatchEulerDiscreteScheduler
 from safetensors import SafetensorError
 
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from storage.errors import ModelError
-
-SCHEDULER = "FlowMatchEulerDiscreteScheduler"
 
 
 @dataclass(frozen=True)
@@ -102,23 +99,27 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
     return loaded
 
 
-def load_scheduler(folder: PipelineFolder) -> Any:
+def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
     """Load the scheduler, of which only the schedule is used.
+
+    Args:
+        folder: folder of the pipeline.
+        kind: class that the family's models come with.
 
     Raises:
         ModelError: if it is of another kind, or cannot be made.
     """
     config = folder.config("scheduler")
-    if config.get("_class_name") != SCHEDULER:
+    if config.get("_class_name") != kind.__name__:
         raise ModelError(
-            f"{folder.path / 'scheduler'} is a {config.get('_class_name')}, not a {SCHEDULER}: sampling here "
-            "is flow matching along that one's schedule; name a model that comes with it"
+            f"{folder.path / 'scheduler'} is a {config.get('_class_name')}, not a {kind.__name__}: sampling "
+            "here is flow matching along that one's schedule; name a model that comes with it"
         )
     try:
-        return FlowMatchEulerDiscreteScheduler.from_config(config)
+        return kind.from_config(config)
     except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
         raise ModelError(
-            f"{folder.path / 'scheduler'} is no {SCHEDULER} that can be made: {error}; download it again"
+            f"{folder.path / 'scheduler'} is no {kind.__name__} that can be made: {error}; download it again"
         ) from error
 
 

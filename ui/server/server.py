@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from storage.access.login import read_login  # noqa: E402
 from storage.access.server_guard import ServerGuard  # noqa: E402
 from storage.home import Home  # noqa: E402
 from ui.server.login import require_login  # noqa: E402
+
+# What every page imports takes half a second: here nobody waits for it yet.
+for _name in ("pandas", "duckdb", "storage.record.run_store", "storage.evaluations.strategies"):
+    importlib.import_module(_name)
 
 _LOGIN = read_login(Home.from_environment())
 if _LOGIN is not None:

@@ -23,7 +23,7 @@ from storage.access.server_guard import ServerGuard  # noqa: E402
 from storage.home import Home  # noqa: E402
 from ui.server.login import require_login  # noqa: E402
 
-# What every page imports takes half a second: here nobody waits for it yet.
+# Every page imports these, which takes half a second: no person waits for it here.
 for _name in ("pandas", "duckdb", "storage.record.run_store", "storage.evaluations.strategies"):
     importlib.import_module(_name)
 

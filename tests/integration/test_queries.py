@@ -125,8 +125,9 @@ def test_the_table_of_runs(store: RunStore):
     store.commit_iteration(iteration_record("old", 2, 120.0))  # 7 s of it beside the first
     store.commit_evaluation(evaluation_record("old", 20, 1000.0))  # a break before
     with store.records.reading() as connection:
-        table = comparison_queries.run_table(connection, 10)
-        one = comparison_queries.run_table(connection, 1)
+        latest, of = comparison_queries.latest_runs(connection, 1)
+        table = comparison_queries.run_table(connection, ["old", "new"])
+        one = comparison_queries.run_table(connection, latest)
     assert table["run_id"].tolist() == ["new", "old"]
     assert table["wall_s"].tolist() == pytest.approx([0.0, 9 + 18 + 11 + 9])
     assert table["iterations"].tolist() == [0, 2]
@@ -134,7 +135,7 @@ def test_the_table_of_runs(store: RunStore):
     assert old["score_before"] < old["score_now"] == old["score_best"]
     assert old["usd"] == pytest.approx((2 * 18 + 2 * 9) * (10.98 + 2 * 2.51) / 3600)
     assert table["score_now"].isna().tolist() == [True, False]
-    assert (one["run_id"].tolist(), one["of"].tolist()) == (["new"], [2])
+    assert (latest, of, one["run_id"].tolist()) == (["new"], 2, ["new"])
 
 
 def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
@@ -143,7 +144,7 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     loading = StateInterval("reserved-0", "reserved", "load", 70.0, 100.0, 10.98)
     store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
     with store.records.reading() as connection:
-        table = comparison_queries.run_table(connection, 10)
+        table = comparison_queries.run_table(connection, ["a"])
         course = comparison_queries.score_courses(connection, ["a"])
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
 
@@ -179,6 +180,24 @@ def test_runs_that_differ_in_the_seed_alone(store: RunStore):
         assert comparison_queries.runs_of_other_seeds(connection, "longer") == {3: "longer"}
         assert comparison_queries.runs_of_other_seeds(connection, "broken") == {}
         assert comparison_queries.runs_of_other_seeds(connection, "gone") == {}
+
+
+def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
+    for run_id, seed in (("one", 1), ("two", 2)):
+        begun(store, run_id, seed=seed)
+        store.commit_evaluation(evaluation_record(run_id, 0, 0.0))
+    store.set_summary("one", {"score_before": 0.25, "score_after": 0.75})
+    store.set_status("one", "finished")
+    for file in store.home.runs.rglob("*.parquet"):
+        file.write_bytes(b"damaged")
+    with store.records.reading() as connection:
+        listed = queries.listed_runs(connection)
+        assert comparison_queries.latest_runs(connection, 1) == (["two"], 2)
+        assert comparison_queries.alike_but_seed(connection, "two") == {"one": 1, "two": 2}
+        assert connection.damaged == []
+    assert listed[["run_id", "status"]].to_numpy().tolist() == [["two", "running"], ["one", "finished"]]
+    assert listed["score_now"].isna().tolist() == [True, False]
+    assert listed.iloc[1][["score_before", "score_now"]].tolist() == [0.25, 0.75]
 
 
 def test_pictures_of_some_images_at_some_evaluations(store: RunStore):

@@ -178,12 +178,12 @@ class RunView:
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_overview(home: Path) -> pd.DataFrame:
-    """Return all runs, newest first, as `storage.record.queries.runs.run_overview` does.
+    """Return all runs, newest first, as `storage.record.queries.runs.listed_runs` does.
 
     Their status comes from `storage.record.run_status.shown_status`.
     """
     with Records(Home(home)).reading() as connection:
-        runs = queries.run_overview(connection)
+        runs = queries.listed_runs(connection)
     return runs.assign(status=shown_statuses(Home(home), runs))
 
 

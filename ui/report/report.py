@@ -13,7 +13,7 @@ from storage.errors import ConfigurationError
 from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
 from storage.record.queries import runs as queries
-from storage.record.reading import RecordConnection
+from storage.record.reading import RecordConnection, Records
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from ui.charts.cost import cost_chart, state_chart
@@ -87,13 +87,13 @@ def report_page(store: RunStore, run_id: str) -> str:
     """
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
-    with store.records.reading() as connection:
+    with store.records.reading(run_id) as connection:
         noted = NoteStore(store.home).links(run_id)
         report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
         spot = read_spot(connection, run_id)
         _summary(report, view, spot)
         quality = read_quality(connection, run_id)
-        _scores(report, view, quality, connection)
+        _scores(report, view, quality, store.records)
         _images(report, connection, view)
         _quality(report, view, quality)
         _health(report, view, spot, quality)
@@ -129,7 +129,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(pd.DataFrame([facts]))
 
 
-def _scores(report: Report, view: RunView, quality: QualityView, connection: RecordConnection) -> None:
+def _scores(report: Report, view: RunView, quality: QualityView, records: Records) -> None:
     """Add the held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
@@ -139,7 +139,7 @@ def _scores(report: Report, view: RunView, quality: QualityView, connection: Rec
     report.charts([score_chart(view, "score", over, quality.judges) for over in axes])
     if gives_verdict(view):
         report.charts([score_chart(view, "exact", "iteration")], wide=True)
-    seeds, courses = read_seed_courses(connection, view.row.run_id)
+    seeds, courses = read_seed_courses(records, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:
         report.charts([interval_chart(courses, seeds, "score")], wide=True)
         names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())

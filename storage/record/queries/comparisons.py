@@ -20,35 +20,45 @@ _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings that may differ between two runs that count as the same but for the seed."""
 
 
-def run_table(
+def latest_runs(
     connection: RecordConnection, limit: int, archived: bool = True, checks: bool = True
-) -> pd.DataFrame:
-    """Return the latest runs, newest first.
+) -> tuple[list[str], int]:
+    """Return the latest runs, newest first, and how many there are without the limit.
 
     Args:
         archived: True to include archived runs, and to count them.
         checks: the same for runs that are part of a check, and simulated ones.
+    """
+    rows = connection.execute(
+        f"""
+        SELECT run_id FROM runs
+        WHERE ($archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived))
+            AND ($checks OR (status <> 'simulated' AND coalesce(environment->>'{PURPOSE}', '') = ''))
+        ORDER BY created_at DESC, run_id DESC
+        """,
+        {"archived": archived, "checks": checks},
+    ).fetchall()
+    return [run_id for (run_id,) in rows[:limit]], len(rows)
+
+
+def run_table(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Return some runs, newest first.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
     score_now, exact_now (as in `runs.run_overview`; NaN before an evaluation), score_best, wall_s (time at
     work, from the loading of the first weights on, without gaps), usd, config and environment (JSON),
-    ended_at, host, pid and process_started_at of the current or last process, of (total number of runs).
+    ended_at, host, pid and process_started_at of the current or last process.
     """
     return connection.execute(
-        f"""
-        WITH latest AS (
-            SELECT *, count(*) OVER () AS of FROM runs
-            WHERE ($archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived))
-                AND ($checks OR (status <> 'simulated' AND coalesce(environment->>'{PURPOSE}', '') = ''))
-            ORDER BY created_at DESC, run_id DESC LIMIT $limit
-        ),
+        """
+        WITH chosen AS (SELECT * FROM runs WHERE run_id IN (SELECT unnest($runs::VARCHAR[]))),
         spans AS (
-            SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN latest USING (run_id)
-            UNION ALL SELECT run_id, started_at, ended_at FROM evaluations SEMI JOIN latest USING (run_id)
+            SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN chosen USING (run_id)
+            UNION ALL SELECT run_id, started_at, ended_at FROM evaluations SEMI JOIN chosen USING (run_id)
             UNION ALL SELECT run_id, min(started_at), max(ended_at) FROM worker_states
-                SEMI JOIN latest USING (run_id) WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
+                SEMI JOIN chosen USING (run_id) WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
             UNION ALL SELECT run_id, started_at, ended_at FROM worker_states
-                SEMI JOIN latest USING (run_id) WHERE phase = 'discarded'
+                SEMI JOIN chosen USING (run_id) WHERE phase = 'discarded'
         ),
         reached AS (
             SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
@@ -71,12 +81,12 @@ def run_table(
             coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
             coalesce((summary->>'exact_after')::DOUBLE, exact_now) AS exact_now,
             coalesce(wall_s, 0) AS wall_s, coalesce(usd, 0) AS usd, config, environment,
-            ended_at, host, pid, process_started_at, of
-        FROM latest LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
+            ended_at, host, pid, process_started_at
+        FROM chosen LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC
         """,
-        {"limit": limit, "archived": archived, "checks": checks},
+        {"runs": list(run_ids)},
     ).df()
 
 
@@ -114,33 +124,44 @@ def _courses(
     return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame({"run_id": []})
 
 
-def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, str]:
-    """Return the run and those that differ from it only in the seed, by seed; empty if there is no such run.
+def alike_but_seed(connection: RecordConnection, run_id: str) -> dict[str, int]:
+    """Return a run and those that differ from it in the seed alone: seeds by run, oldest first.
 
-    Their name and cluster may differ too. Of several runs with one seed the newest counts, except that the
-    given run counts for its own seed. Simulated runs are not matched with any others.
+    Their name and cluster may differ too. Simulated runs are not matched with any others. Empty if there is
+    no such run. No file of rows is read, so this is quick in a home of many runs.
     """
     rows = connection.execute(
         """
         SELECT run_id, config FROM runs WHERE run_id = $run OR (
-            status <> 'simulated' AND run_id IN (SELECT run_id FROM evaluations)
-            AND NOT EXISTS (FROM runs WHERE run_id = $run AND status = 'simulated')
+            status <> 'simulated' AND NOT EXISTS (FROM runs WHERE run_id = $run AND status = 'simulated')
         ) ORDER BY created_at, run_id
         """,
         {"run": run_id},
     ).fetchall()
     own = next((config for other, config in rows if other == run_id), None)
-    if own is None:
-        return {}
-    wanted, own_seed = without_seed(own)
+    wanted, own_seed = ({}, None) if own is None else without_seed(own)
     if own_seed is None:
         return {}
-    found: dict[int, str] = {}
+    found: dict[str, int] = {}
     for other, config in rows:
         settings, seed = without_seed(config)
         if seed is not None and settings == wanted:
-            found[seed] = other
-    found[own_seed] = run_id
+            found[other] = seed
+    return found
+
+
+def runs_of_other_seeds(connection: RecordConnection, run_id: str) -> dict[int, str]:
+    """Return a run and those of `alike_but_seed` that have been evaluated, by seed.
+
+    Of several runs with one seed the newest counts, except that the given run counts for its own seed.
+    """
+    alike = alike_but_seed(connection, run_id)
+    if not alike:
+        return {}
+    rows = connection.execute("SELECT DISTINCT run_id FROM evaluations").fetchall()
+    evaluated = {other for (other,) in rows}
+    found = {seed: other for other, seed in alike.items() if other in evaluated}
+    found[alike[run_id]] = run_id
     return dict(sorted(found.items()))
 
 

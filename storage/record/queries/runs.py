@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from storage.environment import PURPOSE
 from storage.record.reading import RecordConnection
 from storage.record.results import OVERVIEW
 
@@ -37,6 +38,23 @@ def run_overview(connection: RecordConnection) -> pd.DataFrame:
     archived, purpose (`storage.environment.PURPOSE`; empty for a run that is not part of a check).
     """
     return connection.execute(OVERVIEW).df()
+
+
+def listed_runs(connection: RecordConnection) -> pd.DataFrame:
+    """Return all runs, newest first, by what is known without opening a file of rows.
+
+    Columns: those of `run_overview` without iterations, exact matches and usd; the scores are a finished
+    run's result, and NaN for the others.
+    """
+    return connection.execute(
+        f"""
+        SELECT run_id, name, status, created_at, ended_at, (summary->>'score_before')::DOUBLE AS score_before,
+            (summary->>'score_after')::DOUBLE AS score_now, host, pid, process_started_at,
+            run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived,
+            coalesce(environment->>'{PURPOSE}', '') AS purpose
+        FROM runs ORDER BY created_at DESC, run_id DESC
+        """
+    ).df()
 
 
 def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:

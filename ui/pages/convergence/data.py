@@ -11,7 +11,7 @@ from storage.evaluations.figures import over_seeds
 from storage.home import Home
 from storage.record.queries import comparisons
 from storage.record.queries import runs as queries
-from storage.record.reading import RecordConnection, Records
+from storage.record.reading import Records
 from ui.charts.layout import Measure
 from ui.data.run import RunView
 
@@ -44,15 +44,18 @@ def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.Dat
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_seed_courses(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the same; `evaluation_at` is part of the cache's key."""
-    with Records(Home(home)).reading() as connection:
-        return read_seed_courses(connection, run_id)
+    return read_seed_courses(Records(Home(home)), run_id)
 
 
-def read_seed_courses(connection: RecordConnection, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
-    """Return the same from an open connection; without scores if the run is alone."""
-    seeds = comparisons.runs_of_other_seeds(connection, run_id)
-    others = list(seeds.values()) if len(seeds) > 1 else []
-    return seeds, comparisons.score_courses(connection, others)
+def read_seed_courses(records: Records, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
+    """Return the same without a cache; without scores if the run is alone."""
+    with records.reading() as connection:
+        alike = comparisons.alike_but_seed(connection, run_id)
+    # By name, so that the files of all other runs stay closed.
+    with records.reading(run_id, *alike) as connection:
+        seeds = comparisons.runs_of_other_seeds(connection, run_id)
+        others = list(seeds.values()) if len(seeds) > 1 else []
+        return seeds, comparisons.score_courses(connection, others)
 
 
 def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:

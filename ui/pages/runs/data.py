@@ -38,13 +38,16 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
     (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
     are), verdicts (True if its reward may call an image exact; otherwise exact_now is NaN), purpose (the
-    check that it is part of; empty for most), tags, note, archived.
+    check that it is part of; empty for most), tags, note, archived, of (number of all such runs).
 
     Raises:
         StorageError: a file of the record is damaged.
     """
     with Records(Home(home)).reading() as connection:
-        table = comparisons.run_table(connection, MOST_RUNS, archived, checks)
+        latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
+    # By name, so that the files of all other runs stay closed.
+    with Records(Home(home)).reading(*latest) as connection:
+        table = comparisons.run_table(connection, latest)
     facts = [
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)
@@ -58,6 +61,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
         tags=[list(note.tags) for note in noted],
         note=[note.note for note in noted],
         archived=[note.archived for note in noted],
+        of=of,
     )
 
 
@@ -153,7 +157,7 @@ def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
     Raises:
         StorageError: a file of the record is damaged.
     """
-    with Records(Home(home)).reading() as connection:
+    with Records(Home(home)).reading(*run_ids) as connection:
         return comparisons.score_courses(connection, run_ids)
 
 

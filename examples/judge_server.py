@@ -50,10 +50,13 @@ def opinion(image_HWC: np.ndarray, text: str) -> float:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """A chat completion: a number from 0 to 10, JSON, or yes or no with its log-probability, as asked."""
-    picture, question = request["messages"][-1]["content"]
-    data = picture["image_url"]["url"].partition("base64,")[2]
-    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-        good = opinion(np.asarray(image.convert("RGB")), question["text"])
+    *pictures, question = request["messages"][-1]["content"]
+    opinions = []
+    for picture in pictures:  # one, or the frames of a clip
+        data = picture["image_url"]["url"].partition("base64,")[2]
+        with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+            opinions.append(opinion(np.asarray(image.convert("RGB")), question["text"]))
+    good = sum(opinions) / len(opinions)
     choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
     if request.get("logprobs"):
         chances = {"yes": math.log(max(good, 1e-9)), "no": math.log(max(1 - good, 1e-9))}

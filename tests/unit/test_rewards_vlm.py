@@ -341,6 +341,9 @@ def test_the_sample_server_judges_in_each_form(sample_server: str, more: dict[st
     scores = score_each(VlmScorer(settings, environ=environ), [image] * 3, prompts)
     assert [score.value for score in scores] == pytest.approx([1, 0.25, 0], abs=1e-6)
     assert [score.error for score in scores] == [None] * 3
+    clip = np.stack([image, np.zeros_like(image)])
+    (score,) = score_each(VlmScorer(settings, environ=environ), [clip], prompts[:1])
+    assert score.value == pytest.approx(0.5, abs=1e-6), "the mean of its frames"
 
 
 def test_the_sample_server_refuses_others(sample_server: str):

@@ -18,7 +18,7 @@ they did not reach.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -35,7 +35,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.environment import PURPOSE, environment, preset_fact
+from storage.environment import DECISIONS, PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.of_a_run import held_out_in_words
@@ -58,7 +58,7 @@ COMMIT_WAIT_S = 60.0
 
 
 def train_run(
-    config: RunConfig, run_id: str | None = None, preset: str = "", purpose: str = ""
+    config: RunConfig, run_id: str | None = None, preset: str = "", purpose: str = "", decisions: str = ""
 ) -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning.
 
@@ -67,6 +67,7 @@ def train_run(
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
+        decisions: `storage.environment.DECISIONS` of the run that a new one reproduces; empty for none.
 
     Returns:
         The run's summary: scores before and after, wall-clock, cost.
@@ -75,7 +76,8 @@ def train_run(
     run_id = run_id or new_run_id(config.name)
     store = RunStore(home)
     config = prices_of(store, run_id, config)
-    enter_run(store, run_id, config, preset, purpose or os.environ.get(PURPOSE_VARIABLE, ""))
+    given = {PURPOSE: purpose or os.environ.get(PURPOSE_VARIABLE, ""), DECISIONS: decisions}
+    enter_run(store, run_id, config, preset, given)
     show_links(run_id, home, config.tracking)
     if page := flow_run_page():
         NoteStore(home).link(run_id, "prefect", page)
@@ -147,7 +149,9 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "", purpose: str = "") -> None:
+def enter_run(
+    store: RunStore, run_id: str, config: RunConfig, preset: str = "", given: Mapping[str, str] | None = None
+) -> None:
     """Record that this process works on the run, new or interrupted.
 
     Args:
@@ -155,7 +159,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "",
         run_id: the run.
         config: configuration to go on with.
         preset: preset that a new run was started with.
-        purpose: `storage.environment.PURPOSE` of a new run.
+        given: further facts to store with a new run; empty ones are left out.
 
     Raises:
         ConfigurationError: the run is finished, is running elsewhere, has another configuration, or its
@@ -168,7 +172,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "",
     except RunNotFoundError:
         check_run_id(run_id)
         facts = environment() | input_digests(config) | plugin_facts(config) | preset_fact(preset)
-        facts |= {PURPOSE: purpose} if purpose else {}
+        facts |= {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
         return
     check_resumable(known, os.getpid())
@@ -233,7 +237,7 @@ def _train(session: Session) -> dict[str, Any]:
             trained = train(session, rolled, scores)
             with session.timed("explore_wait", announced=False):
                 plan = exploring.result() if exploring is not None else None
-            review = review_seeds(session, rolled, scores, trained, plan)
+            review = review_seeds(session, rolled, scores, trained, plan, started_at)
             plan = review.next_plan
             ended_at = now()
             collected = session.runtime.collect()

@@ -15,6 +15,7 @@ from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
+from storage.environment import DECISIONS
 from storage.errors import DriftError, SpotlightError
 from storage.evaluations.reproductions import Reference, Reproduction, reference_of, write_reproduction
 from storage.home import Home
@@ -69,7 +70,8 @@ def do_again(
             was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
         else:
             started = dataclasses.replace(started, run_id=again)
-            train_run(config, again, preset_again(form, was), "reproduction")
+            decisions = was.environment.get(DECISIONS, "") if was is not None else ""
+            train_run(config, again, preset_again(form, was), "reproduction", decisions)
             now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

@@ -306,6 +306,18 @@ class Runtime:
         scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
+    def decisions(self) -> Mapping[int, str]:
+        """Return what measured times have decided about exploration, by iteration."""
+        return self._explorer.strategy.decisions()
+
+    def repeat(self, decisions: Mapping[int, str]) -> None:
+        """Follow decisions of this run's earlier life, or of the run that it reproduces, as far as they go.
+
+        Raises:
+            ConfigurationError: the strategy does not know one.
+        """
+        self._explorer.strategy.repeat(decisions)
+
     def explorer_state(self) -> dict[str, Any]:
         """Return the learned state of exploration, as JSON values, for a checkpoint."""
         return self._explorer.state()

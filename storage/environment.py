@@ -31,6 +31,10 @@ PURPOSE = "purpose"
 DEVICES = "devices"
 """Fact stored with a run once its workers have loaded: their devices, `cpu` or the GPUs' names."""
 
+DECISIONS = "exploration decisions"
+"""Fact stored with a run whose strategy decides by measured times: `ITERATION NAME, ...`, as `decisions_fact`
+writes it. A resumed or reproduced run repeats them."""
+
 SIMULATED = "simulated"
 """Fact stored with a simulated run: what was simulated, in words."""
 
@@ -51,6 +55,17 @@ def environment() -> dict[str, str]:
         "accelerators": _accelerators(),
         "commit": _commit(),
     }
+
+
+def decisions_fact(decisions: Mapping[int, str]) -> str:
+    """Return decisions as the text of `DECISIONS`: each after an iteration, in their order."""
+    return ", ".join(f"{iteration} {decisions[iteration]}" for iteration in sorted(decisions))
+
+
+def read_decisions(environment: Mapping[str, str]) -> dict[int, str]:
+    """Return the decisions recorded among a run's facts; empty without any."""
+    recorded = filter(None, environment.get(DECISIONS, "").split(", "))
+    return {int(iteration): name for iteration, _, name in (each.partition(" ") for each in recorded)}
 
 
 def preset_fact(preset: str) -> dict[str, str]:

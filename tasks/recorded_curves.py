@@ -129,9 +129,10 @@ def _arm_of(run_id: str, config: RunConfig) -> Arm:
         ConfigurationError: no policy learns from such samples.
     """
     strategy = strategy_of(config)
-    if strategy.trains_on_drafts:
+    if strategy.trains_on_drafts or strategy.decides_by_times:
+        does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"
         raise ConfigurationError(
-            f"run {run_id} trains on its drafts (exploration.strategy={config.exploration.strategy}), "
+            f"run {run_id} {does} (exploration.strategy={config.exploration.strategy}), "
             "which no policy of what-if does; take runs with another strategy"
         )
     if strategy.drafts_beside_training:

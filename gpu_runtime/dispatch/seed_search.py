@@ -24,6 +24,7 @@ from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
+from gpu_runtime.exploration.measured_iterations import SeedEvidence
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, seed_figures
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
@@ -242,9 +243,13 @@ class SeedSearch:
         drafted = self.kept.of(plan.iteration)
         values = {identity: score.value for identity, score in judged.items() if identity not in drafted}
         figures = seed_figures(plan, signal, values)
-        if self._strategy.trains_on_drafts:
+        if self._strategy.trains_on_drafts or drafted:
             figures["drafts_trained"] = float(len(drafted))
-        notes = () if evidence is None else self._strategy.after_training(plan.iteration, evidence)
+        notes: tuple[Note, ...] = ()
+        if evidence is not None:
+            if self._strategy.decides_by_times:
+                evidence = replace(evidence, seeds=self._seed_evidence(plan, signal, figures, next_plan))
+            notes = self._strategy.after_training(plan.iteration, evidence)
         if not self._strategy.trains_on_drafts and next_plan is not None:
             self.kept.forget(next_plan.iteration)
         window = self._window
@@ -263,9 +268,51 @@ class SeedSearch:
             next_plan = replace(next_plan, refused=True)
         return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
 
+    def _seed_evidence(
+        self,
+        plan: SeedPlan,
+        signal: Mapping[tuple[int, int], float],
+        figures: Mapping[str, float],
+        next_plan: SeedPlan | None,
+    ) -> SeedEvidence | None:
+        """Return an iteration's evidence on the choice of seeds; None before any rollout.
+
+        Args:
+            plan: plan of the iteration.
+            signal: scores learned from, of its judged samples.
+            figures: metrics of its seeds.
+            next_plan: plan drafted beside its training.
+        """
+        if self._window is None:
+            return None
+        scores: dict[int, list[float]] = {}
+        for draft in plan.candidates:
+            if draft.error is None and draft.fidelity == FULL:
+                scores.setdefault(draft.prompt_id, []).append(self._explorer.signal(draft))
+        if not plan.candidates:
+            for (prompt, _), value in sorted(signal.items()):
+                scores.setdefault(prompt, []).append(value)
+        drafted = len(self.kept.of(plan.iteration))
+        spread = None
+        if not drafted and not plan.superseded and "spread_kept" in figures and "spread_rollout" in figures:
+            spread = figures["spread_random"], figures["spread_kept"], figures["spread_rollout"]
+        samples = sum(map(len, plan.seeds.values()))
+        return SeedEvidence(
+            self._config,
+            scores,
+            spread,
+            samples,
+            samples - drafted,
+            0 if next_plan is None else len(next_plan.candidates),
+            self._groups(len(self._fleet.drafters(self._window.version))),
+        )
+
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
-        """Return drafts of the rollout's plan whose ranks may have changed, as other weights drew them."""
-        if not _is_stale(window.plan, window.version.policy_version):
+        """Return drafts of the rollout's plan whose ranks may have changed, as other weights drew them.
+
+        Drafts that were trained on have no score by newer weights.
+        """
+        if not _is_stale(window.plan, window.version.policy_version) or self.kept.of(window.plan.iteration):
             return []
         return self._explorer.monitored(window.plan)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.strategies.auto import Auto
 from gpu_runtime.exploration.strategies.fresh import FRESH
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.plain import PLAIN
@@ -44,6 +45,7 @@ STRATEGIES = Registry(
         "stale": StrategyPlugin(lambda options: STALE),
         "fresh": StrategyPlugin(lambda options: FRESH),
         "off_policy": StrategyPlugin(lambda options: OffPolicy()),
+        "auto": StrategyPlugin(lambda options: Auto()),
     },
 )
 

@@ -16,8 +16,8 @@ class ExplorationConfig(Section):
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
     iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
     current weights on all workers before the rollout; `off_policy` drafts as `stale` does and trains on the
-    chosen drafts; or a plug-in, `package.module:Name`
-    (docs/explanation/exploration.md)."""
+    chosen drafts; `auto` follows `plain`, `stale` or `off_policy`, whichever has most signal per second; or a
+    plug-in, `package.module:Name` (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
     """What the strategy itself declares; those of the project declare nothing."""

@@ -147,7 +147,13 @@ def refuse_unfit(config: RunConfig) -> None:
         raise ConfigurationError(
             f"runtime.cluster is {address!r}: faults are done to processes of this machine; set it to ray"
         )
-    if strategy_of(config).drafts_beside_training and config.exploration.stop_with_training:
+    strategy = strategy_of(config)
+    if strategy.decides_by_times:
+        raise ConfigurationError(
+            f"exploration.strategy={config.exploration.strategy} follows measured times, which faults "
+            "change, so two runs end with different weights anyway; set it to stale or off_policy"
+        )
+    if strategy.drafts_beside_training and config.exploration.stop_with_training:
         raise ConfigurationError(
             "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"

@@ -9,10 +9,13 @@ from functools import partial
 import numpy as np
 
 from gpu_runtime.dispatch.seed_search import SeedReview
+from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.strategies.auto import DECIDED
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
+from storage.clock import now
 from storage.pictures import picture_file
 from storage.record.records import CandidateRecord, SampleImage
 from storage.record.results import held_out_scores
@@ -26,9 +29,16 @@ _THUMBNAIL_SIDE = 256
 
 
 def review_seeds(
-    session: Session, rolled: Rollout, scores: list[Score], trained: Trained, next_plan: SeedPlan | None
+    session: Session,
+    rolled: Rollout,
+    scores: list[Score],
+    trained: Trained,
+    next_plan: SeedPlan | None,
+    started_at: float,
 ) -> SeedReview:
     """Review an iteration's seeds, and report what people should know of them and of the next ones.
+
+    What the strategy has decided by measured times is recorded here, before it takes effect.
 
     Args:
         session: session of the run.
@@ -36,14 +46,31 @@ def review_seeds(
         scores: scores of its samples, in their order.
         trained: result of training on them.
         next_plan: plan of the next iteration; None if there is none yet.
+        started_at: Unix time in seconds at which the iteration began.
     """
     held_out = partial(held_out_scores, session.store.records, session.run_id)
-    evidence = TrainingEvidence(trained.report.off_policy, held_out)
+    times = _times(session, rolled, trained, now() - started_at)
+    evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
+    session.record_decisions()
     notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
     for kind, message in notes:
         session.store.add_event(session.run_id, kind, message)
+        if kind == DECIDED:
+            session.log.note(message)
     return review
+
+
+def _times(session: Session, rolled: Rollout, trained: Trained, whole_s: float) -> IterationTimes:
+    """Return what an iteration took, whose phases are done but for the commit."""
+    phases = ("rollout", "reward", "train", "explore_wait")
+    kept = int(trained.advantages.kept_P.sum()) if trained.report.training_steps else 0
+    return IterationTimes(
+        *(session.seconds[phase] for phase in phases),
+        whole_s=whole_s,
+        trained=kept * (len(rolled.delivered) // rolled.prompt_count),
+        rollers=len({one.worker for one in rolled.delivered}),
+    )
 
 
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:

@@ -18,7 +18,7 @@ from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
-from storage.environment import DEVICES
+from storage.environment import DECISIONS, DEVICES, decisions_fact, read_decisions
 from storage.errors import CheckpointError, ClusterLostError, ServerError, StorageError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
@@ -55,6 +55,7 @@ class Session:
         lost_standbys_noted: number of lost standbys with an event already.
         storm: preemptions so far, for the event of a storm.
         devices_noted: devices on which the workers are known to compute.
+        decisions_recorded: what measured times have decided, as the run's facts have it.
         alarm: state of the alarm after the evaluations so far; see `tasks/iteration/alarm.py`.
         seconds: duration of each phase of the running iteration.
         log: log of the running phases, for the dashboard.
@@ -91,6 +92,7 @@ class Session:
         self.lost_standbys_noted = 0
         self.storm = StormWatch()
         self.devices_noted: set[str] = set()
+        self.decisions_recorded = ""
         self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
         self.log = RunLog(store.home, run_id)
@@ -155,6 +157,13 @@ class Session:
             self.devices_noted = kinds
             self.store.set_fact(self.run_id, DEVICES, ", ".join(sorted(kinds)))
 
+    def record_decisions(self) -> None:
+        """Store what measured times have decided, if there is something new."""
+        decisions = decisions_fact(self.runtime.decisions())
+        if decisions != self.decisions_recorded:
+            self.store.set_fact(self.run_id, DECISIONS, decisions)
+            self.decisions_recorded = decisions
+
     def evaluates_after(self, iteration: int) -> bool:
         """Return True if a held-out evaluation follows an iteration (0: before the first)."""
         return iteration == self.last_iteration or self.config.evaluates_after(iteration)
@@ -203,6 +212,8 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         environment = store.run(run_id).environment
         session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
         session.note_devices()
+        session.decisions_recorded = environment.get(DECISIONS, "")
+        session.runtime.repeat(read_decisions(environment))
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

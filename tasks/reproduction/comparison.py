@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from storage.environment import DEVICES, PRESET, PURPOSE
+from storage.environment import DECISIONS, DEVICES, PRESET, PURPOSE
 from storage.evaluations.reproductions import HeldOut, Reference, Verdict
 
 _DEVICE = ("machine", "processor", "accelerators", DEVICES)
@@ -124,8 +124,8 @@ def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
-        # Scoring again records no devices, and neither did earlier versions.
-        is_missing = name == DEVICES and not (name in was and name in now)
+        # Scoring again records neither, and earlier versions recorded no devices.
+        is_missing = name in (DEVICES, DECISIONS) and not (name in was and name in now)
         if before == after or name in (PRESET, PURPOSE) or is_missing:
             continue
         if name.startswith(_DATA):

@@ -146,6 +146,11 @@ def test_alerts_stand_at_the_top(store: RunStore):
     assert text.index("three prompts") < text.index(r"alarm 3; costs \$1 to \$2") < text.index("alarm 2")
     assert "and 2 earlier" in text
     assert "alarm 1" not in text
+    store.add_event("live", "strategy", "iteration 2: stale from here on")
+    store.add_event("live", "strategy", "iteration 5: plain from here on: 1.2 times")
+    read_anew()
+    told = [box.value for box in ran(page).info if "from here on" in box.value]
+    assert len(told) == 1 and "iteration 5: plain from here on: 1.2 times" in told[0]
     assert "not for this page" not in text
 
 

@@ -11,8 +11,8 @@ from gpu_runtime.exploration.prediction.expected_gain import (
     Segments,
     ValueCurves,
     _concave,
-    _random_outcomes,
     best_spread,
+    random_outcomes,
 )
 from gpu_runtime.exploration.selection import max_variance_subset
 
@@ -107,10 +107,10 @@ def test_segments_are_by_falling_rate_and_equal_ones_by_prompt():
     assert found.rate.tolist() == [0.5] + [0.125] * 5
 
 
-def test_random_outcomes_are_stratified_and_their_own():
-    chosen, logits, picks = _random_outcomes((3, 4), 16, 5)
+def testrandom_outcomes_are_stratified_and_their_own():
+    chosen, logits, picks = random_outcomes((3, 4), 16, 5)
     assert chosen[[0, -1]].tolist() == [0.5 / 16, 15.5 / 16]
     for column in (*(1 / (1 + np.exp(-logits))).T, *picks.T):
         assert sorted((column * 16).astype(int)) == list(range(16))
     assert not np.array_equal(logits.argsort(axis=0), picks.argsort(axis=0)), "one does not follow the other"
-    assert not np.array_equal(logits, _random_outcomes((3, 5), 16, 5)[1])
+    assert not np.array_equal(logits, random_outcomes((3, 5), 16, 5)[1])

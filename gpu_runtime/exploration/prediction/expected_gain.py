@@ -65,7 +65,7 @@ class ValueCurves:
         self._known = np.array([len(scores) for scores in judged])
         self._now = np.full(len(judged), np.nan)
         outcomes = int(np.clip(_OUTCOMES // max(1, len(judged)), _FEWEST, _MOST))
-        found = draws(*_random_outcomes(key, outcomes, int(self._totals[-1])))
+        found = draws(*random_outcomes(key, outcomes, int(self._totals[-1])))
         for count in np.unique(self._known):
             alike = np.flatnonzero(self._known == count)
             scores = np.stack([judged[int(place)] for place in alike])
@@ -140,13 +140,18 @@ def _totals(group: int, candidates: int) -> np.ndarray:
     return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
 
 
-def _random_outcomes(
+def random_outcomes(
     key: tuple[int, ...], outcomes: int, drafts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return `ScoreModel.draws`'s arguments: R ascending uniforms; a logit and a uniform per draft.
 
     Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube), which
     leaves little of its success rate to chance.
+
+    Args:
+        key: numbers that seed them.
+        outcomes: number R of outcomes.
+        drafts: number N of drafts.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Choice, DraftPlanner
+from gpu_runtime.exploration.measured_iterations import IterationTimes, SeedEvidence
 from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
@@ -31,15 +32,19 @@ HeldOut = Mapping[int, Mapping[int, float]]
 
 @dataclass(frozen=True)
 class TrainingEvidence:
-    """Evidence on whether samples of older weights hurt.
+    """Evidence of an iteration, for the strategy.
 
     Attributes:
-        figures: figures of those that an iteration was trained on; None where it had none.
+        figures: figures of the samples of older weights that it was trained on; None where it had none.
         held_out: function that reads the scores of the evaluations before this iteration's.
+        times: what it took; None if that was not measured.
+        seeds: evidence on its seeds; None until they are reviewed.
     """
 
     figures: OffPolicyFigures | None
     held_out: Callable[[], HeldOut]
+    times: IterationTimes | None = None
+    seeds: SeedEvidence | None = None
 
 
 @dataclass(frozen=True)
@@ -90,11 +95,13 @@ class Strategy:
         drafts_beside_training: True if some drafts are made ahead, while the iteration before trains.
         drafts_before_rollout: True if some drafts are made while nothing else goes on.
         trains_on_drafts: True if the chosen drafts are the training samples, and are not rolled out again.
+        decides_by_times: True if measured times choose what it does. It then overrides `decisions`.
     """
 
     drafts_beside_training: bool = False
     drafts_before_rollout: bool = False
     trains_on_drafts: bool = False
+    decides_by_times: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -108,7 +115,7 @@ class Strategy:
             ConfigurationError: if they do; it names the setting to change.
         """
         if self.drafts:
-            _refuse_too_few_drafts(config)
+            refuse_too_few_drafts(config)
         if self.drafts_beside_training:
             _refuse_no_drafter(config)
 
@@ -155,6 +162,16 @@ class Strategy:
         """Look at the evidence of an iteration's training; return events to record."""
         return ()
 
+    def decisions(self) -> Mapping[int, str]:
+        """Return what measured times have decided so far, by iteration.
+
+        They are recorded before they take effect, which is at the next call of `ahead` or `before_rollout`.
+        """
+        return {}
+
+    def repeat(self, decisions: Mapping[int, str]) -> None:
+        """Follow recorded decisions instead of measured times, as far as they go."""
+
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""
         return {}
@@ -163,7 +180,12 @@ class Strategy:
         """Restore from what `state` returned."""
 
 
-def _refuse_too_few_drafts(config: RunConfig) -> None:
+def refuse_too_few_drafts(config: RunConfig) -> None:
+    """Refuse settings that leave a strategy that drafts nothing to choose from.
+
+    Raises:
+        ConfigurationError: they do.
+    """
     settings, group_size = config.exploration, config.algorithm.group_size
     if settings.candidates < group_size:
         raise ConfigurationError(

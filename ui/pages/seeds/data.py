@@ -17,6 +17,9 @@ from ui.data.run import Newest, RunView
 ALERT_KINDS = ("staleness", "exploration")
 """The kinds of events that the page shows above the figures."""
 
+DECISION_KIND = "strategy"
+"""The kind of event with which a strategy that decides by measured times tells what it does, and why."""
+
 MOST_ITERATIONS = 60
 """The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
 
@@ -43,12 +46,14 @@ class SeedsView:
 
     Attributes:
         pairs: pairs of all iterations.
+        decisions: the newest event of kind `DECISION_KIND`; empty without any.
     """
 
     pairs: Pairs
     drafts: pd.DataFrame
     prompts: pd.DataFrame
     alerts: pd.DataFrame
+    decisions: pd.DataFrame
 
 
 def load_seeds(home: Path, view: RunView) -> SeedsView:
@@ -107,6 +112,7 @@ def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
         drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
         prompts=seed_queries.pictured_prompts(connection, run_id),
         alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
+        decisions=queries.events(connection, run_id, 1, (DECISION_KIND,)),
     )
 
 

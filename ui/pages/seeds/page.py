@@ -21,7 +21,13 @@ from ui.pages.seeds.charts import (
     success_chart,
 )
 from ui.pages.seeds.data import SeedsView, load_pairs, load_pictures, load_seeds
-from ui.pages.seeds.verdict import show_alerts, show_plain, show_seed_figures, show_seed_verdict
+from ui.pages.seeds.verdict import (
+    show_alerts,
+    show_decision,
+    show_plain,
+    show_seed_figures,
+    show_seed_verdict,
+)
 
 
 def _show_seeds(home: Path, view: RunView) -> None:
@@ -31,6 +37,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
         show_plain()
         return
     show_alerts(seeds.alerts)
+    show_decision(seeds.decisions)
     if view.metrics.empty:
         st.info(
             "The first figures come with the first iteration; stale drafts are compared from the second on.",

@@ -47,6 +47,12 @@ def show_alerts(alerts: pd.DataFrame) -> None:
     st.warning("\n\n".join(lines), icon=":material/notification_important:")
 
 
+def show_decision(decisions: pd.DataFrame) -> None:
+    """Show which strategy a run that decides by itself follows, and why."""
+    for row in decisions.to_dict("records"):
+        st.info(f"`exploration.strategy=auto`: {plain_markdown(row['message'])}", icon=":material/alt_route:")
+
+
 def show_seed_verdict(view: RunView) -> None:
     """Show whether older weights rank seeds well, and what the choice does to the spread."""
     gain = _gain(view)

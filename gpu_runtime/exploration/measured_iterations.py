@@ -1,0 +1,232 @@
+"""Scores and times of a run's iterations so far, on which predictions of the next ones rest.
+
+Estimates are medians over the last iterations that tell something: rollouts of mostly kept drafts do not tell
+what a rollout takes, nor does an iteration without contrast what training takes. The first iteration, which
+warms devices up, counts only as long as it is alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpu_runtime.exploration.signal_rate import Times
+from gpu_runtime.learning.report import OffPolicyFigures
+from storage.config.run_config import RunConfig
+
+_REMEMBERED = 5
+"""Iterations on which an estimate rests."""
+
+_HOLDS = 0.56
+"""Share of the choice's gain in variance that holds after an update, until it is measured: the square of a
+rank correlation of .75."""
+
+_ASSUMED_ITERATIONS = 1.0
+"""Iterations that this assumption counts as."""
+
+
+@dataclass(frozen=True)
+class IterationTimes:
+    """What an iteration took.
+
+    Attributes:
+        rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,
+            wait for the last scores, the training left then, and the wait for drafts beside them.
+        whole_s: wall-clock of the whole iteration.
+        trained: samples that it trained on.
+        rollers: devices that rolled its samples out.
+    """
+
+    rollout_s: float
+    judging_s: float
+    train_s: float
+    draft_wait_s: float
+    whole_s: float
+    trained: int
+    rollers: int
+
+
+@dataclass(frozen=True)
+class SeedEvidence:
+    """An iteration's evidence on the choice of its seeds and of the next ones.
+
+    Attributes:
+        config: settings of the run.
+        scores: scores learned from, by prompt, of samples that were not chosen by their score: the drafts, or
+            the rollout where it had none.
+        spread: mean variance of random, kept and rolled-out groups of the same prompts; None where chosen
+            seeds were not rolled out again.
+        samples: samples of its prompt groups.
+        rolled: those of them that were rolled out, and are no kept drafts.
+        drafts: drafts made beside its training.
+        drafters: devices that could draft there.
+    """
+
+    config: RunConfig
+    scores: Mapping[int, Sequence[float]]
+    spread: tuple[float, float, float] | None
+    samples: int
+    rolled: int
+    drafts: int
+    drafters: int
+
+
+@dataclass(frozen=True)
+class _Iteration:
+    """The times and counts of an iteration."""
+
+    number: int
+    times: IterationTimes
+    samples: int
+    rolled: int
+    drafts: int
+    drafters: int
+
+
+class MeasuredIterations:
+    """The last iterations of a run."""
+
+    def __init__(self) -> None:
+        self._iterations: list[_Iteration] = []
+        self._scores: list[list[list[float]]] = []
+        self._gains: list[tuple[float, float]] = []
+        self._clipped: list[float] = []
+
+    @property
+    def scores(self) -> list[list[float]]:
+        """Scores of samples that were not chosen by their score, prompt by prompt."""
+        return [group for iteration in self._scores for group in iteration]
+
+    @property
+    def rolled_drafts_out(self) -> bool:
+        """True if chosen seeds have been rolled out again."""
+        return bool(self._gains)
+
+    @property
+    def trained_on_drafts(self) -> bool:
+        """True if drafts have been trained on."""
+        return bool(self._clipped)
+
+    @property
+    def holds(self) -> float:
+        """Share in [0, 1] of the choice's gain in variance that holds once seeds are rolled out again."""
+        kept, rolled = (sum(gains) for gains in zip(*self._gains, strict=True)) if self._gains else (0.0, 0.0)
+        assumed = _ASSUMED_ITERATIONS * (kept / len(self._gains) if self._gains else 1.0)
+        return min(1.0, max(0.0, (rolled + assumed * _HOLDS) / (kept + assumed)))
+
+    @property
+    def gradient_share(self) -> float:
+        """Share of the steps of drafts trained on that had a gradient; 1 until it is measured."""
+        return 1 - (statistics.fmean(self._clipped) if self._clipped else 0.0)
+
+    def add(
+        self, number: int, times: IterationTimes, seeds: SeedEvidence, figures: OffPolicyFigures | None
+    ) -> None:
+        """Add an iteration.
+
+        Args:
+            number: number of the iteration.
+            times: what it took.
+            seeds: evidence on its seeds.
+            figures: figures of the drafts that it was trained on; None where there were none.
+        """
+        if seeds.spread is not None:
+            random, kept, rolled = seeds.spread
+            if kept > random:
+                self._gains = [*self._gains, (kept - random, rolled - random)][-_REMEMBERED:]
+        if figures is not None:
+            self._clipped = [*self._clipped, figures.clip_share][-_REMEMBERED:]
+        scores = [[float(score) for score in group] for group in seeds.scores.values() if len(group) > 1]
+        if scores:
+            self._scores = [*self._scores, scores][-_REMEMBERED:]
+        added = _Iteration(number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters)
+        every = [*self._iterations, added]
+        # What an estimate needs stays, however long ago it was.
+        kept_numbers = {
+            one.number
+            for tells in (_always, _tells_rollout, _tells_training, _tells_drafts, _tells_plain)
+            for one in _last(every, tells)
+        }
+        self._iterations = [one for one in every if one.number in kept_numbers]
+
+    def times(self) -> Times | None:
+        """Return the seconds that samples and drafts take; None while rollout or training is not measured."""
+        rolling, training = _last(self._iterations, _tells_rollout), _last(self._iterations, _tells_training)
+        if not rolling or not training:
+            return None
+        rollout_s = statistics.median(one.times.rollout_s / one.rolled for one in rolling)
+        drafting = _last(self._iterations, _tells_drafts)
+        if drafting:
+            draft_s = statistics.median(map(_draft_s, drafting))
+        else:  # it has the steps of a rollout
+            draft_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
+        plain_rest_s, drafting_rest_s = (
+            statistics.median(map(_rest_s, some or self._iterations))
+            for some in (_last(self._iterations, _tells_plain), drafting)
+        )
+        return Times(
+            rollout_s=rollout_s,
+            judging_s=statistics.median(one.times.judging_s * one.samples / one.rolled for one in rolling),
+            train_s=statistics.median(one.times.train_s / one.times.trained for one in training),
+            draft_s=draft_s,
+            rest_s=plain_rest_s,
+            overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
+            drafters=self._iterations[-1].drafters,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON values, for a checkpoint."""
+        return {
+            "iterations": [asdict(one) for one in self._iterations],
+            "scores": self._scores,
+            "gains": self._gains,
+            "clipped": self._clipped,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore from what `state` returned."""
+        self._iterations = [
+            _Iteration(**one | {"times": IterationTimes(**one["times"])}) for one in state["iterations"]
+        ]
+        self._scores, self._clipped = list(state["scores"]), list(state["clipped"])
+        self._gains = [(kept, rolled) for kept, rolled in state["gains"]]
+
+
+def _always(one: _Iteration) -> bool:
+    return True
+
+
+def _tells_rollout(one: _Iteration) -> bool:
+    """Return False if kept drafts were most of its samples."""
+    return 2 * one.rolled >= one.samples
+
+
+def _tells_training(one: _Iteration) -> bool:
+    return one.times.trained > 0
+
+
+def _tells_plain(one: _Iteration) -> bool:
+    return one.drafts == 0
+
+
+def _tells_drafts(one: _Iteration) -> bool:
+    return one.drafts > 0 and one.drafters > 0
+
+
+def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool]) -> list[_Iteration]:
+    """Return the last iterations that tell something, without the first one where others do."""
+    found = [one for one in iterations if tells(one)][-_REMEMBERED:]
+    return [one for one in found if one.number > 1] or found
+
+
+def _draft_s(one: _Iteration) -> float:
+    """Return a device's seconds per draft: all of the window counts, whatever the drafts waited for."""
+    window_s = one.times.judging_s + one.times.train_s + one.times.draft_wait_s
+    return window_s * one.drafters / one.drafts
+
+
+def _rest_s(one: _Iteration) -> float:
+    times = one.times
+    return max(0.0, times.whole_s - times.rollout_s - times.judging_s - times.train_s - times.draft_wait_s)

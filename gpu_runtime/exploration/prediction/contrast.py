@@ -1,0 +1,95 @@
+"""The contrast that prompt groups have, and would have if they were chosen, from scores seen so far.
+
+Scores of random prompts are drawn from the planner's model of scores (`score_model`), and the exact selection
+is run on them. All prompts get equally many drafts, so what the planner aims better is not counted.
+
+Shapes: R random prompts, N drafts of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_runtime.exploration.prediction.expected_gain import best_spread, random_outcomes
+from gpu_runtime.exploration.prediction.score_model import ScoreModel
+from gpu_runtime.exploration.signal_rate import Contrast
+
+_PROMPTS = 1024
+"""Random prompts that contrast is averaged over."""
+
+_MOST_CANDIDATES = 96
+"""Most candidates of a prompt that are drawn; further ones hardly add contrast."""
+
+_MOST_GROUPS = 256
+"""Most prompts that the model is fitted to."""
+
+_EQUAL = 1e-8
+"""Largest deviation of a group without contrast."""
+
+_AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""Drafts of a prompt whose contrast is computed, as parts of the way from a group to all candidates."""
+
+
+class ExpectedContrast:
+    """The contrast of groups by the drafts of an iteration.
+
+    Args:
+        scores: scores of random samples, prompt by prompt; at least one.
+        group_size: samples of a group, G.
+        prompts: prompt groups that are trained on, P.
+        explored: prompt groups that they are chosen from; at least P.
+        candidates: most drafts of a prompt, N; at least G.
+        key: numbers that seed the random scores.
+
+    Attributes:
+        random: contrast of groups that nothing chose.
+    """
+
+    def __init__(
+        self,
+        scores: Sequence[Sequence[float]],
+        group_size: int,
+        prompts: int,
+        explored: int,
+        candidates: int,
+        key: tuple[int, ...],
+    ) -> None:
+        self._explored = explored
+        most = max(group_size, min(candidates, _MOST_CANDIDATES))
+        model = ScoreModel([np.zeros(0)], [((), 0.0)], list(scores)[-_MOST_GROUPS:])
+        drawn_RN = model.draws(*random_outcomes(key, _PROMPTS, most))[0]
+        # Outcomes come by rising success; shuffled, any of them are random prompts.
+        if explored > _PROMPTS:  # so many that only the share of the best counts
+            prompts, explored = max(1, round(prompts / explored * _PROMPTS)), _PROMPTS
+        whole = _PROMPTS // explored * explored
+        drawn_RN = drawn_RN[np.random.Generator(np.random.Philox(list(key))).permutation(_PROMPTS)[:whole]]
+        self.random = _contrast(drawn_RN[:, :group_size].var(axis=1))
+        totals = np.unique(np.round([group_size + part * (most - group_size) for part in _AHEAD])).astype(int)
+        found = [
+            _contrast(_best(best_spread(drawn_RN[:, :total], group_size), prompts, explored))
+            for total in totals
+        ]
+        # With less than a group of each prompt there is nothing to choose from.
+        self._drafts = np.array([0, *totals[:1] - 1, *totals], dtype=float)
+        self._live = np.array([self.random.live] * 2 + [each.live for each in found])
+        self._deviation = np.array([self.random.deviation] * 2 + [each.deviation for each in found])
+
+    def chosen(self, drafts: float) -> Contrast:
+        """Return the contrast of the groups chosen from so many drafts of an iteration, linear between."""
+        each = drafts / self._explored
+        live, deviation = (np.interp(each, self._drafts, values) for values in (self._live, self._deviation))
+        return Contrast(float(live), float(deviation))
+
+
+def _best(spread_R: np.ndarray, prompts: int, explored: int) -> np.ndarray:
+    """Return the variances of the `prompts` best groups of every `explored` ones."""
+    ranked = np.sort(spread_R.reshape(-1, explored), axis=1)
+    return ranked[:, explored - prompts :].ravel()
+
+
+def _contrast(variance: np.ndarray) -> Contrast:
+    deviation = np.sqrt(np.maximum(variance, 0.0))
+    live = deviation > _EQUAL
+    return Contrast(float(live.mean()), float(deviation[live].mean()) if live.any() else 0.0)

@@ -1,0 +1,218 @@
+"""The strategy that follows `plain`, `stale` or `off_policy`: whichever has most signal per second.
+
+A run begins without exploration. After some iterations this strategy looks: from the scores and times so far
+it predicts the signal per second of each of the three (`signal_rate`), and follows the best one from the next
+call of `ahead` on. A look is arithmetic on what was recorded anyway, a few milliseconds. A choice that turns
+out worse is given up at the next look, as what is measured replaces what was assumed; so no more is lost than
+the iterations between two looks.
+
+Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
+whatever its own times are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.measured_iterations import MeasuredIterations
+from gpu_runtime.exploration.plan import Note, SeedPlan
+from gpu_runtime.exploration.prediction.contrast import ExpectedContrast
+from gpu_runtime.exploration.signal_rate import (
+    Prediction,
+    Times,
+    Workload,
+    predict_drafting,
+    predict_plain,
+    preferred,
+)
+from gpu_runtime.exploration.strategies.off_policy import OffPolicy
+from gpu_runtime.exploration.strategies.plain import PLAIN
+from gpu_runtime.exploration.strategies.stale import STALE
+from gpu_runtime.exploration.strategies.strategy import (
+    Ahead,
+    Drafting,
+    Strategy,
+    TrainingEvidence,
+    refuse_too_few_drafts,
+)
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+
+FIRST_LOOK, LOOK_EVERY = 2, 5
+"""It looks after this iteration, and after those that the second number divides."""
+
+DECIDED = "strategy"
+"""The kind of event that tells a decision."""
+
+_PLAIN, _STALE, _OFF_POLICY = "plain", "stale", "off_policy"
+_CHOICES = (_PLAIN, _STALE, _OFF_POLICY)
+
+
+class Auto(Strategy):
+    """Follows one of the project's strategies, and changes it as measured scores and times say."""
+
+    drafts_beside_training = True
+    decides_by_times = True
+
+    def __init__(self) -> None:
+        self._off_policy = OffPolicy()
+        self._follow(_PLAIN)
+        self._decided = _PLAIN  # followed from the next call of `ahead` on
+        self._decisions: dict[int, str] = {}
+        self._measured = MeasuredIterations()
+
+    def check(self, config: RunConfig) -> None:
+        """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
+        refuse_too_few_drafts(config)
+
+    def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
+        """Follow what was decided last."""
+        self._follow(self._decided)
+        return self._strategy.ahead(iteration, drafting)
+
+    def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Follow what was decided last."""
+        self._follow(self._decided)
+        return self._strategy.before_rollout(iteration, drafting)
+
+    def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
+        """Draft as much as the window should have held: refused drafts are stale ones."""
+        return STALE.redraft(iteration, drafting)
+
+    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
+        """Let the guard of `off_policy` look at its samples, and decide where a look is due."""
+        notes: tuple[Note, ...] = ()
+        if self._following == _OFF_POLICY:
+            notes = self._off_policy.after_training(iteration, evidence)
+            self._follow(self._following)
+            self._decided = self._allowed(self._decided)
+        if evidence.times is None or evidence.seeds is None:
+            return notes
+        self._measured.add(iteration, evidence.times, evidence.seeds, evidence.figures)
+        if iteration == FIRST_LOOK or iteration % LOOK_EVERY == 0:
+            notes += ((DECIDED, f"iteration {iteration}: {self._look(iteration, evidence.seeds.config)}"),)
+        return notes
+
+    def decisions(self) -> Mapping[int, str]:
+        """Return the strategy decided on at each look, recorded ones to come included."""
+        return dict(self._decisions)
+
+    def repeat(self, decisions: Mapping[int, str]) -> None:
+        """Follow recorded decisions as far as they go.
+
+        Raises:
+            ConfigurationError: one is no strategy that can be followed.
+        """
+        for iteration, name in decisions.items():
+            if name not in _CHOICES:
+                raise ConfigurationError(
+                    f"the record decides on {name!r} after iteration {iteration}; exploration.strategy=auto "
+                    f"follows {', '.join(_CHOICES)} only: use the version of Spotlight that made the record"
+                )
+        self._decisions = dict(decisions)
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON values, for a checkpoint."""
+        return {
+            "following": self._following,
+            "decided": self._decided,
+            "off_policy": self._off_policy.state(),
+            "measured": self._measured.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore from what `state` returned; recorded decisions come by `repeat`."""
+        self._off_policy.restore(state["off_policy"])
+        self._follow(state["following"])
+        self._decided = state["decided"]
+        self._measured.restore(state["measured"])
+
+    def _follow(self, name: str) -> None:
+        self._following = self._allowed(name)
+        followed = {_PLAIN: PLAIN, _STALE: STALE, _OFF_POLICY: self._off_policy}
+        self._strategy: Strategy = followed[self._following]
+        self.trains_on_drafts = self._strategy.trains_on_drafts
+
+    def _allowed(self, name: str) -> str:
+        """Return the strategy, or `stale` for `off_policy` once its guard has given it up."""
+        return _STALE if name == _OFF_POLICY and not self._off_policy.trains_on_drafts else name
+
+    def _look(self, iteration: int, config: RunConfig) -> str:
+        """Decide which strategy to follow; return it and the reason, in words."""
+        if iteration in self._decisions:
+            self._decided = self._allowed(self._decisions[iteration])
+            return f"{self._decided} from here on, as recorded"
+        before = self._decided
+        self._decided, why = self._choice(before, iteration, config)
+        self._decisions[iteration] = self._decided
+        return f"{'still ' if self._decided == before else ''}{self._decided} from here on: {why}"
+
+    def _choice(self, present: str, iteration: int, config: RunConfig) -> tuple[str, str]:
+        """Return the strategy with most signal per second, and the reason in words."""
+        times, scores = self._measured.times(), self._measured.scores
+        if times is None or not scores:
+            return present, "no iteration has trained on samples yet, so nothing can be compared"
+        if times.drafters == 0:
+            return _PLAIN, (
+                "no device is free to draft while others train; one that does not train could "
+                "(runtime.spot_workers, or runtime.reserved_workers above runtime.trainer_workers)"
+            )
+        predicted = self._predictions(scores, times, iteration, config)
+        if not predicted[_PLAIN].rate:
+            return present, "no prompt group is expected to have differing scores"
+        tried = {_PLAIN}
+        tried |= {_STALE} if self._measured.rolled_drafts_out else set()
+        tried |= {_OFF_POLICY} if self._measured.trained_on_drafts else set()
+        rates = {name: one.rate for name, one in predicted.items()}
+        chosen = preferred(rates, present, _PLAIN, frozenset(tried))
+        return chosen, _reason(predicted, chosen)
+
+    def _predictions(
+        self, scores: list[list[float]], times: Times, iteration: int, config: RunConfig
+    ) -> dict[str, Prediction]:
+        """Return the prediction of each strategy that can be followed; the simplest comes first."""
+        algorithm, settings = config.algorithm, config.exploration
+        explored = config.prompts_explored
+        everything = explored * settings.candidates
+        work = Workload(
+            samples=algorithm.prompts_per_iteration * algorithm.group_size,
+            most_drafts=min(settings.drafts or everything, everything),
+            ends_with_training=settings.stop_with_training,
+            trains_equal=algorithm.zero_variance_groups == "train",
+            rescored=min(1.0, settings.monitor_prompts / explored),
+        )
+        contrast = ExpectedContrast(
+            scores,
+            algorithm.group_size,
+            algorithm.prompts_per_iteration,
+            explored,
+            settings.candidates,
+            (config.seed, iteration),
+        )
+        random, chosen = contrast.random, contrast.chosen
+        found = {
+            _PLAIN: predict_plain(work, times, random),
+            _STALE: predict_drafting(work, times, random, chosen, self._measured.holds),
+        }
+        # Cheaper drafts are no samples of the policy.
+        if self._off_policy.trains_on_drafts and settings.fidelities == (FULL,):
+            on_drafts = predict_drafting(work, times, random, chosen)
+            found[_OFF_POLICY] = on_drafts.with_gradients(self._measured.gradient_share)
+        return found
+
+
+def _reason(predicted: Mapping[str, Prediction], chosen: str) -> str:
+    """Return what was predicted, for users."""
+    plain = predicted[_PLAIN]
+    drafting = {name: one for name, one in predicted.items() if name != _PLAIN}
+    gains = ", ".join(f"{name} {one.rate / plain.rate:.2f}" for name, one in drafting.items())
+    named = chosen if chosen != _PLAIN else max(drafting, key=lambda name: drafting[name].rate)
+    best = predicted[named]
+    return (
+        f"signal per second, in that of plain: {gains}. With about {best.drafts:.0f} drafts an iteration, "
+        f"{named} would train on groups of which {best.contrast.live:.0%} have differing scores (plain: "
+        f"{plain.contrast.live:.0%}), with a standard deviation of {best.contrast.deviation:.3f} (plain: "
+        f"{plain.contrast.deviation:.3f}), in {best.iteration_s:.3g} s (plain: {plain.iteration_s:.3g} s)"
+    )

@@ -1,0 +1,117 @@
+"""A run whose measured times decide how it explores: reproduced and resumed under other times."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+
+import pytest
+
+import tasks.iteration.seeds
+import tasks.iteration.session
+from flows.deployed.forms import ReproductionForm
+from flows.post_train import post_train
+from flows.reproduce import reproduce
+from gpu_runtime.exploration.measured_iterations import IterationTimes
+from storage.config.loading import load_config
+from storage.environment import DECISIONS
+from storage.record.checkpoints import CheckpointStore
+from storage.record.reading import Records
+from storage.record.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+
+SETTINGS = [
+    "iterations=7", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
+    "runtime.cluster=local", "exploration.strategy=auto", "exploration.candidates=8", "exploration.drafts=24",
+    "exploration.stop_with_training=false", "exploration.min_spearman=-1", "algorithm.objective=nft",
+    "algorithm.updates_per_iteration=2",
+]  # fmt: skip
+
+PAYS = IterationTimes(
+    rollout_s=100.0, judging_s=0.0, train_s=400.0, draft_wait_s=0.0, whole_s=500.0, trained=16, rollers=1
+)
+"""Drafts beside a long training that save a rollout."""
+
+NEVER = IterationTimes(
+    rollout_s=400.0, judging_s=0.0, train_s=1.0, draft_wait_s=400.0, whole_s=801.0, trained=16, rollers=4
+)
+"""Drafts that training would have to wait for."""
+
+
+def measure(patch: pytest.MonkeyPatch, until: int) -> None:
+    """Let exploring pay in iterations up to a number, and not after it."""
+    patch.setattr(
+        tasks.iteration.seeds,
+        "_times",
+        lambda session, rolled, trained, whole_s: PAYS if rolled.plan.iteration <= until else NEVER,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(home):
+    with pytest.MonkeyPatch.context() as patch:
+        # Every checkpoint stays, to go back to.
+        patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=7))
+        measure(patch, until=2)
+        post_train(load_config("smoke", SETTINGS, {}), "decided")
+    return RunStore(home)
+
+
+def trained_on_drafts(home, run_id):
+    with Records(home).reading() as connection:
+        return dict(
+            connection.execute(
+                "SELECT iteration, value FROM iteration_metrics WHERE run_id = ? AND name = 'drafts_trained' "
+                "AND value > 0",
+                [run_id],
+            ).fetchall()
+        )
+
+
+def weights(home, run_id):
+    checkpoint = CheckpointStore(home.run(run_id), 1).load_latest()
+    assert checkpoint is not None and checkpoint.iteration == 7
+    return checkpoint.blobs
+
+
+def messages(home, run_id):
+    with Records(home).reading() as connection:
+        found = connection.execute(
+            "SELECT message FROM events WHERE run_id = ? AND kind = 'strategy' ORDER BY event_id", [run_id]
+        ).fetchall()
+    return [message for (message,) in found]
+
+
+def test_a_run_records_what_it_decides_and_why(home, finished):
+    assert finished.run("decided").environment[DECISIONS] == "2 off_policy, 5 plain"
+    assert trained_on_drafts(home, "decided").keys() == {4, 5, 6}, "drafts under way at a decision are used"
+    explored, ended = messages(home, "decided")
+    assert explored.startswith("iteration 2: off_policy from here on: signal per second")
+    assert ended.startswith("iteration 5: plain from here on: signal per second")
+
+
+def test_it_is_reproduced_to_the_bit_under_other_times(home, finished, monkeypatch):
+    measure(monkeypatch, until=0)
+    said = reproduce(ReproductionForm(reference="decided"), "again")
+    assert (said["verdict"], said["differences"]) == ("identical", [])
+    assert trained_on_drafts(home, "again") == trained_on_drafts(home, "decided")
+    assert messages(home, "again") == [
+        "iteration 2: off_policy from here on, as recorded", "iteration 5: plain from here on, as recorded",
+    ]  # fmt: skip
+
+
+def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_same_bits(
+    home, finished, monkeypatch
+):
+    """As after a kill in the sixth iteration, whose last checkpoint is that of the third."""
+    expected, explored = weights(home, "decided"), trained_on_drafts(home, "decided")
+    for newer in range(4, 8):
+        shutil.rmtree(home.run("decided") / f"iteration-{newer:06}")
+    finished.discard_after("decided", 3)
+    finished.set_status("decided", "interrupted")
+    measure(monkeypatch, until=7)
+    post_train(load_config("smoke", SETTINGS, {}), "decided")
+    assert weights(home, "decided") == expected
+    assert trained_on_drafts(home, "decided") == explored
+    assert finished.run("decided").environment[DECISIONS] == "2 off_policy, 5 plain"

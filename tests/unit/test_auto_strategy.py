@@ -1,0 +1,225 @@
+"""The strategy that decides: what it follows, when, and what goes through a record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_runtime.exploration.measured_iterations import IterationTimes, SeedEvidence
+from gpu_runtime.exploration.plan import Note, SeedPlan
+from gpu_runtime.exploration.registry import read_strategy_options, strategy_of
+from gpu_runtime.exploration.strategies.auto import Auto
+from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
+from gpu_runtime.learning.report import OffPolicyFigures
+from storage.config.run_config import RunConfig
+from storage.environment import DECISIONS, decisions_fact, read_decisions
+from storage.errors import ConfigurationError
+from tasks.chaos.faults import refuse_unfit
+from tests.tiny_exploration import make_config
+
+TRAINING = IterationTimes(
+    rollout_s=10.0, judging_s=0.0, train_s=100.0, draft_wait_s=0.0, whole_s=112.0, trained=16, rollers=2
+)
+"""Training bounds an iteration, and its window holds 160 drafts on two devices."""
+
+ROLLOUT = replace(TRAINING, rollout_s=100.0, train_s=1.0, whole_s=101.0)
+"""Nothing is beside which drafts could be made: two devices make none in a second."""
+
+
+def config_of(**exploration: Any) -> RunConfig:
+    """Eight prompts of four samples, of 32 candidates."""
+    settings = {"strategy": "auto", "candidates": 32, **exploration}
+    config = make_config(**settings)
+    return config.model_copy(
+        update={
+            "algorithm": config.algorithm.model_copy(update={"prompts_per_iteration": 8, "group_size": 4})
+        }
+    )
+
+
+def graded(prompts: int = 8) -> Mapping[int, Sequence[float]]:
+    return dict(enumerate(np.random.default_rng(0).normal(0.5, 0.1, (prompts, 4)).tolist()))
+
+
+def exact(chance: float) -> Mapping[int, Sequence[float]]:
+    return dict(enumerate((np.random.default_rng(0).random((64, 4)) < chance).astype(float).tolist()))
+
+
+class Driven:
+    """A strategy driven through iterations as the loop drives it."""
+
+    def __init__(self, strategy: Auto | None = None, config: RunConfig | None = None) -> None:
+        self.strategy = strategy or Auto()
+        self.config = config or config_of()
+        self.ways: dict[int, str] = {}
+        """How the seeds of each iteration were chosen."""
+
+    def plain(self, iteration: int) -> SeedPlan:
+        self.ways[iteration] = "plain"
+        return SeedPlan(iteration, {})
+
+    def in_window(self, iteration: int) -> Ahead:
+        self.ways[iteration] = "off_policy" if self.strategy.trains_on_drafts else "stale"
+        return Ahead(lambda: SeedPlan(iteration, {}))
+
+    def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
+        raise AssertionError("no strategy that can be followed drafts before a rollout")
+
+    def iterate(
+        self,
+        iteration: int,
+        times: IterationTimes,
+        scores: Mapping[int, Sequence[float]] | None = None,
+        drafters: int = 2,
+        figures: OffPolicyFigures | None = None,
+        spread: tuple[float, float, float] | None = None,
+    ) -> tuple[Note, ...]:
+        """Do an iteration: the next one's seeds are chosen first, beside it."""
+        if iteration == 1:
+            self.strategy.before_rollout(1, self)
+        if (ahead := self.strategy.ahead(iteration + 1, self)) is not None:
+            ahead.choose()
+        seeds = SeedEvidence(self.config, graded() if scores is None else scores, spread, 32, 32, 0, drafters)
+        return self.strategy.after_training(iteration, TrainingEvidence(figures, dict, times, seeds))
+
+
+def test_it_explores_from_the_iteration_after_next_once_a_look_says_so():
+    run = Driven()
+    assert run.iterate(1, TRAINING) == ()
+    ((kind, message),) = run.iterate(2, TRAINING)
+    assert kind == "strategy" and "off_policy from here on" in message and "signal per second" in message
+    for iteration in (3, 4):
+        assert run.iterate(iteration, TRAINING) == ()
+    # The seeds of the third were chosen beside the second, before anything was decided.
+    assert run.ways == {1: "plain", 2: "plain", 3: "plain", 4: "off_policy", 5: "off_policy"}
+    assert run.strategy.decisions() == {2: "off_policy"}
+
+
+@pytest.mark.parametrize("scores", [graded(), exact(0.3)], ids=["graded", "exact"])
+def test_it_stays_plain_where_no_window_holds_drafts(scores):
+    run = Driven()
+    said = [run.iterate(iteration, ROLLOUT, scores) for iteration in range(1, 6)]
+    assert "still plain" in said[-1][0][1]
+    assert set(run.ways.values()) == {"plain"} and run.strategy.decisions() == {2: "plain", 5: "plain"}
+
+
+def test_exact_scores_that_seldom_succeed_are_explored_beside_a_slow_judge():
+    """Five in a hundred succeed, and the wait for the last scores is a window too."""
+    judged = replace(TRAINING, judging_s=200.0, train_s=10.0, whole_s=220.0)
+    run = Driven(config=config_of(fidelities=("full", "preview-3")))
+    assert run.iterate(1, judged, exact(0.05)) == ()
+    ((_, message),) = run.iterate(2, judged, exact(0.05))
+    assert run.strategy.decisions() == {2: "stale"}
+    assert "off_policy" not in message, "cheaper drafts are no samples of the policy"
+
+
+def test_without_a_device_to_draft_it_is_plain_and_says_so():
+    run = Driven()
+    run.iterate(1, TRAINING, drafters=0)
+    ((_, message),) = run.iterate(2, TRAINING, drafters=0)
+    assert "still plain" in message and "no device is free to draft" in message
+    alone = {"reserved_workers": 1, "spot_workers": 0, "trainer_workers": 1}
+    read_strategy_options(RunConfig.model_validate({"runtime": alone, "exploration": {"strategy": "auto"}}))
+
+
+def test_too_few_candidates_are_refused():
+    with pytest.raises(ConfigurationError, match="nothing to choose from"):
+        read_strategy_options(
+            RunConfig.model_validate(
+                {"algorithm": {"group_size": 8}, "exploration": {"strategy": "auto", "candidates": 4}}
+            )
+        )
+
+
+def test_seeds_that_lose_their_contrast_are_given_up():
+    """Rolled out again, chosen groups differ no more than random ones."""
+    run = Driven(config=config_of(fidelities=("full", "preview-3")))
+    slow = replace(TRAINING, train_s=100.0)
+    run.iterate(1, slow)
+    run.iterate(2, slow)
+    assert run.strategy.decisions() == {2: "stale"}
+    for iteration in (3, 4, 5):
+        run.iterate(iteration, slow, spread=(0.01, 0.04, 0.01) if iteration > 3 else None)
+    longer = replace(slow, draft_wait_s=5.0, whole_s=117.0)
+    for iteration in range(6, 11):
+        run.iterate(iteration, longer, spread=(0.01, 0.04, 0.0))
+    assert run.strategy.decisions()[10] == "plain"
+    assert run.ways[11] == "stale", "drafts under way when it is decided are used"
+    run.iterate(11, slow)
+    assert run.ways[12] == "plain"
+
+
+def test_the_guard_of_off_policy_ends_it_for_the_rest_of_the_run():
+    run = Driven()
+    run.iterate(1, TRAINING)
+    run.iterate(2, TRAINING)
+    clipped = OffPolicyFigures(samples=1, ratio_spread=0.01, kl=0.0, clip_share=0.9)
+    notes = [run.iterate(iteration, TRAINING, figures=clipped) for iteration in (3, 4, 5)]
+    assert [kind for kind, _ in notes[2]] == ["staleness", "strategy"]
+    assert not run.strategy.trains_on_drafts
+    assert "off_policy" not in notes[2][1][1]
+    run.strategy.repeat({**run.strategy.decisions(), 10: "off_policy"})
+    for iteration in range(6, 11):
+        run.iterate(iteration, TRAINING)
+    assert run.strategy.ahead(12, run) is not None and run.ways[12] == "stale"
+
+
+def through_json(strategy: Auto) -> Auto:
+    """The strategy of a resumed run: restored from a checkpoint, and given what the record decided."""
+    after = Auto()
+    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}))
+    after.restore(json.loads(json.dumps(strategy.state())))
+    return after
+
+
+def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
+    recorded = Driven()
+    for iteration in range(1, 8):
+        recorded.iterate(iteration, TRAINING)
+    assert recorded.strategy.decisions() == {2: "off_policy", 5: "off_policy"}
+    # Its checkpoint is from before the second look.
+    early = Driven()
+    for iteration in range(1, 4):
+        early.iterate(iteration, TRAINING)
+    early.strategy.repeat(recorded.strategy.decisions())
+    resumed = Driven(through_json(early.strategy))
+    for iteration in range(4, 11):
+        notes = resumed.iterate(iteration, ROLLOUT)
+        if iteration == 5:
+            assert "off_policy from here on, as recorded" in notes[0][1]
+    assert resumed.ways == {number: "off_policy" for number in range(5, 12)}
+    assert list(resumed.strategy.decisions()) == [2, 5, 10]
+    # The same times go on to the same decision, whether interrupted or not.
+    one, other = Driven(recorded.strategy), Driven(through_json(recorded.strategy))
+    for iteration in range(8, 11):
+        said = [each.iterate(iteration, ROLLOUT) for each in (one, other)]
+        assert said[0] == said[1]
+    assert one.strategy.decisions() == other.strategy.decisions()
+
+
+def test_a_decision_of_another_version_is_refused():
+    with pytest.raises(ConfigurationError, match="decides on 'bold' after iteration 2"):
+        Auto().repeat({2: "bold"})
+
+
+def test_without_measured_times_it_decides_nothing():
+    strategy = strategy_of(config_of())
+    assert isinstance(strategy, Auto)
+    assert strategy.after_training(2, TrainingEvidence(None, dict)) == ()
+    assert strategy.decisions() == {}
+
+
+def test_chaos_refuses_a_run_whose_times_decide():
+    config = RunConfig.model_validate(
+        {
+            "runtime": {"cluster": "ray", "history": True},
+            "exploration": {"strategy": "auto", "drafts": 64, "stop_with_training": False},
+        }
+    )
+    with pytest.raises(ConfigurationError, match="follows measured times, which faults change"):
+        refuse_unfit(config)

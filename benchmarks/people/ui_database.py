@@ -108,6 +108,8 @@ def _write_run(store: RunStore, run_id: str, config: RunConfig, scale: Scale, pi
             store.commit_evaluation(record)
     store.set_status(run_id, "finished")
     store.compact(run_id)
+    # What parts have replaced goes with the next run of the home, once no reader has it open.
+    store.folder(run_id).sweep(stay_s=0)
 
 
 def row_counts(store: RunStore) -> dict[str, int]:

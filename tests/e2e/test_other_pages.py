@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import time
 
@@ -15,6 +16,7 @@ from storage.config.run_config import RunConfig
 from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
+from tasks.inputs import plugin_facts
 from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
@@ -221,6 +223,33 @@ def test_the_health_of_a_run(store: RunStore):
     assert "Lower `optimizer.learning_rate` from 0.0001 to 5e-05" in "\n".join(
         box.value for box in ran(page).error
     )
+
+
+def titles(page: AppTest) -> list[str]:
+    """The titles of a page's charts."""
+    specs = [json.loads(chart.proto.spec) for chart in page.get("plotly_chart")]
+    return [spec["layout"]["title"]["text"] for spec in specs]
+
+
+def test_each_chart_stands_on_one_page_once(recorded: None):
+    found = [title for name in PAGES if name != "runs" for title in titles(opened(name, run="explored"))]
+    assert len(found) > 10
+    assert sorted(found) == sorted(set(found))
+
+
+def test_an_objective_without_clipping_shows_no_figure_of_it(store: RunStore):
+    shown = {}
+    for objective in ("grpo", "nft"):
+        config = RunConfig.model_validate({"algorithm": {"objective": objective}})
+        store.create_run(objective, config, plugin_facts(config), os.getpid())
+        store.commit_evaluation(evaluation_record(objective, 0, time.time()))
+        for iteration in (1, 2):
+            store.commit_iteration(iteration_record(objective, iteration, time.time()))
+        page = opened("convergence", run=objective)
+        shown[objective] = [*titles(page), *figures(page)]
+    assert {"Clipped denoising steps", "Ratio deviation at the first update"} <= set(shown["grpo"]), shown
+    assert not [text for text in shown["nft"] if "lipped" in text or "atio dev" in text]
+    assert "Prompts without signal" in shown["nft"]
 
 
 def on_cpu(store: RunStore, run_id: str) -> None:

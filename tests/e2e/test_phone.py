@@ -22,6 +22,9 @@ pytestmark = [
 ]
 
 WIDTH = 390
+SCREENS = 6
+"""The most that a page without pictures of every prompt has on a telephone."""
+
 BOXES = "found => found.map(one => one.getBoundingClientRect().toJSON())"
 TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => {
     const box = tile.getBoundingClientRect();
@@ -72,6 +75,8 @@ def test_a_page_on_a_telephone(
             page.wait_for_timeout(1000)  # the plots are laid out anew
             assert overprinted(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+        height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+        assert height <= SCREENS * 844 or name == "Images", f"{height / 844:.1f} screens"
         photograph(page, album / f"phone-{name.lower()}.png")
 
 

@@ -152,7 +152,7 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     latest = _when(after) if after != before else None
     cards = [_card(row, _source(row, sources), _when(before), latest) for row in _rows(images)]
-    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}'
+    return f'{_STYLE}<div class="sl-grid sl-gallery">{"".join(cards)}</div>{_note(images)}'
 
 
 def _note(images: pd.DataFrame) -> str:

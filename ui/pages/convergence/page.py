@@ -102,7 +102,8 @@ def _show_quality(view: RunView, quality: QualityView) -> None:
 
 
 def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
-    columns = [column for _ in figures[::2] for column in st.columns(2)]
+    with st.container(key=f"pairs-{key}"):  # a name for `narrow.css`
+        columns = [column for _ in figures[::2] for column in st.columns(2)]
     for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
         column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
 

@@ -14,9 +14,12 @@ what it needs when it is called.
 
 from __future__ import annotations
 
+import html
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -25,6 +28,7 @@ from storage.errors import ConfigurationError, SpotlightError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from storage.home import Home
     from storage.record.reading import RecordConnection
@@ -163,6 +167,31 @@ class Run:
         return pd.DataFrame(rows, columns=["phase", "market", "state", "device_s", "usd"])
 
     @property
+    def images(self) -> pd.DataFrame:
+        """One row per held-out image that was kept: its prompt, scores and PNGs before and after training."""
+        from storage.record.queries.runs import images_before_after
+
+        return self._read(images_before_after)
+
+    def plot(self) -> go.Figure:
+        """Return the chart of the dashboard: held-out scores and the mean reward over the iterations."""
+        with _quiet_imports():
+            from storage.record.run_store import RunStore
+            from ui.data.run import read_run
+            from ui.pages.convergence.charts import score_chart
+
+            return score_chart(read_run(RunStore(self._home), self.run_id), "score", "iteration")
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run: its state, its scores, images before and after."""
+        with _quiet_imports():
+            from ui.elements.image_grid import gallery_html
+        scores, images = self.scores, self.images
+        course = " → ".join(f"{score:.3f}" for score in scores["score"].iloc[[0, -1]]) if len(scores) else "–"
+        facts = f"<b>{html.escape(self.run_id)}</b> {self.status}, held-out score {course}"
+        return f"<p>{facts}</p>{gallery_html(images) if len(images) else ''}"
+
+    @property
     def _row(self) -> RunRow:
         from storage.record.run_store import RunStore
 
@@ -179,6 +208,7 @@ def train(
     preset: str | Path | None = None,
     settings: Settings | None = None,
     *,
+    iterations: int | None = None,
     name: str | None = None,
     run_id: str | None = None,
     cluster: Cluster | None = None,
@@ -189,6 +219,7 @@ def train(
     Args:
         preset: a preset's name (`spotlight presets` lists them), or a TOML file; None takes the defaults.
         settings: changes to the preset.
+        iterations: number of iterations; the same as the setting `iterations`.
         name: beginning of the new run's identifier.
         run_id: the whole identifier; generated if None.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
@@ -199,7 +230,8 @@ def train(
     """
     from flows import start
 
-    changes = dict(settings or {}) | ({} if name is None else {"name": name})
+    given = {"name": name, "iterations": iterations}
+    changes = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
     summary = start.train(
         _named(preset), _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
     )
@@ -339,6 +371,17 @@ def settings(preset: str | Path | None = None, settings: Settings | None = None)
     return dict(
         _flat(new_configuration(_named(preset), _assignments(settings or {})).model_dump(mode="json"))
     )
+
+
+@contextmanager
+def _quiet_imports() -> Iterator[None]:
+    """Leave out what Streamlit says of being imported without its server."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _identifier(run_id: str) -> str:

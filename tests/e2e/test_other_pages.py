@@ -245,6 +245,7 @@ def test_an_objective_without_clipping_shows_no_figure_of_it(store: RunStore):
         store.commit_evaluation(evaluation_record(objective, 0, time.time()))
         for iteration in (1, 2):
             store.commit_iteration(iteration_record(objective, iteration, time.time()))
+        read_anew()
         page = opened("convergence", run=objective)
         shown[objective] = [*titles(page), *figures(page)]
     assert {"Clipped denoising steps", "Ratio deviation at the first update"} <= set(shown["grpo"]), shown

@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.document_code import python_of
+from tests.documents import ROOT
 from tests.sample_run import write_sample_run
 
 WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None"
@@ -28,15 +29,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path / "home")
 
 
-def outputs_of(folder: Path, *cells: str) -> list[str]:
-    """The text of each cell, run one after another in a kernel; a cell that raises fails the test."""
+def ran_in_a_kernel(folder: Path, *cells: str) -> nbformat.NotebookNode:
+    """A notebook of the cells, run one after another in a kernel; a cell that raises fails the test."""
     book = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(cell) for cell in (WITHOUT_WIDGETS, *cells)]
     )
     NotebookClient(book, timeout=840, kernel_name="python3").execute(cwd=str(folder))
+    del book.cells[0]
+    return book
+
+
+def outputs_of(folder: Path, *cells: str) -> list[str]:
+    """The text of each cell, as `ran_in_a_kernel` runs them."""
     return [
         "".join(out["text"] if "text" in out else out["data"]["text/plain"] + "\n" for out in cell["outputs"])
-        for cell in book.cells[1:]
+        for cell in ran_in_a_kernel(folder, *cells).cells
     ]
 
 
@@ -48,6 +55,30 @@ def test_a_notebook_reads_what_was_recorded(home: Home, tmp_path: Path):
     )
     count, shown = outputs_of(tmp_path, cell)[0].split()
     assert int(count) > 0 and shown == repr(run_id)
+
+
+def test_a_notebook_shows_a_run_with_its_chart_and_images(home: Home, tmp_path: Path):
+    write_sample_run(RunStore(home.ensure()), "recorded")
+    load = "import spotlight\nrun = spotlight.load_run('recorded')\n"
+    book = ran_in_a_kernel(tmp_path, f"{load}run", "run.plot()", "print(len(run.images))")
+    [shown], [chart], [count] = (cell["outputs"] for cell in book.cells)
+    assert "recorded</b> finished, held-out score 0." in shown["data"]["text/html"]
+    assert "data:image/png;base64," in shown["data"]["text/html"]
+    traces = chart["data"]["application/vnd.plotly.v1+json"]["data"]
+    assert "held-out prompts" in [trace["name"] for trace in traces]
+    assert int(count["text"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_example_s_notebook_runs(home: Home, tmp_path: Path):
+    example = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
+    codes = [cell["source"] for cell in example.cells if cell["cell_type"] == "code"]
+    book = ran_in_a_kernel(tmp_path, *codes)
+    outputs = [cell["outputs"][-1]["data"] for cell in book.cells[1:]]
+    assert [next(iter(kind for kind in data if kind != "text/plain")) for data in outputs] == [
+        "text/html", "application/vnd.plotly.v1+json", "text/html"
+    ]  # fmt: skip
 
 
 @pytest.mark.slow

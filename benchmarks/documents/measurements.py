@@ -261,7 +261,7 @@ def document(
         "",
         "## On a GPU",
         "",
-        f"{gpu_document.headline(gpu).strip()} [All of it](gpus.md).",
+        gpu_document.headline(gpu).strip() if gpu is None else "One GPU was at hand: [figures](gpus.md).",
         "",
     ]
     for section in judgements["section"]:

@@ -119,10 +119,10 @@ def resume(
         fetch_where_unknown(home, run_id)
         given = {"iterations": iterations, "budget.usd": budget_usd, "budget.hours": budget_hours}
         limits = [f"{name}={value}" for name, value in given.items() if value is not None]
+        row = run_to_resume(home, run_id)  # before the checks: another process may take it over meanwhile
         config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits)
         look_at_inputs(config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
-        row = RunStore(home).run(run_id)
         taken = row if take_over and row.status == "running" else None
         return post_train_under_server(home, run_id, config, new_limits=bool(limits), taken=taken)
 
@@ -370,10 +370,10 @@ def post_train_under_server(
         from flows.process.cancellation import cancellable
 
         try:
+            if taken is not None:  # before its flow run is closed, which may be another process's by now
+                store.take_over(taken)
             close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
-            if taken is not None:
-                store.take_over(taken)
             if new_limits:  # they reopen a finished run
                 store.set_limits(run_id, config)
             with cancellable(run_id):

@@ -23,7 +23,7 @@ from storage.config.run_config import PromptsConfig
 TUNING_SEED = 100
 """The run seed; those of figures count from 0."""
 
-TUNING_ITERATIONS, TUNING_EVERY = {"nft": 10, "grpo": 24, "awm": 10, "grpo-guard": 24, "dpo": 10}, 2
+TUNING_ITERATIONS, TUNING_EVERY = {"nft": 10, "grpo": 24, "awm": 24, "grpo-guard": 24, "dpo": 10}, 2
 """Iterations of a curve, by objective, and iterations between evaluations. In its first ten Flow-GRPO gains
 hardly more than an evaluation errs by."""
 

@@ -52,11 +52,11 @@ class ServerGuard:
         given = list(headers)
         hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
         if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):
-            names = ", ".join(hosts) or "without a name"
-            return f"requests to {names} are refused: allow a name by --allow-host of `spotlight up` or `ui`"
+            where = f"to {', '.join(hosts)}" if hosts else "without a Host header"
+            return f"requests {where} are refused: allow a name by --allow-host of `spotlight up` or `ui`"
         for name, value in given:
             if name.lower() == b"origin" and not self._is_own_page(value.decode("latin-1").lower(), hosts[0]):
-                return "requests of pages of another origin are refused"
+                return "requests from pages of another origin are refused"
         return None
 
     def _is_name(self, name: str | None) -> bool:

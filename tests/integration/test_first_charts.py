@@ -109,7 +109,7 @@ def test_only_an_objective_on_pairs_has_charts_of_them(tmp_path: Path):
         charts: list[Any] = learning_charts(view)
         drawn.append({chart.layout.title.text for chart in charts})
         view.metrics["pair_accuracy"], view.metrics["pair_margin"] = [0.5, 0.6, 0.7], [0.0, -0.1, 0.2]
-    assert drawn[1] - drawn[0] == {"Pairs told apart as judged", "Margin of the better image"}
+    assert drawn[1] - drawn[0] == {"Pairs ordered as the reward does", "Margin of the better image"}
 
 
 def test_a_single_negative_value_has_an_axis_below_zero(tmp_path: Path):

@@ -211,7 +211,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
     return passed
 
 
-def test_a_run_of_a_machine_that_was_renamed(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
+def test_a_run_of_a_machine_that_was_renamed(
+    shell: Shell, home: Home, begun: list[tuple[str, RunConfig]], monkeypatch: pytest.MonkeyPatch
+):
     store = RunStore(home)
     store.create_run("far", RunConfig(), {}, 2**22 + 1)
     set_run(store, "far", host="old-name")
@@ -225,6 +227,11 @@ def test_a_run_of_a_machine_that_was_renamed(shell: Shell, home: Home, begun: li
     store.resume_run("far", os.getpid())
     assert "of this machine" in shell.refusal("resume", "far", "--take-over")
     assert store.run("far").status == "running"
+    set_run(store, "far", host="old-name", status="running")
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: set_run(store, "far", host="third"))
+    with pytest.raises(ConfigurationError, match="has changed hands meanwhile"):
+        start.resume("far", take_over=True)
+    assert (store.run("far").host, store.run("far").status) == ("third", "running")
 
 
 def test_resuming_on_another_cluster(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):

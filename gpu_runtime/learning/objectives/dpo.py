@@ -28,7 +28,7 @@ def pairs_of(samples: Sequence[TrainingSample], most: int) -> Iterator[tuple[Tra
 
     Args:
         samples: samples of whole prompt groups, one group after another.
-        most: number of pairs of a group, if so many of its samples differ in their advantage.
+        most: largest number of pairs of a group; fewer where fewer samples differ in their advantage.
     """
     for _, group in itertools.groupby(samples, lambda sample: sample.request.prompt_id):
         best_first = sorted(group, key=lambda sample: -sample.advantage)

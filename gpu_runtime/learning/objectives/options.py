@@ -57,8 +57,8 @@ class DpoOptions(NoisedImagesOptions):
     """Options of `dpo`."""
 
     beta: float = Field(default=50.0, gt=0, le=1e6)
-    """Strength of the pull to the reference: the larger, the sooner a pair stops to count that the policy
-    has told apart. Half of it weighs the errors, as in public code, where it is 500 to 5,000."""
+    """Strength of the pull to the reference: the larger, the sooner a pair that the policy already separates
+    stops counting. Half of it weighs the errors, as in public code, where it is 500 to 5,000."""
 
     pairs: int = Field(default=4, ge=1, le=256)
     """Most pairs of each prompt group: its best sample with its worst, the second best with the second

@@ -49,7 +49,8 @@ class BatchTerms(NamedTuple):
 
     Attributes:
         loss: loss without the KL.
-        kl: distance from the reference policy, unweighted; 0 if algorithm.kl_weight is 0.
+        kl: distance from the reference policy, unweighted; 0 if the objective needs none and
+            algorithm.kl_weight is 0.
         clipped: number of rows whose gradient is cut off, or their share.
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.

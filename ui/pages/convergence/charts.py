@@ -27,7 +27,7 @@ _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), f
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
     ("clip_share", "Clipped denoising steps", "Share of those trained", SHARES),
-    ("pair_accuracy", "Pairs told apart as judged", "Share of the pairs", SHARES),
+    ("pair_accuracy", "Pairs ordered as the reward does", "Share of the pairs", SHARES),
     ("pair_margin", "Margin of the better image", "Margin (nats)", ".2~g"),
 )
 

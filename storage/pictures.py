@@ -20,8 +20,11 @@ if TYPE_CHECKING:
 CLIP_BYTES = 200_000
 """Largest clip in a record."""
 
-FRAME_MS = 62
-"""Time that a frame is shown: 16 frames a second."""
+FRAME_MS = 42
+"""Time that a frame is shown, in milliseconds: 24 frames a second, as Wan 2.2 makes them."""
+
+_MOST_REPEATS = 1024
+"""Most frames that one picture of a file stands for."""
 
 _SIDES_AND_QUALITIES = ((256, 75), (256, 50), (192, 50), (128, 50), (96, 30), (64, 30))
 """Sizes of a clip's longer side in pixels and WebP's qualities, tried in order."""
@@ -61,7 +64,7 @@ def frame_places(count: int, wanted: int) -> list[int]:
 
     Args:
         count: frames of the clip.
-        wanted: frames to choose; at most all are.
+        wanted: frames to choose; at most `count` are chosen.
     """
     if wanted == 1:
         return [count // 2]
@@ -74,7 +77,7 @@ def picture_file(image: np.ndarray, side: int | None = None) -> bytes:
     A clip that is too large loses size and quality, then every second frame.
 
     Args:
-        image: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
+        image: uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
         side: most pixels of an image's side; None for any number. A clip has at most 256.
     """
     from PIL import Image
@@ -122,11 +125,40 @@ def animated(frames: Sequence[Image], frame_ms: int, quality: int | None = None)
     frames[0].save(
         file, format="WEBP", save_all=True, append_images=frames[1:], duration=frame_ms, loop=0, **how
     )
-    return file.getvalue()
+    content = file.getvalue()
+    return content if len(frames) == 1 or b"ANMF" in content else _held(content, frames, frame_ms)
+
+
+def _held(content: bytes, frames: Sequence[Image], frame_ms: int) -> bytes:
+    """Return an animation of one picture, which is all that libwebp writes of frames that are all equal.
+
+    Container format: https://developers.google.com/speed/webp/docs/riff_container
+
+    Args:
+        content: WebP file of the picture, without loss or by quality.
+        frames: equal frames of one size.
+        frame_ms: time of each, in milliseconds.
+    """
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return name + len(data).to_bytes(4, "little") + data + bytes(len(data) % 2)
+
+    size = b"".join((pixels - 1).to_bytes(3, "little") for pixels in frames[0].size)
+    shown = (len(frames) * frame_ms).to_bytes(3, "little")
+    animation = b"\x02\0\0\0"  # the flag of an animation
+    body = (
+        b"WEBP"
+        + chunk(b"VP8X", animation + size)
+        + chunk(b"ANIM", bytes(6))  # background, and repeats for ever
+        + chunk(b"ANMF", bytes(6) + size + shown + b"\0" + content[12:])
+    )
+    return chunk(b"RIFF", body)
 
 
 def read_frames(content: bytes) -> np.ndarray:
     """Return the pixels of a picture's file: uint8 RGB, shape (H, W, 3), or (F, H, W, 3) if it is animated.
+
+    A frame that is shown for longer than `FRAME_MS` is repeated: libwebp merges equal frames.
 
     Raises:
         OSError: Pillow cannot read it.
@@ -137,8 +169,12 @@ def read_frames(content: bytes) -> np.ndarray:
     with Image.open(io.BytesIO(content)) as opened:
         if opened.format not in _ANIMATED:
             return np.asarray(opened.convert("RGB"))
-        frames = np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(opened)])
-    return frames if len(frames) > 1 else frames[0]
+        frames, repeats = [], []
+        for frame in ImageSequence.Iterator(opened):
+            frames.append(np.asarray(frame.convert("RGB")))  # this loads it, and its duration
+            shown = round(frame.info.get("duration", 0) / FRAME_MS)
+            repeats.append(min(max(1, shown), _MOST_REPEATS))
+    return np.repeat(np.stack(frames), repeats, axis=0) if sum(repeats) > 1 else frames[0]
 
 
 def data_uri(content: bytes) -> str:

@@ -55,7 +55,7 @@ class GeneratedImage:
 
     Attributes:
         request: identity of the sample.
-        image_HWC: image, uint8 RGB, shape (H, W, 3); of a clip its F frames, (F, H, W, 3).
+        image_HWC: image, uint8 RGB, shape (H, W, 3); for a clip its F frames, (F, H, W, 3).
     """
 
     request: SampleRequest

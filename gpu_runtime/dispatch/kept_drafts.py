@@ -1,6 +1,7 @@
 """Drafts to train on: kept from their window's end until the iteration that trains on them.
 
-They travel in its checkpoint, since a resumed run no longer has the weights that drew them.
+They travel in its checkpoint, since a resumed run no longer has the weights that drew them. They have been
+judged, and pixels are only shown: a clip is left with its middle frame.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.pictures import chosen_frames, frames_of
 
 _ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"
 """Files of a checkpoint: the arrays that devices made, and the facts about them."""
@@ -34,7 +36,7 @@ class KeptDrafts:
         self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
 
     def keep(self, plan: SeedPlan, drafts: Iterable[Delivered]) -> None:
-        """Keep the drafts that a plan has chosen, as the rollouts that they equal to the bit.
+        """Keep the drafts that a plan has chosen, as the rollouts that they equal to the bit (but see above).
 
         Args:
             plan: plan of the iteration that trains on them.
@@ -47,7 +49,9 @@ class KeptDrafts:
             request = draft.sample.request
             identity = request.prompt_id, request.seed_index
             if identity in wanted:
-                chosen[identity] = replace(draft, sample=replace(draft.sample, request=request.as_rollout))
+                (frame_HWC,) = frames_of(chosen_frames(draft.sample.image_HWC, 1))
+                sample = replace(draft.sample, request=request.as_rollout, image_HWC=frame_HWC)
+                chosen[identity] = replace(draft, sample=sample)
         self._of = {number: kept for number, kept in self._of.items() if number == plan.iteration - 1}
         # The order of arrival must not have an effect.
         self._of[plan.iteration] = dict(sorted(chosen.items()))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.dispatch.collector import Collector
@@ -24,7 +26,7 @@ from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.run_config import EvaluationConfig, RewardConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import RuntimeFailure, WorkerLostError
-from storage.pictures import chosen_frames
+from storage.pictures import chosen_frames, frames_of
 from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = {
@@ -90,7 +92,7 @@ class ScoringPool:
         self._history = history
         self._look = look
         self._started = 0
-        self._loaded: dict[str, Future[str]] = {}
+        self._loaded: dict[str, Future[bool]] = {}
         self._hung: dict[str, float] = {}
         # A scorer that hangs is killed, so no lease expires.
         most = max(_IMAGES_A_CALL.values())
@@ -99,6 +101,8 @@ class ScoringPool:
             Future[list[Score]], tuple[RemoteActor[ScoringWorker], Lease[_Image], list[_Image]]
         ] = {}
         self._open: set[_Image] = set()
+        self._by_frame = False
+        self._frames = 1
         self._deaths_in_a_row = 0
         self.collector = collector or Collector()
         self._events: SimpleQueue[list[_Image] | Future[list[Score]] | None] = SimpleQueue()
@@ -117,7 +121,8 @@ class ScoringPool:
         deadline_s = time.monotonic() + limit
         for actor in self.actors:
             try:
-                self._loaded[actor.name].result(timeout=max(0.0, deadline_s - time.monotonic()))
+                left_s = max(0.0, deadline_s - time.monotonic())
+                self._by_frame = self._loaded[actor.name].result(timeout=left_s)
             except TimeoutError as error:
                 raise RuntimeFailure(
                     f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster "
@@ -216,6 +221,8 @@ class ScoringPool:
     def _on_event(self, event: list[_Image] | Future[list[Score]]) -> None:
         if isinstance(event, list):
             self._open |= set(event)
+            for image in event[:1]:  # a run's clips have the same number of frames
+                self._frames = len(self._judged(image))
             self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in event)
         else:
             self._settle(event)
@@ -247,14 +254,23 @@ class ScoringPool:
             call.add_done_callback(self._post)
 
     def _pull(self, scorer: str, free: int) -> Lease[_Image] | None:
-        """Return the next lease of a scorer: of the kind that is next, divided among the free scorers."""
+        """Return the next lease of a scorer: of the kind that is next, divided among the free scorers.
+
+        Where frames are judged one by one, a call has no more of them than it would have images.
+        """
+        frames = self._frames if self._by_frame else 1
         for kinds in PRIORITIES:
             for kind in kinds:
+                most = max(1, _IMAGES_A_CALL[kind] // frames)
                 share = math.ceil(self._queue.waiting(kind) / free)
-                lease = self._queue.pull(scorer, 0.0, 0, min(share, _IMAGES_A_CALL[kind]), (kind,))
+                lease = self._queue.pull(scorer, 0.0, 0, min(share, most), (kind,))
                 if lease is not None:
                     return lease
         return None
+
+    def _judged(self, image: _Image) -> np.ndarray:
+        """Return the frames that are judged: (F, H, W, 3)."""
+        return frames_of(chosen_frames(image.image.image_HWC, self._reward.frames))
 
     def _settle(self, call: Future[list[Score]]) -> None:
         """Handle the end of a call: the scorer has judged, refused or died."""

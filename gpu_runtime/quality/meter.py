@@ -44,7 +44,7 @@ class QualityMeter:
         Args:
             prompt_id: identifier of its prompt.
             seed_index: index of its seed.
-            image_HWC: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
+            image_HWC: uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
         """
         call = self._thread.submit(measured, image_HWC, self._prompts[prompt_id])
         self._measured[prompt_id, seed_index] = call

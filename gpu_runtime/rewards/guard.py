@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, part_means
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, Term, part_means
 from storage.errors import RewardError, SpotlightError, shortened
 from storage.pictures import frames_of, is_clip
 from storage.prompts.files import PromptRecord
@@ -55,6 +55,11 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     return [_score_one(scorer, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
 
 
+def judges_frames(scorer: Scorer) -> bool:
+    """Return True if a scorer, or a part of it, judges the frames of a clip one by one."""
+    return not getattr(scorer, "takes_clips", False) or getattr(scorer, "judges_frames", False)
+
+
 def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
     """Refuse scores if the scorer failed on every image.
 
@@ -91,8 +96,15 @@ def _mean(frames: Sequence[Score]) -> Score:
         all(score.exact for score in frames),
         shortened(" | ".join(dict.fromkeys(score.detail for score in frames))),
         parts=part_means(frames),
+        terms=tuple(_mean_term(terms) for terms in zip(*(score.terms for score in frames), strict=True)),
         usd=usd,
     )
+
+
+def _mean_term(terms: Sequence[Term]) -> Term:
+    """Return a part's term for a clip: the mean over the frames that the part compares."""
+    values = [term.value for term in terms if term.value is not None]
+    return Term(terms[0].weight, statistics.fmean(values) if values else None)
 
 
 def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:

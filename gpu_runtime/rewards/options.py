@@ -175,7 +175,7 @@ class VlmOptions(ServerOptions):
     """Environment variable that holds the server's key, such as OPENAI_API_KEY; empty if it needs none."""
 
     usd_per_image: float = Field(default=0.0, ge=0, le=1000)
-    """Price of an answer about one image, in dollars; an answer that cannot be read is paid for, too."""
+    """Price per answer (one for a whole clip), in dollars; one that cannot be read is paid for, too."""
 
     @model_validator(mode="after")
     def _can_be_read(self) -> Self:

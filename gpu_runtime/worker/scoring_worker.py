@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.guard import judges_frames, score_each
 from gpu_runtime.rewards.protocol import Score, SupportsTo
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.worker.history import HistoryLog, HistoryPlace
@@ -52,9 +52,9 @@ class ScoringWorker:
                     )
                 scorer.move("cuda")
 
-    def ready(self) -> str:
-        """Return the scorer's name, once it is loaded."""
-        return self._scorer.name
+    def ready(self) -> bool:
+        """Return, once loaded, True if the frames of a clip are judged one by one (`judges_frames`)."""
+        return any(judges_frames(scorer) for scorer in (self._scorer, self._judge) if scorer is not None)
 
     def score(
         self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool = False
@@ -62,7 +62,7 @@ class ScoringWorker:
         """Return one score per image; a failure is a score of 0 with its error.
 
         Args:
-            images: uint8 RGB images of shape (H, W, 3).
+            images: uint8 RGB images of shape (H, W, 3), or clips of shape (F, H, W, 3).
             prompts: as many prompts, in the same order.
             held_out: True to let the second judge score them, too.
         """

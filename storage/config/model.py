@@ -96,10 +96,10 @@ class ModelConfig(Section):
 
     @property
     def key(self) -> str:
-        """The model and its size, as profiles and learning curves name them."""
+        """The model and its size, as profiles and learning curves name them; frames unless `OWN_FRAMES`."""
         if self.path.startswith(EMBEDDED_PREFIX):
             return self.path
-        frames = f"x{self.frames}" if self.frames else ""
+        frames = "" if self.frames in (0, OWN_FRAMES) else f"x{self.frames}"
         return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}{frames}"
 
     def with_absolute_paths(self) -> Self:

@@ -225,7 +225,7 @@ class RewardConfig(Section):
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
 
     frames: Annotated[int | str, BeforeValidator(_read_frames), WithJsonSchema(_FRAMES_SCHEMA)] = ALL_FRAMES
-    """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or so many at even distances;
+    """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or that many, evenly spaced;
     the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
     options: OptionValues = Field(default={})

@@ -38,7 +38,7 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
 
     Raises:
         RunNotFoundError: there is no such evaluation.
-        ConfigurationError: another scorer judged it, or it shares no prompt.
+        ConfigurationError: another scorer, or the same by other frames, judged it, or it shares no prompt.
     """
     store = EvaluationStore(home)
     earlier = store.find(name)
@@ -137,7 +137,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
     """
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
-    if other.reward.scorer != config.reward.scorer or "reward.options" in differing:
+    if other.reward.scorer != config.reward.scorer or {"reward.options", "reward.frames"} & {*differing}:
         raise ConfigurationError(
             f"evaluation {earlier.evaluation_id} was judged by another reward "
             f"(reward.scorer = {other.reward.scorer!r}, now {config.reward.scorer!r}; "

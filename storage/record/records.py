@@ -203,7 +203,7 @@ class SampleImage:
     """A thumbnail of a rolled-out seed: the best and the worst of a few prompts.
 
     Attributes:
-        png_base64: PNG, of a clip animated WebP, as base64 text.
+        png_base64: PNG, for a clip animated WebP, as base64 text.
     """
 
     prompt_id: int
@@ -265,7 +265,7 @@ class EvaluationImage:
     """One held-out image.
 
     Attributes:
-        png_base64: its PNG, of a clip its animated WebP, as base64 text, for the gallery; else None.
+        png_base64: its PNG, for a clip its animated WebP, as base64 text, for the gallery; else None.
         figures: figures of its look, by name (`storage/evaluations/quality.py`), and the parts of its score
             as `part_NAME`.
     """

@@ -217,7 +217,7 @@ def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecor
 
     Args:
         reward: the scorer and its options.
-        image_HWC: image, uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
+        image_HWC: image, uint8 RGB, shape (H, W, 3); for a clip (F, H, W, 3).
         prompt: prompt of the image.
 
     Raises:

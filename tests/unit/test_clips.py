@@ -22,7 +22,7 @@ from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample, Traje
 from gpu_runtime.quality.meter import measured
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions, VlmOptions
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer
@@ -31,7 +31,17 @@ from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError
-from storage.pictures import CLIP_BYTES, chosen_frames, data_uri, frame_places, picture_file, read_frames
+from storage.pictures import (
+    CLIP_BYTES,
+    FRAME_MS,
+    animated,
+    chosen_frames,
+    data_uri,
+    frame_places,
+    frames_of,
+    picture_file,
+    read_frames,
+)
 from storage.prompts.files import PromptRecord
 from storage.readers.tensorboard_reader import TensorboardReader
 from tasks.checks.quick_checks import check_inputs
@@ -128,6 +138,34 @@ def test_the_mean_of_a_clip_s_frames_counts():
     assert batch.calls == [6], "all frames of a call at once"
 
 
+def test_terms_of_frames_are_averaged_where_their_gates_are_open():
+    class Summed(ByLevel):
+        def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+            level = int(image_HWC[0, 0, 0]) / 100
+            terms = Term(0.75, level), Term(0.2, level if level > 0.5 else None), Term(0.05, None)
+            return Score(level, False, "", terms=terms)
+
+    (score,) = score_each(Summed(), [clip(20, 60, 100)], [PROMPT])
+    assert [term.weight for term in score.terms] == [0.75, 0.2, 0.05]
+    assert [term.value for term in score.terms] == [pytest.approx(0.6), pytest.approx(0.8), None]
+
+
+def test_a_scorer_tells_whether_it_judges_frames_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    class Whole(ByLevel):
+        takes_clips = True
+
+    of = {"frames": ByLevel(), "whole": Whole(), "sum": WeightedSum({"level": (ByLevel(), 1.0)}),
+          "wholes": WeightedSum({"level": (Whole(), 1.0)})}  # fmt: skip
+    monkeypatch.setattr("gpu_runtime.worker.scoring_worker.build_scorer", lambda reward: of[reward.scorer])
+
+    def ready(scorer: str, judge: str | None = None) -> bool:
+        second = None if judge is None else RewardConfig(scorer=judge)
+        return ScoringWorker(RewardConfig(scorer=scorer), judge=second).ready()
+
+    assert ready("frames") and ready("sum") and ready("whole", "frames")
+    assert not ready("whole") and not ready("wholes", "whole")
+
+
 def test_a_frame_without_a_score_costs_its_clip_the_score():
     good, bad = score_each(ByLevel(), [clip(20, 40), clip(20, 13, 40)], [PROMPT] * 2)
     assert good.error is None
@@ -212,6 +250,22 @@ def test_a_small_clip_is_kept_without_loss():
     content = base64.b64decode(png_base64(noise))
     assert np.array_equal(read_frames(content), noise)
     assert data_uri(content).startswith("data:image/webp;base64,")
+
+
+@pytest.mark.parametrize("grey", [[40] * 17, [0] * 5 + [50, 100, 200], [0, 0, 90, 90, 90], [9, 9], [9]])
+@pytest.mark.parametrize("quality", [None, 75])
+def test_equal_frames_of_a_file_are_read_back_one_by_one(grey: list[int], quality: int | None):
+    content = animated([Image.fromarray(frame) for frame in clip(*grey)], FRAME_MS, quality)
+    found = read_frames(content)
+    assert found.shape == ((len(grey), 4, 6, 3) if len(grey) > 1 else (4, 6, 3))
+    assert frames_of(found)[:, 0, 0, 0].tolist() == pytest.approx(grey, abs=0 if quality is None else 6)
+
+
+def test_an_animation_of_another_program_is_read_by_its_times():
+    file = io.BytesIO()
+    first, *rest = (Image.fromarray(frame) for frame in clip(10, 200, 90))
+    first.save(file, format="GIF", save_all=True, append_images=rest, duration=[40, 120, 10])
+    assert levels(read_frames(file.getvalue())) == [10, 200, 200, 200, 90]
 
 
 def test_an_image_is_kept_as_png():

@@ -22,8 +22,9 @@ from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from gpu_runtime.scheduling.pull_scheduler import Counters
+from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from storage.errors import RewardError
+from storage.errors import ConfigurationError, RewardError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import difference_of
 from storage.evaluations.separate import JudgedImage, SeparateEvaluation
@@ -152,6 +153,17 @@ def test_figures_and_differences_leave_failed_images_out():
     later = [image(0, 0, 0.5), image(0, 1, 1.0), image(1, 0, 0.5, "gone"), image(2, 0, 1.0)]
     difference = difference_of((row, images), (row, later))
     assert (difference["pairs"], difference["score"]) == (1, pytest.approx(-0.5))
+
+
+def test_scores_by_other_frames_do_not_compare():
+    def row(frames: str) -> SeparateEvaluation:
+        config = load_config("glyphs", [f"reward.frames={frames}"], {}).model_dump_json()
+        return SeparateEvaluation("e", None, 0, 0, 0.0, 1.0, 0.5, 0.5, 4, None, config, {})
+
+    images = [image(0, 0, 1.0)]
+    assert difference_of((row("4"), images), (row("4"), images))["pairs"] == 1
+    with pytest.raises(ConfigurationError, match=r"reward\.frames\); their scores do not compare"):
+        difference_of((row("4"), images), (row("all"), images))
 
 
 def test_the_result_and_the_terminal_tell(tmp_path: Path):

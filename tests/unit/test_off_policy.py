@@ -131,6 +131,17 @@ def test_kept_drafts_go_through_a_checkpoint_to_the_bit(made):
     assert restored.of(1) == {}
 
 
+def test_of_a_kept_clip_only_the_middle_frame_is_stored(made):
+    clip = np.stack([np.full((4, 6, 3), level, np.uint8) for level in range(5)])
+    kept = KeptDrafts()
+    kept.keep(PLAN, [replace(draft, sample=replace(draft.sample, image_HWC=clip)) for draft in made])
+    restored = KeptDrafts()
+    restored.restore(kept.blobs(1))
+    for draft in (*kept.of(1).values(), *restored.of(1).values()):
+        assert np.array_equal(draft.sample.image_HWC, clip[2])
+        assert draft.sample.image_HWC.base is None or draft.sample.image_HWC.base.nbytes < clip.nbytes
+
+
 def aged(run: TinyRun, samples: list[TrainingSample]) -> list[TrainingSample]:
     """The samples as they are after the policy has moved on."""
     run.perturb(scale=0.01)

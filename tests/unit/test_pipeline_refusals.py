@@ -189,6 +189,12 @@ def test_a_wan_is_refused_frames_a_second_transformer_and_shared_samples(
     assert "sequence parallelism does not know WanTransformer3DModel; use degree 1" in refusal(
         shared, monkeypatch
     )
+    file = folder / "vae/config.json"
+    vae = json.loads(file.read_text())
+    earlier = {name: value for name, value in vae.items() if not name.startswith("scale_factor")}
+    file.write_text(json.dumps(earlier))  # as Wan 2.1 is published
+    assert "only the dense Wan 2.2 is trained here" in refusal(run(), monkeypatch)
+    file.write_text(json.dumps(vae))
     file = folder / "scheduler/scheduler_config.json"
     scheduler = json.loads(file.read_text())
     file.write_text(json.dumps(scheduler | {"prediction_type": "epsilon"}))

@@ -71,6 +71,30 @@ def test_what_waits_is_divided_among_the_scorers_that_are_free():
     assert sizes(script) == [3, 2, 16]  # a call has so many at most
 
 
+def test_a_call_has_no_more_frames_than_images_where_they_are_judged_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def calls(count: int, by_frame: bool, **reward: Any) -> list[int]:
+        """Clips of each call."""
+        found: list[int] = []
+
+        def answer(call: Future[Any], pictures: list[np.ndarray], *_: Any) -> None:
+            found.append(len(pictures))
+            call.set_result([Score(0.5, False, "")] * len(pictures))
+
+        monkeypatch.setattr(Answering, "by_frame", by_frame)
+        pool, _ = live_pool(answer, reward=reward)
+        clips = [GeneratedImage(one.request, np.stack([one.image_HWC] * count)) for one in images(8)]
+        pool.wait_for(pool.judge(clips, PROMPTS))
+        pool.close()
+        return found
+
+    assert calls(17, by_frame=True) == [1] * 8
+    assert calls(17, by_frame=False) == [4, 4]
+    assert calls(5, by_frame=True) == [3, 3, 2]
+    assert calls(17, by_frame=True, frames="first,middle,last") == [4, 4]
+
+
 def test_rollouts_are_judged_before_drafts_and_drafts_in_smaller_calls():
     script = Script()
     pool = pool_of(1, script)
@@ -128,6 +152,8 @@ def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged()
 class Answering(RemoteActor[ScoringWorker]):
     """A scorer that answers at once, in the thread that asks."""
 
+    by_frame = False
+
     def __init__(self, name: str, answer: Any) -> None:
         super().__init__(name)
         self.killed = threading.Event()
@@ -137,7 +163,7 @@ class Answering(RemoteActor[ScoringWorker]):
         """`ready` and `score`."""
         call: Future[Any] = Future()
         if method.__name__ == "ready":
-            call.set_result("scorer")
+            call.set_result(self.by_frame)
         else:
             self._answer(call, *args)
         return call
@@ -192,11 +218,11 @@ def test_a_scorer_reads_the_folders_that_its_options_and_the_judges_name(tmp_pat
 def test_the_limit_of_a_call_begins_when_the_scorer_has_loaded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scoring_pool, "CALL_LIMIT_S", 0.05)
     pool, cluster = live_pool(judged)
-    scorer, loading = cluster.started[0], Future[str]()
+    scorer, loading = cluster.started[0], Future[bool]()
     pool._loaded[scorer.name] = loading
     pool._end_if_hung(scorer, Future())
     assert not scorer.killed.wait(0.3)
-    loading.set_result("scorer")
+    loading.set_result(False)
     assert scorer.killed.wait(20)
     assert "0.05 s" in pool._end_of(scorer, WorkerLostError("gone"))
     pool.close()

@@ -508,6 +508,11 @@ def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):
     assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280x1280-h100"
 
 
+def test_a_model_s_own_frames_and_none_set_are_one_model():
+    keys = [load_config("wan2.2-ocr-480", [f"model.frames={n}"], {}).model.key for n in (0, 17, 33)]
+    assert keys[0] == keys[1] and keys[2] == f"{keys[0]}x33"
+
+
 def test_a_profile_from_a_recorded_run(tmp_path: Path):
     home = Home(tmp_path).ensure()
     write_sample_run(RunStore(home), "recorded", iterations=4)

@@ -1,7 +1,7 @@
 """Wan 2.2, text to video: the dense model of 5 billion weights, one transformer over latent frames.
 
 Its VAE decodes one latent frame at a time, so that only the pixels grow with a clip's length. Published
-folders come with the solver UniPC, of which the noise levels are taken: sampling here is of first order.
+folders come with the solver UniPC, whose noise levels are used: sampling here is of first order.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; T latent frames.
 """
@@ -27,7 +27,7 @@ _BELOW_ONE = 1 - 1e-6
 """UniPC's first noise level, which stands for 1."""
 
 _ROUNDING = 1e-4
-"""More than what a time loses where its noise level is rounded to float32."""
+"""More than a time loses when its noise level is rounded to float32."""
 
 
 class WanModel(PipelineModel):
@@ -48,7 +48,16 @@ class WanModel(PipelineModel):
 
     @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of the transformer's patch, in pixels of a frame."""
+        """Return the side of the transformer's patch, in pixels of a frame.
+
+        Raises:
+            ModelError: the VAE is not that of the dense Wan 2.2; no size can be read before this is known.
+        """
+        if "scale_factor_spatial" not in vae or "scale_factor_temporal" not in vae:
+            raise ModelError(
+                "the VAE's config.json has no scale_factor_spatial and scale_factor_temporal, as those of "
+                "Wan 2.1; only the dense Wan 2.2 is trained here: name Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+            )
         return vae["scale_factor_spatial"] * transformer["patch_size"][1]
 
     @classmethod

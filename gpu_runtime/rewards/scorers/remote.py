@@ -1,6 +1,6 @@
 """A scorer on another machine, over HTTP: for judges that need a GPU or separate packages.
 
-A request is JSON: `images` (PNG, base64 text; of a clip a list, one for each frame), `prompts` and `metadata`
+A request is JSON: `images` (PNG, base64 text; for a clip a list, one a frame), `prompts` and `metadata`
 (GenEval rows), as many of each. The answer is JSON: `scores` in [0, 1], and optionally `exact` (booleans) and
 `details` (texts), as many of each.
 """
@@ -66,7 +66,7 @@ class RemoteScorer:
         return score
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """Ask for scores of images (H, W, 3), several per request and several requests at once."""
+        """Ask for scores of images (H, W, 3) or clips (F, H, W, 3), several a request and at once."""
         size = self._settings.images_a_request
         answers = self._server.in_queue(
             partial(self._asked_or_failed, images[start : start + size], prompts[start : start + size])

@@ -79,7 +79,7 @@ class VlmScorer:
         return score
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """Ask about images of shape (H, W, 3) each, several requests at once."""
+        """Ask about images (H, W, 3) or clips (F, H, W, 3), several requests at once."""
         return self._server.in_queue(
             partial(self._asked, image, prompt) for image, prompt in zip(images, prompts, strict=True)
         )

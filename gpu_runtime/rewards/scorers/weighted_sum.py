@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.guard import judges_frames, score_each
 from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo, Term
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
@@ -63,6 +63,11 @@ class WeightedSum:
         self._rules = rules or {}
         self._normalised = normalised
         self._total = sum(weight for _, weight in parts.values())
+
+    @property
+    def judges_frames(self) -> bool:
+        """Whether a part judges the frames of a clip one by one."""
+        return any(judges_frames(scorer) for scorer, _ in self._parts.values())
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that one of the parts cannot judge by.

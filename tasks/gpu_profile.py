@@ -1,7 +1,7 @@
 """A GPU's profile: counted from a model's published sizes, and measured where `benchmarks.gpu_day` did.
 
 A counted time is operations over an achieved share of the GPU's peak, plus bytes over its bandwidth. The
-share is a range, so every counted figure is one; `tests/unit/test_counted_profile.py` holds the ranges
+share is a range, so every counted figure is one; `tests/unit/tasks/test_counted_profile.py` holds the ranges
 against published timings, and the distances that docs/explanation/what-if.md gives from the middle.
 """
 

@@ -33,7 +33,10 @@ from benchmarks.testing.fault_operators import Fault, drawn, faults_in
 from storage.home import Home
 
 TESTS = ("tests/unit", "tests/property")
-QUICK_TESTS = ("tests/unit/test_sde_step.py", "tests/unit/test_selection.py")
+QUICK_TESTS = (
+    "tests/unit/gpu_runtime/diffusion/test_sde_step.py",
+    "tests/unit/gpu_runtime/exploration/test_selection.py",
+)
 EQUIVALENT = Path(__file__).with_name("equivalent_faults.toml")
 
 FILES_AT_ONCE = 8

@@ -1,8 +1,8 @@
 """Sizes of published models, and the operations and bytes of a pass: without weights and without torch.
 
 A multiplication with its addition counts as two operations. Norms, activations and RoPE are no matrix
-products: they are counted as bytes that the memory moves. `tests/unit/test_counted_profile.py` compares both
-operations and weights with what torch counts for the real classes.
+products: they are counted as bytes that the memory moves. `tests/unit/tasks/test_counted_profile.py`
+compares both operations and weights with what torch counts for the real classes.
 
 Sources: `transformer/config.json` and the part folders of each model's repository on the hub; the VAEs'
 operations by torch's counter at 512x512.

@@ -1,0 +1,126 @@
+"""How a cancelled run's process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import prefect.flow_engine
+import prefect.task_engine
+import pytest
+from prefect.exceptions import TerminationSignal
+
+from flows.process.cancellation import ends_are_cancellations, signals_cancel
+from flows.process.stopping import Stopped
+from storage.config.run_config import RunConfig
+from storage.home import Home
+from storage.record.run_store import RunStore
+from tasks.iteration.session import Session
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import atexit, sys
+from prefect.exceptions import TerminationSignal
+from flows.process.cancellation import gone_soon_when_cancelled
+
+class Library:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+library = Library()
+try:
+    with gone_soon_when_cancelled():
+        atexit.register(print, "handed over")
+        if {cancelled}:
+            raise TerminationSignal(signal=15)
+except TerminationSignal:
+    print("cancelled")
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "code", "said"),
+    [(True, 0, ["cancelled", "handed over"]), (False, 3, ["handed over", "taken apart"])],
+)
+def test_only_a_cancelled_run_ends_without_taking_its_libraries_apart(
+    cancelled: bool, code: int, said: list[str]
+):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(cancelled=cancelled, code=code)],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == said, done.stderr
+    assert done.returncode == code
+
+
+def states_of(error: BaseException) -> set[str]:
+    """What Prefect makes of a task run and of a flow run that this ends."""
+    of_flow = asyncio.run(prefect.flow_engine.exception_to_crashed_state(error))
+    of_task = prefect.task_engine.exception_to_crashed_state_sync(error)
+    return {of_flow.type.value, of_task.type.value}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Stopped(signal.SIGINT, "stopped by Ctrl-C"),
+        TerminationSignal(signal=15),
+        asyncio.CancelledError("by the task runner"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_prefect_calls_what_a_signal_ends_cancelled(error: BaseException):
+    assert states_of(error) == {"CRASHED"}
+    with ends_are_cancellations():
+        assert states_of(error) == {"CANCELLED"}
+        assert states_of(OSError("no disk")) == {"CRASHED"}
+    assert states_of(error) == {"CRASHED"}
+
+
+def test_prefect_keeps_its_hands_off_the_signals():
+    of_prefect = signal.getsignal(signal.SIGTERM)
+    with signals_cancel(), prefect.flow_engine.capture_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is of_prefect
+    with prefect.flow_engine.capture_sigterm():
+        assert signal.getsignal(signal.SIGTERM) is not of_prefect
+
+
+@pytest.mark.parametrize("name", ["prefect.flow_runs", "prefect.task_runs"])
+def test_prefect_prints_no_error_of_a_cancelled_run(name: str):
+    kept: list[str] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record.getMessage())
+
+    logger, handler = logging.getLogger(name), Keeps()
+    logger.addHandler(handler)
+    try:
+        with ends_are_cancellations():
+            state = prefect.task_engine.exception_to_crashed_state_sync(TerminationSignal(signal=15))
+        logger.error(f"Crash detected! {state.message}")
+        logger.error(f"Finished in state {state}")
+        logger.error("Crash detected! Execution was interrupted by an unexpected exception")
+    finally:
+        logger.removeHandler(handler)
+    assert kept == ["Crash detected! Execution was interrupted by an unexpected exception"]
+
+
+def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path):
+    """Its devices are gone when the run is cancelled, which is no failure of the task."""
+    nothing: Any = None
+    store = RunStore(Home(tmp_path).ensure())
+    opened: Any = type("Opened", (), {"close": lambda self: None})()
+    readers: Any = type("Readers", (), {"finish": lambda self, status, wait_s: None})()
+    session = Session("r", RunConfig(), nothing, store, nothing, readers, opened)
+    with pytest.raises(OSError), session.timed("explore"):
+        raise OSError("a failure")
+    session.__exit__(Stopped)
+    with pytest.raises(TerminationSignal), session.timed("explore"):
+        raise OSError("the worker is gone")

@@ -1,0 +1,197 @@
+"""`/metrics` for Prometheus and the dashboard of Grafana that reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from flows.cli import command_line
+from flows.server.metrics import families, metrics_application, metrics_server
+from storage.errors import ConfigurationError, ServerError
+from storage.home import Home
+from storage.record.queries.live_figures import live_runs
+from storage.record.reading import Records
+from storage.record.records import DeviceEvent, IterationRecord
+from storage.record.run_folder import RUN_FILE
+from storage.record.run_store import RunStore
+from tests.sample_run import iteration_record, write_sample_run
+
+ROOT = Path(__file__).resolve().parents[3]
+BOARD = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+TOKEN = "a-token-of-thirty-two-characters"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def ask(
+    home: Home, path: str = "/metrics", token: str | None = None, headers: Any = (), method: str = "GET"
+) -> tuple[int, str]:
+    """Status and text of an answer."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "method": method, "headers": list(headers)}
+    asyncio.run(metrics_application(home, token)(scope, None, send))
+    return sent[0]["status"], sent[1]["body"].decode()
+
+
+def values(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by metric, and by the labels beside the run."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(value for name, value in sorted(sample.labels.items()) if name != "run")
+            found.setdefault(sample.name.removeprefix("spotlight_"), {})[labels] = sample.value
+    return found
+
+
+def test_a_run_is_shown_as_the_database_has_it(home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "glyphs-1", iterations=3, status="running")
+    last = iteration_record("glyphs-1", 4, 2_000.0)
+    events = [DeviceEvent("spot-0", "spot", "lost", 2_010.0), DeviceEvent("spot-1", "spot", "lost", 2_011.0)]
+    store.commit_iteration(
+        IterationRecord(
+            "glyphs-1", 4, 4, 2_000.0, 2_018.0, last.metrics, [], last.intervals, device_events=events
+        )
+    )
+    status, text = ask(home)
+    assert status == 200
+    found = values(text)
+    assert found["run_info"] == {("glyphs", "running"): 1}
+    assert (found["iteration"][()], found["iterations_planned"][()]) == (4, 40)
+    assert found["reward"][()] == pytest.approx(last.metrics["reward_mean"])
+    assert found["loss"][()] == pytest.approx(last.metrics["loss"])
+    assert found["phase_seconds"] == {("iteration",): 18, ("rollout",): 9, ("train",): 7}
+    # Two spot devices of 18 s each: 1 s of loading, 9 s of rollout, 8 s idle.
+    assert found["devices"][("spot", "rollout")] == pytest.approx(1.0)
+    assert found["devices"][("reserved", "train")] == pytest.approx(7 / 18)
+    assert sum(found["devices"].values()) == pytest.approx(3)
+    # One evaluation of 9 s and four iterations of 18 s, on one reserved and two spot devices.
+    paid_s = 9 + 4 * 18
+    assert sum(found["device_seconds_total"].values()) == pytest.approx(3 * paid_s)
+    assert sum(found["cost_usd_total"].values()) == pytest.approx(paid_s * (10.98 + 2 * 2.51) / 3600)
+    assert found["device_events_total"] == {("lost", "spot"): 2}
+    assert 0 < found["score"][()] < 1
+
+
+def test_the_lag_is_counted_from_the_newest_record_of_a_run_that_goes_on(home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "glyphs-1", iterations=1, status="running")
+    with Records(home).reading() as connection:
+        (run,) = live_runs(connection)
+    by_name = {family.name: family for family in families([run], run.newest_at + 7.0)}
+    assert [sample.value for sample in by_name["spotlight_commit_lag_seconds"].samples] == [7.0]
+    store.set_status("glyphs-1", "finished")
+    assert "spotlight_commit_lag_seconds{" not in ask(home)[1]
+
+
+def test_running_runs_are_shown_or_else_the_newest(home: Home):
+    store = RunStore(home)
+    assert ask(home)[0] == 200, "a home without runs"
+    write_sample_run(store, "first", iterations=1)
+    write_sample_run(store, "second", iterations=1)
+    assert 'run="second"' in ask(home)[1] and 'run="first"' not in ask(home)[1]
+    store.create_run("third", store.run("first").config, {}, 1)
+    assert 'run="third"' in ask(home)[1] and 'run="second"' not in ask(home)[1]
+
+
+def test_only_the_endpoint_is_served_and_only_to_who_knows_the_token(home: Home):
+    assert ask(home, "/")[0] == 404
+    assert ask(home, method="POST")[0] == 405
+    assert ask(home, token=TOKEN)[0] == 401
+    assert ask(home, token=TOKEN, headers=[(b"authorization", b"Bearer another")])[0] == 401
+    assert ask(home, token=TOKEN, headers=[(b"authorization", f"Bearer {TOKEN}".encode())])[0] == 200
+
+
+def test_a_damaged_run_is_an_answer_and_not_an_end(home: Home):
+    write_sample_run(RunStore(home), "r", iterations=1)
+    (home.run("r") / RUN_FILE).write_bytes(b"not JSON" * 1000)
+    status, text = ask(home)
+    assert status == 503
+    assert f"{RUN_FILE} is damaged" in text
+
+
+def test_an_address_that_others_reach_needs_a_token(home: Home, tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs.*--token-file"):
+        metrics_server(home, 9464, "0.0.0.0")
+    file = tmp_path / "token"
+    file.write_text("short")
+    file.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="32 characters or more, and has 5"):
+        metrics_server(home, 9464, "0.0.0.0", token_file=file)
+    file.write_text(TOKEN)
+    file.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="others can read it; run `chmod 600"):
+        metrics_server(home, 9464, "0.0.0.0", token_file=file)
+    with pytest.raises(ConfigurationError, match="is no host name"):
+        metrics_server(home, 9464, names=["http://x"])
+
+
+def test_a_port_in_use_is_refused(home: Home):
+    import socket
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(ServerError, match=r"is in use .*; choose another with `spotlight metrics --port`"),
+    ):
+        metrics_server(home, taken.getsockname()[1])
+
+
+def test_a_foreign_page_is_refused(home: Home):
+    """The guard of the dashboard stands before it."""
+    server = metrics_server(home, 9464)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/metrics", "method": "GET", "headers": [(b"host", b"evil.example")]}
+    asyncio.run(server.config.app(scope, None, send))  # type: ignore[operator]
+    assert sent[0]["status"] == 403
+
+
+def test_the_command_says_where_and_serves(home: Home, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    served: list[Any] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: served.append(server))
+    monkeypatch.setattr("sys.argv", ["spotlight", "metrics", "--port", "9471"])
+    with pytest.raises(SystemExit):
+        command_line.main()
+    assert capsys.readouterr().err == "metrics: http://127.0.0.1:9471/metrics\n"
+    assert [(server.config.host, server.config.port) for server in served] == [("127.0.0.1", 9471)]
+
+
+def test_the_dashboard_of_grafana_asks_for_what_the_endpoint_has(home: Home):
+    write_sample_run(RunStore(home), "glyphs-1", iterations=1)
+    text = ask(home)[1]
+    served = {name: family.name for family in text_string_to_metric_families(text) for name in (
+        f"{family.name}_total" if family.type == "counter" else family.name,
+    )}  # fmt: skip
+    labels = {"run", "market", "state", "kind", "phase", "name", "status"}
+    asked = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
+    for expression in asked:
+        names = re.findall(r"spotlight_[a-z_]+", expression)
+        assert names and set(names) <= set(served), expression
+        grouped = re.findall(r"by \(([a-z, ]+)\)", expression)
+        assert {word for group in grouped for word in group.split(", ")} <= labels
+    shown = {name for expression in asked for name in re.findall(r"spotlight_[a-z_]+", expression)}
+    assert set(served) - shown == {"spotlight_last_commit_timestamp_seconds"}
+    for panel in BOARD["panels"]:
+        legends = re.findall(r"\{\{(\w+)\}\}", " ".join(t["legendFormat"] for t in panel["targets"]))
+        assert set(legends) <= labels
+    (runs,) = [one for one in BOARD["templating"]["list"] if one["name"] == "run"]
+    assert runs["definition"] == "label_values(spotlight_run_info, run)"
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(BOARD["panels"])
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in BOARD["panels"])

@@ -1,0 +1,181 @@
+"""A run's log: what goes on, read while it is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from storage.config.run_config import RunConfig
+from storage.errors import RunNotFoundError
+from storage.home import Home
+from storage.record.run_folder import EVENTS_FILE
+from storage.record.run_status import RunLog, read_activity
+from storage.record.run_store import RunStore, bare_folders
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_phases_that_overlap_are_both_shown(home: Home):
+    log = RunLog(home, "r")
+    log.starting()
+    assert read_activity(home, "r").is_starting
+    log.ready()
+    with log.phase("train"), log.phase("explore"):
+        assert list(read_activity(home, "r").phases) == ["train", "explore"]
+    found = read_activity(home, "r")
+    assert found.phases == {}
+    assert found.is_alive
+    assert found.pid == os.getpid()
+    assert [m.text for m in found.messages[2:4]] == ["train begins", "explore begins"]
+    assert found.messages[-1].text.startswith("train ends after 0.")
+
+
+def test_a_phase_ends_with_an_error(home: Home):
+    log = RunLog(home, "r")
+    with pytest.raises(ValueError, match="no"), log.phase("rollout"):
+        raise ValueError("no")
+    assert read_activity(home, "r").phases == {}
+
+
+def test_a_resumed_run_forgets_the_phases_of_its_last_life(home: Home):
+    code = (
+        "from pathlib import Path; from storage.home import Home; "
+        "from storage.record.run_status import RunLog; "
+        f"RunLog(Home(Path({str(home.path)!r})), 'r').starting()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+    left = read_activity(home, "r")
+    assert left.is_starting
+    assert not left.is_alive
+    RunLog(home, "r").starting()
+    RunLog(home, "r").ready()
+    assert read_activity(home, "r").phases == {}
+
+
+class Unprintable:
+    """An argument of a message, without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_warnings_of_libraries_are_noted_on_one_line(home: Home):
+    with RunLog(home, "r").with_warnings():
+        logging.getLogger("some.library").warning("two\nlines of %s", "it")
+        logging.getLogger("some.library").info("not this")
+        for text, argument in (("deprecated", FutureWarning), ("odd %s", Unprintable())):
+            told = logging.LogRecord("some.library", logging.WARNING, "", 0, text, (argument,), None)
+            logging.getLogger().handlers[-1].emit(told)  # ends no run
+    logging.getLogger("some.library").warning("nor this")
+    assert [m.text for m in read_activity(home, "r").messages] == [
+        "warning of some.library: two lines of it", "warning of some.library: deprecated",
+        "warning of some.library: odd %s",
+    ]  # fmt: skip
+
+
+def test_only_the_end_of_a_long_log_is_read(home: Home):
+    log = RunLog(home, "r")
+    for number in range(3000):
+        log.note(f"message {number}")
+    found = read_activity(home, "r", messages=5)
+    assert [m.text for m in found.messages] == [f"message {number}" for number in range(2995, 3000)]
+    assert read_activity(home, "r", messages=0).messages == ()
+
+
+def test_lines_of_the_log_are_no_events_and_events_are_lines_of_the_log(home: Home):
+    store, log = RunStore(home), RunLog(home, "r")
+    log.starting()
+    assert store.runs() == [] and bare_folders(home) == "", "a run that starts is no damaged one"
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    with log.phase("rollout"), (store.folder("r").path / EVENTS_FILE).open("a") as file:
+        file.write('{"happened_at": 1.0, "ki')  # a full disk
+    store.add_event("r", "mirror", "no answer")
+    log.note("done")
+    with store.records.reading("r") as connection:
+        assert connection.execute("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]
+    with duckdb.connect(str(home.database), read_only=True) as catalogue:
+        assert catalogue.sql("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]
+    assert [m.text for m in read_activity(home, "r").messages][-2:] == ["no answer", "done"]
+
+
+def test_what_readers_tell_as_events_is_no_line_of_the_log_too(home: Home):
+    with RunLog(home, "r").with_warnings():
+        logging.getLogger("storage.readers.following").warning("MLflow is away")
+    assert read_activity(home, "r").messages == ()
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(home: Home):
+    home.runs.write_text("a file where the folder should be")
+    RunLog(home, "r").note("lost")
+    assert read_activity(home, "r").messages == ()
+
+
+def test_no_run_is_called_out_of_the_folder(home: Home):
+    RunLog(home, "../../outside").note("here")
+    assert [path.parent for path in home.runs.iterdir()] == [home.runs]
+    assert read_activity(home, "../../outside").messages[0].text == "here"
+
+
+@pytest.fixture
+def logged(home: Home, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    """A run of this process with a phase, a message, an event and a torn line at its end."""
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    store, log = RunStore(home), RunLog(home, "r-1")
+    store.create_run("r-1", RunConfig(), {}, os.getpid())
+    log.starting()
+    log.ready()
+    log.note("12 held-out prompts")
+    store.add_event("r-1", "worker_lost", "worker spot-0 died")
+    with (store.folder("r-1").path / EVENTS_FILE).open("a") as file:
+        file.write('{"happened_at": 1.0, "ki')
+    return store
+
+
+def printed(*arguments: str) -> list[str]:
+    done = CliRunner().invoke(app, ["logs", *arguments], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout.splitlines()
+
+
+def test_logs_prints_a_line_for_each_message_with_its_time(logged: RunStore):
+    lines = printed("last")
+    assert [line[21:] for line in lines[:1] + lines[2:]] == [
+        "start begins", "12 held-out prompts", "worker_lost: worker spot-0 died",
+    ]  # fmt: skip
+    assert lines[1][21:].startswith("start ends after 0.")
+    assert all(line[4] == line[7] == "-" and line[13] == line[16] == ":" for line in lines)
+    assert [json.loads(line).get("kind") for line in printed("r", "--json")][-1] == "worker_lost"
+    with pytest.raises(RunNotFoundError, match="no run 'other'"):
+        printed("other")
+
+
+def test_logs_follows_a_run_to_its_end(logged: RunStore):
+    def go_on() -> None:
+        logged.add_event("r-1", "hacking", "the score rises\x1b[31m")
+        logged.set_status("r-1", "finished")
+
+    later = threading.Timer(1.0, go_on)
+    later.start()
+    lines = printed("r-1", "--follow")
+    later.join()
+    assert lines[4][21:] == "hacking: the score rises\\x1b[31m", "after the torn line"
+    assert lines[-1] == "run r-1 is finished"
+
+
+def test_logs_shows_a_run_that_has_no_row_yet(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    RunLog(home, "r").starting()
+    assert [line[21:] for line in printed("r")] == ["start begins"]

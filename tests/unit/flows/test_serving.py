@@ -1,0 +1,151 @@
+"""Which deployments are served, by `up` and by `prefect.yaml`, and when they run by themselves."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import signal
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import anyio
+import pytest
+import yaml
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.runner._process_manager import ProcessHandle
+
+from flows.deployed.deployments import (
+    _resumed,
+    evaluate_by_form,
+    post_train_by_form,
+    pretrain_by_form,
+    reproduce_by_form,
+    what_if_by_form,
+)
+from flows.deployed.forms import ReproductionForm, TrainingForm, WhatIfForm
+from flows.deployed.schedule import Nightly
+from flows.deployed.serving import deployments
+from flows.process.run_processes import RunProcesses
+from storage.errors import ConfigurationError
+from storage.home import Home
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = ["post-train", "evaluate", "reproduce", "pretrain", "what-if", "nightly-ocr", "nightly-geneval"]
+
+
+@pytest.fixture(scope="module")
+def declared() -> list[dict[str, Any]]:
+    return yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+
+
+def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
+    served = deployments(Nightly())
+    assert [deployment.name for deployment in served] == NAMES
+    assert [deployment["name"] for deployment in declared] == NAMES
+    for deployment, here in zip(declared, served, strict=True):
+        path, _, function = deployment["entrypoint"].partition(":")
+        assert (ROOT / path).is_file()
+        module = path.removesuffix(".py").replace("/", ".")
+        assert getattr(importlib.import_module(module), function).name == here.flow_name
+        assert here.entrypoint == f"{module}.{function}"
+        assert here.enforce_parameter_schema
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_the_schedules_are_on_only_where_asked_for(active: bool):
+    scheduled = [one for one in deployments(Nightly(active, "5 3 * * *", "Europe/Berlin")) if one.schedules]
+    assert [one.name for one in scheduled] == ["nightly-ocr", "nightly-geneval"]
+    for deployment in scheduled:
+        # Of several in one deployment, Prefect's UI would show the same time and nothing else.
+        (schedule,) = deployment.schedules or []
+        assert schedule.active is active
+        cron = schedule.schedule
+        assert isinstance(cron, CronSchedule)
+        assert cron.cron == "5 3 * * *"
+        assert cron.timezone == "Europe/Berlin"
+        ReproductionForm.model_validate((deployment.parameters or {})["form"])
+
+
+def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, Any]]):
+    here = [one for one in deployments(Nightly()) if one.schedules]
+    file = [one for one in declared if "schedules" in one]
+    assert [(one["name"], one["parameters"]["form"]["preset"]) for one in file] == [
+        (one.name, (one.parameters or {})["form"]["preset"]) for one in here
+    ]
+    assert [schedule for one in file for schedule in one["schedules"]] == [
+        {"cron": Nightly.cron, "timezone": Nightly.timezone, "slug": "nightly", "active": False}
+    ] * len(here)
+
+
+def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="goes on with its own configuration"):
+        _resumed(Home(tmp_path), TrainingForm(resume="a", iterations=3))
+
+
+@pytest.mark.parametrize(("heeds", "grace_s", "code"), [(True, 6000, 0), (False, 1, -signal.SIGKILL)])
+def test_a_cancelled_runs_process_is_waited_for_no_longer_than_it_takes(
+    heeds: bool, grace_s: float, code: int
+):
+    handler = "lambda *_: sys.exit(0)" if heeds else "signal.SIG_IGN"
+    script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(600)"
+
+    async def cancel() -> int | None:
+        async with (
+            await anyio.open_process([sys.executable, "-c", script], stderr=None) as process,
+            RunProcesses() as processes,
+        ):
+            assert process.stdout is not None
+            await process.stdout.receive()
+            run = uuid4()
+            await processes.add(run, ProcessHandle(process))
+            # Prefect's own would look after a tenth of the grace period: after ten minutes.
+            with anyio.fail_after(120):
+                await processes.kill(run, grace_seconds=grace_s)
+            await processes.remove(run)
+            return await process.wait()
+
+    assert anyio.run(cancel) == code
+
+
+def test_every_deployment_says_what_it_does():
+    flows = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)
+    for flow in flows:
+        assert flow.description
+        assert set(flow.parameters.properties) == {"form"}
+
+
+def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    shown: list[dict[str, str]] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.deployed.deployments.shown_in_prefect", nullcontext)
+    monkeypatch.setattr(
+        "flows.artifacts.create_table_artifact",
+        lambda rows, key, description: shown.extend([{"said": description}, *rows]),
+    )
+    # It would start a Prefect server of its own.
+    concluded: list[str] = []
+    monkeypatch.setattr(
+        "flows.artifacts.create_markdown_artifact", lambda text, key, description: concluded.append(text)
+    )
+    prices = tmp_path / "prices.csv"
+    prices.write_text("time,market,usd_per_hour,zone\n0,spot,9,a\n0,spot,1.5,b\n")
+    form = WhatIfForm(
+        preset="smoke", reserved=1, spot=2, trainers=1, iterations=3, windows=2,
+        settings=["price.reserved_usd_per_hour=4.5"], prices=str(prices), zone="b", serving="0.4,0.2,3",
+    )  # fmt: skip
+    result = what_if_by_form.fn(form)
+    assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
+    assert result["reserved_usd_per_hour"] == 4.5
+    assert "lending" in [policy["policy"] for policy in result["policies"]]
+    assert concluded and all(line in concluded[0] for line in result["conclusions"])
+    described, *rows = shown
+    assert described["said"].startswith("Simulated")
+    assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]
+    assert re.fullmatch(r"\S+ \[\S+, \S+\]", rows[0]["usd"])
+    for row in rows:  # cells are words or figures, and no Python values
+        assert not [cell for cell in row.values() if cell[:1] in "[{" or "e+" in cell], row
+    with pytest.raises(ConfigurationError, match=r"runtime\.trainer_workers is 4, above"):
+        what_if_by_form.fn(form.model_copy(update={"trainers": 4}))

@@ -1,0 +1,173 @@
+"""What Prefect's UI shows of a run: names of tasks and of the run, the way to the dashboard, the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import Task
+
+import flows.artifacts
+import flows.progress as progress
+from flows.artifacts import name_given_in_prefect, show_links
+from flows.deployed.up import UpOptions, _say_where
+from flows.process.ended_flow_runs import close_orphaned_flow_runs
+from flows.run_identity import is_made_up
+from storage.config.tracking import TrackingConfig
+from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
+
+DOCS = Path(__file__).parents[3] / "docs"
+TASK_MODULES = (
+    "tasks.evaluation", "tasks.iteration.commit", "tasks.iteration.phases", "tasks.pretrain",
+    "tasks.reproduction.scored_again",
+)  # fmt: skip
+
+
+def tasks_of_a_run() -> dict[str, Task[..., Any]]:
+    modules = [import_module(name) for name in TASK_MODULES]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
+    return {task.name: task for task in found}
+
+
+def test_each_task_has_a_name_of_our_making():
+    folder = DOCS.with_name("tasks")
+    with_tasks = {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if "\n@task" in file.read_text(encoding="utf-8")
+    }
+    assert with_tasks == set(TASK_MODULES)
+    assert [name for name, task in tasks_of_a_run().items() if not task.task_run_name] == []
+
+
+def test_tasks_of_an_iteration_carry_its_number():
+    plan = SimpleNamespace(iteration=7)
+    given = {
+        "iteration": 7, "plan": plan, "rolled": SimpleNamespace(plan=plan),
+        "record": SimpleNamespace(iteration=7), "session": object(), "scores": [], "refused": None,
+    }  # fmt: skip
+    tasks = tasks_of_a_run()
+    for name in ("explore", "rollout", "reward", "train", "commit", "evaluate", "record-evaluation"):
+        template = tasks[name].task_run_name
+        assert isinstance(template, str)
+        assert template.format(**given) == f"{name} 7"
+
+
+@pytest.mark.parametrize("name", ["Tasty-Akita", "Awesome-Cat", "Rustic-Saola", "benevolent-lemur"])
+def test_names_that_prefect_makes_up_are_known(name: str):
+    assert is_made_up(name)
+
+
+def test_every_name_of_prefect_s_server_is_known():
+    from prefect.utilities.names import generate_slug
+
+    names = [generate_slug(2) for _ in range(200)]
+    assert [name for name in names if not is_made_up(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["baseline", "my-run", "glyphs-3", "tasty-akita-2", "Small-experiment", "lion"]
+)
+def test_a_person_s_name_is_no_made_up_one(name: str):
+    assert not is_made_up(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "given"), [("mine", 1, "mine"), ("Tasty-Akita", 1, None), ("mine", 2, None)]
+)
+def test_the_run_name_becomes_the_identifier_once(
+    name: str, count: int, given: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    named = SimpleNamespace(get_name=lambda: name, get_run_count=lambda: count)
+    monkeypatch.setattr(flows.artifacts, "flow_run", named)
+    assert name_given_in_prefect() == given
+
+
+def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPatch):
+    own, orphan = uuid4(), uuid4()
+
+    class Client:
+        def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
+            return [SimpleNamespace(id=own), SimpleNamespace(id=orphan)]
+
+        def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
+            closed.append(flow_run_id)
+
+    closed: list[UUID] = []
+    client = "prefect.client.orchestration.get_client"
+    monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
+    close_orphaned_flow_runs(["mine"])
+    assert closed == [orphan]
+
+
+def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        flows.artifacts, "create_markdown_artifact", lambda text, key, **_: made.append((key, text))
+    )
+    monkeypatch.setattr(flows.artifacts, "flow_run_page", lambda: "http://127.0.0.1:4200/v2/runs/flow-run/1")
+    monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
+    show_links("mine", Home(tmp_path), TrackingConfig())
+    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "http://127.0.0.1:8600/")
+    show_links("mine", Home(tmp_path), TrackingConfig(uri="http://mlflow:5000"))
+    assert [key for key, _ in made] == ["links", "links"], "one artefact a run"
+    by_hand, by_link = (text.splitlines() for _, text in made)
+    assert by_hand == [
+        "- Dashboard: `spotlight ui`, then `?run=mine` after its address",
+        "- Report: the button *Report* of the dashboard, or `spotlight report mine`",
+        "- MLflow: after its first iteration: `mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri "
+        f"sqlite:///{tmp_path}/mlflow.db`, then <http://127.0.0.1:5000/#/experiments?workflowType=machine_learning>",
+        "- Prefect: [this flow run](http://127.0.0.1:4200/v2/runs/flow-run/1)",
+    ]
+    assert by_link[0] == "- Dashboard: [mine](http://127.0.0.1:8600/?run=mine)"
+    page = "http://mlflow:5000/#/experiments?workflowType=machine_learning"
+    assert by_link[2] == f"- MLflow: [http://mlflow:5000]({page}), after its first iteration"
+    show_links("mine", Home(tmp_path), TrackingConfig(to=()))
+    assert "MLflow" not in made[-1][1]
+    assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
+
+
+def test_no_line_says_that_a_task_went_well():
+    def is_shown(logger: str, level: int, message: str) -> bool:
+        record = logging.LogRecord(logger, level, __file__, 1, message, None, None)
+        return bool(logging.getLogger(logger).filter(record))
+
+    well = "Finished in state Completed()"
+    assert not is_shown("prefect.task_runs", logging.INFO, well)
+    assert is_shown("prefect.task_runs", logging.INFO, "said by the task itself")
+    assert is_shown("prefect.task_runs", logging.ERROR, "Finished in state Failed('why')")
+    assert is_shown("prefect.flow_runs", logging.INFO, well), "once a run"
+
+
+def test_up_prints_the_address_of_the_ui_that_the_documents_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Prefect has two UIs; pictures and words are of the one under /v2."""
+    said: list[str] = []
+    monkeypatch.setattr(progress.reporter(), "note", said.append)
+    _say_where(Home(tmp_path), UpOptions())
+    printed = set(re.findall(r"http://127\.0\.0\.1:4200\S*", said[0]))
+    assert printed == {"http://127.0.0.1:4200/v2/deployments"}
+    shown = set(
+        re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", (DOCS / "reference" / "server.md").read_text())
+    )
+    assert shown == printed
+
+
+def test_what_follows_from_simulated_policies_is_an_artifact_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    made: list[Any] = []
+    monkeypatch.setattr(flows.artifacts, "create_markdown_artifact", lambda text, **_: made.append(text))
+    cost = {"low": 1.0, "median": 2.0, "high": 3.0}
+    policies = [{"policy": "spot", "milestones": [{"share": 0.5, "usd": cost}]}]
+    flows.artifacts.show_conclusions({"policies": policies, "conclusions": ["spot is cheaper"]})
+    assert made[0].splitlines() == [
+        "- spot is cheaper", "", "| policy | share | usd |", "|---|---|---|", "| spot | 0.5 | 2 [1, 3] |"
+    ]  # fmt: skip

@@ -1,0 +1,110 @@
+"""Signals: the first one ends the work in order, and further ones do not disturb that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.process import stopping
+from flows.process.stopping import Stopped, stops_in_order
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = """
+import sys, time
+from flows.process.stopping import stops_in_order
+try:
+    with stops_in_order("Stopped; nothing is kept."):
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            time.sleep(0.5)
+            print("ended in order", flush=True)
+except KeyboardInterrupt:
+    print("interrupted")
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code", "said"),
+    [
+        ((signal.SIGINT, signal.SIGINT), 130, ["interrupted"]),
+        ((signal.SIGINT, signal.SIGTERM), 130, ["interrupted"]),
+        ((signal.SIGTERM, signal.SIGINT), 143, []),
+    ],
+)
+def test_a_second_signal_does_not_disturb_the_end(
+    numbers: tuple[signal.Signals, ...], code: int, said: list[str]
+):
+    child = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    for number in numbers:
+        child.send_signal(number)
+        time.sleep(0.1)
+    out, error = child.communicate()
+    assert out.splitlines() == ["ended in order", "Stopped; nothing is kept.", *said]
+    assert (child.returncode, error) == (code, "")
+
+
+def test_what_was_said_of_the_run_is_not_said_again(capsys: pytest.CaptureFixture[str]):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(KeyboardInterrupt), stops_in_order("not said"):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except Stopped as stopped:
+            assert str(stopped) == "stopped by Ctrl-C"
+            stopped.said = True
+            raise
+    assert "not said" not in capsys.readouterr().out
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_an_end_that_hangs_can_be_cut_short(monkeypatch: pytest.MonkeyPatch):
+    ended: list[int] = []
+    monkeypatch.setattr(stopping, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(stopping.os, "_exit", ended.append)
+    with pytest.raises(SystemExit), stops_in_order("Stopped."):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.1)
+    assert ended == [143]
+
+
+def test_a_signal_waits_while_prefect_does_something_of_its_own():
+    """Interrupted there, Prefect fails itself: it has no state yet of the task that it is about to begin."""
+    scope: dict[str, object] = {"__name__": "prefect.task_engine", "time": time}
+    exec("def begin(function):\n    time.sleep(0.3)\n    done.append(1)\n    function()", scope)
+    done: list[int] = []
+    scope["done"] = done
+    ours: dict[str, object] = {"__name__": "tasks.iteration.phases", "time": time}
+    exec("def task():\n    time.sleep(10)", ours)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        scope["begin"](ours["task"])  # pyright: ignore[reportCallIssue]
+    assert done == [1], "what Prefect did was not interrupted"
+    assert time.monotonic() - began < 8, "its task was"
+
+
+def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopping, "_DEFERRED_S", 0.2)
+    scope: dict[str, object] = {"__name__": "prefect.client", "time": time}
+    exec("def ask():\n    time.sleep(10)", scope)
+    with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        scope["ask"]()  # pyright: ignore[reportCallIssue]

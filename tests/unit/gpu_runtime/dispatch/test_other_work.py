@@ -1,0 +1,139 @@
+"""Trainers that find nothing to generate do something else, while the dispatcher goes on with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import SamplePhase
+from gpu_runtime.scheduling.requests import WeightsVersion
+from storage.errors import RuntimeFailure, WorkerLostError
+from tests.fake_generators import FakeGeneratorFleet, Script
+from tests.tiny_run import tiny_config
+from tests.unit.gpu_runtime.dispatch.test_generation import (
+    LEASE_S,
+    ONE,
+    REQUESTS,
+    SAMPLER,
+    TRAINER,
+    assert_all_there,
+)
+
+
+class Parts:
+    """Other work of the trainer: a number of calls, which end as all calls do."""
+
+    left_s = None
+
+    def __init__(self, script: Script, parts: int, work: Callable[[], object] = lambda: None) -> None:
+        self._script, self.left, self._work = script, parts, work
+        self.others_busy: list[bool] = []
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """See `OtherWork`."""
+
+    def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
+        if not self.left or TRAINER not in [device.name for device in devices]:
+            return {}
+        self.left -= 1
+        self.others_busy.append(bool(self._script.under_way.get(ONE)))
+        return {TRAINER: self._script.start(TRAINER, self._work)}
+
+
+def dispatcher(script: Script, names: Sequence[str] = (TRAINER, ONE)) -> SimpleNamespace:
+    config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
+    fleet = FakeGeneratorFleet(names, script, SAMPLER)
+    loop = Dispatcher(config, script.clock, ended=script)  # type: ignore[arg-type]
+    return SimpleNamespace(fleet=fleet, phase=SamplePhase(REQUESTS, config.sampling), loop=loop)
+
+
+def trainer_first(names: list[str]) -> str:
+    return TRAINER if TRAINER in names else names[0]
+
+
+def test_a_trainer_that_finds_nothing_to_roll_out_does_something_else_while_others_go_on():
+    script = Script(trainer_first)
+    stage = dispatcher(script)
+    parts = Parts(script, 2)
+    stage.loop.run(stage.fleet, stage.phase, None, parts)
+    assert_all_there(stage.phase.delivered)
+    assert parts.others_busy == [True, True]
+
+
+def test_it_goes_on_rolling_out_what_another_device_has_lost():
+    script = Script(trainer_first)
+    stage = dispatcher(script)
+
+    def lose() -> None:
+        stage.fleet.actors[ONE].dead = True
+
+    parts = Parts(script, 1, lose)
+    stage.loop.run(stage.fleet, stage.phase, None, parts)
+    assert parts.left == 0 and stage.fleet.events == [(ONE, "lost")]
+    assert_all_there(stage.phase.delivered)
+
+
+def test_a_trainer_that_leaves_rolls_out_again_once_the_others_are_lost():
+    script = Script(lambda names: ONE if ONE in names else TRAINER)
+    stage = dispatcher(script)
+
+    def leaves(device: Device) -> bool:
+        others = [one.name for one in stage.fleet.workers(WeightsVersion(0))]
+        return device.name != TRAINER or others == [TRAINER]
+
+    def lose() -> None:
+        assert stage.fleet.actors[TRAINER].calls == 0 and stage.phase.done > 0
+        stage.fleet.actors[ONE].dead = True
+
+    script.before[12] = lose
+    stage.phase = SamplePhase(REQUESTS, tiny_config().sampling, accepts=leaves)
+    parts = Parts(script, 1)
+    stage.loop.run(stage.fleet, stage.phase, None, parts)
+    assert parts.left == 0 and stage.fleet.events == [(ONE, "lost")]
+    assert_all_there(stage.phase.delivered)
+
+
+def test_what_it_still_does_at_the_end_is_not_waited_for():
+    script = Script(lambda names: ONE if ONE in names and not parts.left else trainer_first(names))
+    stage = dispatcher(script)
+    parts = Parts(script, 1)
+    stage.loop.run(stage.fleet, stage.phase, None, parts)
+    assert_all_there(stage.phase.delivered)
+    assert len(script.under_way[TRAINER]) == 1
+    assert stage.loop.busy(TRAINER), "it is not idle"
+
+
+def test_its_loss_ends_the_run():
+    script = Script(trainer_first)
+    stage = dispatcher(script)
+
+    def die() -> None:
+        raise WorkerLostError("killed")
+
+    with pytest.raises(RuntimeFailure, match="trainer's process is gone"):
+        stage.loop.run(stage.fleet, stage.phase, None, Parts(script, 1, die))
+
+
+def test_one_that_hangs_is_killed_where_nothing_else_is_left_to_wait_for():
+    script = Script(trainer_first)
+    stage = dispatcher(script)
+    hangs = Parts(script, 1)
+    take = hangs.take
+
+    def take_and_hang(devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
+        taken = take(devices)
+        if taken:
+            script.hung.add(TRAINER)
+            stage.fleet.actors[ONE].dead = True
+        return taken
+
+    hangs.take = take_and_hang  # type: ignore[method-assign]
+    with pytest.raises(RuntimeFailure, match="trainer's process is gone"):
+        stage.loop.run(stage.fleet, stage.phase, None, hangs)
+    assert stage.fleet.events == [(ONE, "lost"), (TRAINER, "hung"), (TRAINER, "lost")]

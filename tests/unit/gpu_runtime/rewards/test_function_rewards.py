@@ -1,0 +1,156 @@
+"""Rewards that are plain functions in a file outside: judged by, refused, and trained on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.registry import build_scorer, chosen_scorer, read_scorer_options
+from storage.config.loading import load_config
+from storage.config.run_config import RewardConfig
+from storage.errors import ConfigurationError
+from storage.prompts.files import PromptRecord
+
+REWARDS = """
+def red(image, prompt):
+    return image.getpixel((0, 0))[0] / 255
+
+def long_prompts(images, prompts):
+    return [len(prompt) for prompt in prompts]
+
+def no_number(image, prompt):
+    return None
+
+def inner(image):
+    return 1 / 0
+
+def broken(image, prompt):
+    return inner(image)
+
+def one(image):
+    return 0
+"""
+IMAGES = [np.full((4, 4, 3), level, np.uint8) for level in (0, 51, 255)]
+PROMPTS = [PromptRecord(0, "a"), PromptRecord(1, "bb"), PromptRecord(2, "cccc")]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(REWARDS)
+    return path
+
+
+def scores(file: Path, name: str, **options: object) -> list[Score]:
+    scorer = build_scorer(RewardConfig(scorer=f"{file}:{name}", options=options))
+    return score_each(scorer, IMAGES, PROMPTS)
+
+
+def test_a_function_judges_each_image_by_its_prompt(file: Path):
+    assert [score.value for score in scores(file, "red")] == [0.0, 0.2, 1.0]
+    assert [score.value for score in scores(file, "long_prompts", scale=[1, 3])] == [0.0, 0.5, 1.0]
+    assert [score.value for score in scores(file, "red", scale="sigmoid")] == pytest.approx(
+        [0.5, 1 / (1 + np.exp(-0.2)), 1 / (1 + np.exp(-1))]
+    )
+    assert not chosen_scorer(RewardConfig(scorer=f"{file}:red")).plugin.gives_verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_number", "no_number returned None; a reward returns a number"),
+        ("long_prompts", "returned 2, and scores lie in [0, 1]; set reward.options.scale to"),
+        ("broken", "mine.py, line 12: return 1 / 0)"),
+    ],
+)
+def test_what_a_function_does_wrong_is_told_with_its_line(file: Path, name: str, said: str):
+    assert said in str(scores(file, name)[1].error)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "mine.py:one",
+            "it takes (image); a reward is a function of (image, prompt), or of (images, prompts)",
+        ),
+        ("mine.py:two", "has no attribute 'two'"),
+        ("yours.py:one", "No such file"),
+    ],
+)
+def test_what_is_no_reward_is_refused(file: Path, name: str, said: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigurationError) as refused:
+        chosen_scorer(RewardConfig(scorer=name))
+    assert f"reward.scorer = '{name}'" in str(refused.value) and said in str(refused.value)
+
+
+def test_the_example_judges_blue_and_contrast():
+    example = Path(__file__).resolve().parents[4] / "examples" / "plain_reward.py"
+    blue = np.zeros((4, 4, 3), np.uint8)
+    blue[:2, :, 2] = 255
+    [score] = score_each(build_scorer(RewardConfig(scorer=f"{example}:blue")), [blue], PROMPTS[:1])
+    assert score.value == 0.75
+    options = {"scale": [0, 128]}
+    contrast = build_scorer(RewardConfig(scorer=f"{example}:contrast", options=options))
+    assert score_each(contrast, [blue], PROMPTS[:1])[0].value == pytest.approx(blue.std() / 128)
+
+
+def test_a_run_finds_its_file_from_another_folder(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    alone = load_config("glyphs", ["reward.scorer=mine.py:red"], {})
+    assert read_scorer_options(alone).reward.scorer == f"{file}:red"
+    parts = 'reward.options.parts={"mine.py:red" = 1, jpeg = 2}'
+    both = load_config("glyphs", ["reward.scorer=sum", parts], {})
+    assert read_scorer_options(both).reward.options["parts"].keys() == {f"{file}:red", "jpeg"}
+
+
+def test_score_tries_a_reward_on_one_image(file: Path, tmp_path: Path):
+    Image.fromarray(IMAGES[1]).save(tmp_path / "image.png")
+    for name, code in (("red", 0), ("broken", 1)):
+        done = CliRunner().invoke(
+            app, ["score", f"{file}:{name}", str(tmp_path / "image.png"), "a"], catch_exceptions=False
+        )
+        assert done.exit_code == code
+        said = json.loads(done.stdout)
+        assert (said["value"], said["exact"], said["error"] is None) == (
+            (0.2, None, True),
+            (0.0, None, False),
+        )[code]
+
+
+@pytest.mark.slow
+def test_a_run_learns_from_it_or_ends_before_it_starts(file: Path, tmp_path: Path):
+    def train(name: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            "train",
+            "--preset",
+            "smoke",
+            "--cluster",
+            "local",
+            "--set",
+            f"reward.scorer=mine.py:{name}",
+        ]
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli.command_line", *command], cwd=file.parent, check=False,
+            env=os.environ | {"SPOTLIGHT_HOME": str(tmp_path / "home")}, capture_output=True, text=True,
+        )  # fmt: skip
+
+    done = train("red")
+    assert done.returncode == 0, done.stderr
+    assert "exact" not in done.stderr + "".join(done.stdout.splitlines()[:-1]), "it calls no image exact"
+    assert 0 < json.loads(done.stdout.splitlines()[-1])["score_after"] < 1
+    refused = train("broken")
+    assert refused.returncode == 2
+    assert "mine.py, line 12: return 1 / 0" in refused.stderr

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_runtime.rewards.guard import score_all, score_each
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.registry import SCORERS, build_scorer
+from storage.config.run_config import RewardConfig
+from storage.errors import ConfigurationError, RewardError
+from storage.prompts.files import PromptRecord
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
+IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3
+
+
+class Scripted:
+    """Gives back, for each prompt, the value written for it, or raises it."""
+
+    name = "scripted"
+
+    def __init__(self, *values: float | Exception) -> None:
+        self._values = values
+
+    def check(self, prompt: PromptRecord) -> None:
+        pass
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        value = self._values[prompt.prompt_id]
+        if isinstance(value, Exception):
+            raise value
+        return Score(value, value == 1.0, "seen")
+
+
+def test_scores_pass_through_in_order() -> None:
+    assert [score.value for score in score_all(Scripted(0.0, 0.5, 1.0), IMAGES, PROMPTS)] == [0.0, 0.5, 1.0]
+
+
+def test_one_failure_costs_one_score() -> None:
+    scores = score_all(Scripted(1.0, OSError("engine gone"), 0.25), IMAGES, PROMPTS)
+    assert (scores[1].value, scores[1].exact) == (0.0, False)
+    assert str(scores[1].error).startswith("OSError: engine gone (")
+    assert [score.error for score in (scores[0], scores[2])] == [None, None]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.5])
+def test_what_is_no_score_is_an_error(value: float) -> None:
+    score = score_each(Scripted(1.0, value, 1.0), IMAGES, PROMPTS)[1]
+    assert (score.value, score.exact) == (0.0, False)
+    assert "not in [0, 1]" in str(score.error)
+
+
+def test_failure_on_all_stops_the_run() -> None:
+    broken = Scripted(*[ImportError("no engine")] * 3)
+    with pytest.raises(RewardError, match=r"'scripted' failed on all 3 images.*ImportError: no engine"):
+        score_all(broken, IMAGES, PROMPTS)
+    with pytest.raises(RewardError, match="failed on all 2"):
+        score_all(Scripted(math.nan, math.nan), IMAGES[:2], PROMPTS[:2])
+
+
+def test_one_image_alone_is_all_too() -> None:
+    with pytest.raises(RewardError, match="failed on all 1 images; the first error was: ValueError: x"):
+        score_all(Scripted(ValueError("x")), IMAGES[:1], PROMPTS[:1])
+    assert score_all(Scripted(), [], []) == []
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(RewardError, match="3 images but 2 prompts"):
+        score_all(Scripted(), IMAGES, PROMPTS[:2])
+
+
+def test_registry() -> None:
+    assert build_scorer(RewardConfig(scorer="shapes")).name == "shapes"
+    with pytest.raises(
+        ConfigurationError, match=r"'clip': there is none .*choose one of .*ocr, .*shapes, .*geneval"
+    ):
+        build_scorer(RewardConfig(scorer="clip"))
+
+
+@pytest.mark.parametrize("name", SCORERS.names())
+def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
+    lines = (REPOSITORY / "docs" / "reference" / "rewards.md").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in lines if line.startswith(f"| `{name}` |")]
+    for option in SCORERS.find(name).options.model_fields:
+        assert f"`{option}`" in line
+    assert f"`{name}`" in str(RewardConfig.model_fields["scorer"].description)
+
+
+class Raises:
+    """A user's scorer with a mistake in a function that it calls."""
+
+    name = "mine"
+
+    def check(self, prompt: PromptRecord) -> None:
+        pass
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        return Score(self.colour(image_HWC), False, "")
+
+    def colour(self, image_HWC: np.ndarray) -> float:
+        return float(np.take(image_HWC, 10**9))  # of a library, far below
+
+
+def test_an_error_names_the_line_of_the_scorer_s_file() -> None:
+    (score,) = score_each(Raises(), [np.zeros((2, 2, 3), np.uint8)], [PromptRecord(0, "a sign")])
+    assert score.error is not None and score.error.startswith("IndexError: ")
+    assert f"({__file__}, line " in score.error and "np.take(image_HWC, 10**9)" in score.error

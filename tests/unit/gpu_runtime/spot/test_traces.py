@@ -1,0 +1,242 @@
+"""Traces of spot instances: reading, cutting, figures worked by hand, refusals."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime.spot.traces.files import read_trace
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent, summarise
+from storage.errors import TraceError
+
+RECORDED = Path(__file__).resolve().parents[5] / "shared" / "traces"
+
+# a, b and c come; a and b go together at 20 s, d comes, c goes alone at 40 s; d is left at 50 s.
+ROWS = (
+    "0,add,a\r\n0,add,b\r\n10000,add,c\r\n20000,remove,b\r\n20000,remove,a\r\n"
+    "30000,add,d\r\n40000,remove,c\r\n"
+)
+
+
+def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    events = read_trace(written(tmp_path, ROWS)).events
+    return Trace.of(events, length_s=50.0)
+
+
+def test_rows_are_milliseconds_in_their_order(tmp_path):
+    trace = read_trace(written(tmp_path, "\ufeff" + ROWS + "\n"))
+    assert trace.events[2] == TraceEvent(10.0, "add", "c")
+    assert [event.instance for event in trace.events] == ["a", "b", "c", "b", "a", "d", "c"]
+    assert trace.length_s == 40.0
+
+
+def test_alive_at_a_moment_counts_all_that_happens_at_it(trace):
+    assert trace.alive_at(-1) == frozenset()
+    assert trace.alive_at(0) == {"a", "b"}
+    assert trace.alive_at(19.999) == {"a", "b", "c"}
+    assert trace.alive_at(20) == {"c"}
+    assert trace.alive_at(1e9) == {"d"}
+
+
+def test_figures_worked_by_hand(trace):
+    # Lives: a 20, b 20, c 30 s ended; d 20 s so far: 90 instance-seconds in 50 s.
+    figures = summarise(trace)
+    assert (figures.instances, figures.peak, figures.losses) == (4, 3, 3)
+    assert figures.multi_loss_share == pytest.approx(2 / 3)
+    assert figures.losses_per_instance_hour == pytest.approx(3 / 90 * 3600)
+
+
+def test_a_trace_without_losses():
+    figures = summarise(Trace.of([TraceEvent(0.0, "add", "a")], length_s=10.0))
+    assert (figures.losses, figures.multi_loss_share, figures.losses_per_instance_hour) == (0, None, 0.0)
+    assert summarise(Trace.of([], length_s=10.0)).losses_per_instance_hour is None
+
+
+def test_twice_as_fast(trace):
+    fast = trace.scaled(2)
+    assert (fast.length_s, fast.alive_at(10), fast.alive_at(15)) == (25.0, {"c"}, {"c", "d"})
+
+
+def test_a_part_begins_with_those_who_are_there(trace):
+    part = trace.clipped(10.0, 35.0)
+    assert part.events[:3] == tuple(TraceEvent(0.0, "add", name) for name in "abc")
+    assert part.length_s == 25.0
+    for second in range(26):
+        assert part.alive_at(second) == trace.alive_at(10 + second)
+
+
+def test_an_instance_may_come_again(tmp_path):
+    trace = read_trace(written(tmp_path, "0,add,a\n1000,remove,a\n2000,add,a\n"))
+    assert [trace.alive_at(second) for second in (0, 1, 2)] == [{"a"}, set(), {"a"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no events in it"),
+        ("0,add\n", ":1: 'add' instances; write a whole number"),
+        ("0,add,a\n\n1000,lose,a\n", ":3: unknown event 'lose'; write add or remove"),
+        ("time,add,a\n", ":1: time 'time'; write whole milliseconds"),
+        ("-5,add,a\n", ":1: time -0.005 s"),
+        ("5000,add,a\n4000,add,b\n", ":2: time goes back from 5.0 s to 4.0 s"),
+        ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but not there"),
+        ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already there"),
+        ("0,add,\n", ":1: an instance without a name"),
+        ("0,2\n1000,add,a\n", ":2: 3 columns"),
+        ("0,two\n", ":1: 'two' instances; write a whole number"),
+        ("0,-1\n", ":1: -1 instances"),
+        ("0,300000\n", ":1: 300000 instances at once, above 10,000"),
+        ("".join(f"0,add,i{number}\n" for number in range(10_001)), ":10001: 10001 instances at once"),
+        (f"{10**15},add,a\n", ":1: time 1e+12 s, some 3.12e+04 years"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, text, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, text))
+    assert str(refused.value).startswith(str(tmp_path / "trace.csv"))
+    assert message in str(refused.value)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(TraceError, match="check the path"):
+        read_trace(tmp_path / "absent.csv")
+    with pytest.raises(TraceError, match=r"suffix '\.dat'"):
+        read_trace(written(tmp_path, ROWS, "trace.dat"))
+    (tmp_path / "odd.csv").write_bytes(b"0,add,\xff\n")
+    with pytest.raises(TraceError, match="not UTF-8 at byte 6"):
+        read_trace(tmp_path / "odd.csv")
+
+
+def test_skypilots_form_counts_the_available(tmp_path):
+    content = json.dumps({"metadata": {"gap_seconds": 300}, "data": [2, 2, 3, 1, 0]})
+    trace = read_trace(written(tmp_path, content, "trace.json"))
+    assert trace.length_s == 1500
+    assert [len(trace.alive_at(300 * place)) for place in range(5)] == [2, 2, 3, 1, 0]
+    assert trace.alive_at(900) == {"instance-3"}, "the longest there go first"
+    assert summarise(trace).multi_loss_share == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "trace.json:1: not JSON"),
+        ("3", "gap_seconds is None"),
+        ("[]", "no intervals in it"),
+        ("[3]", "[0].interval is None"),
+        ('[{"interval": [0, true, 0], "duration": 1}]', "[0].interval is [0, True, 0]"),
+        ('[{"interval": [0, 1, 2], "duration": 1}]', "[0]: 2 instances go of 1"),
+        ('[{"interval": [0, 1, 0], "duration": 0}]', "[0]: duration is 0; give milliseconds above 0"),
+        (
+            '[{"interval": [0, 1, 0], "duration": 9}, {"interval": [2, 0, 0], "duration": 9}]',
+            "[1]: 2 instances before it, but the one before left 1",
+        ),
+        ("[" * 100_000, "not JSON that can be read"),
+        ('{"metadata": {"gap_seconds": 1}, "data": [300000]}', "data[0]: 300000 instances at once"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "gap_seconds is 0"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "gap_seconds is nan"),
+        ('{"metadata": {"gap_seconds": true}, "data": [1]}', "gap_seconds is True"),
+        ('{"metadata": {"gap_seconds": 9}, "data": []}', "data is list or empty"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data[1] is -1; give whole numbers"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [0.5]}', "data[0] is 0.5"),
+    ],
+)
+def test_a_wrong_file_of_skypilots_form_is_refused(tmp_path, text, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, text, "trace.json"))
+    assert message in str(refused.value)
+
+
+def test_parcaes_table_counts_the_available(tmp_path):
+    trace = read_trace(written(tmp_path, "0,1\n0,2\n60000,1\n120000,3\n"))
+    assert trace.length_s == 120
+    assert [len(trace.alive_at(60 * minute)) for minute in range(3)] == [2, 1, 3]
+    assert trace.alive_at(60) == {"instance-2"}, "the longest there go first"
+
+
+def test_parcaes_intervals(tmp_path):
+    rows = [[0, 3, 0], [3, 0, 0], [3, 1, 2], [2, 0, 2]]
+    content = json.dumps([{"interval": row, "duration": 60_000, "strategy": [1, 3]} for row in rows])
+    trace = read_trace(written(tmp_path, content, "trace.json"))
+    assert trace.length_s == 240
+    assert [sorted(trace.alive_at(60 * minute)) for minute in range(4)] == [
+        ["instance-1", "instance-2", "instance-3"],
+        ["instance-1", "instance-2", "instance-3"],
+        ["instance-3", "instance-4"],
+        [],
+    ]
+
+
+def test_parcaes_events_name_their_nodes(tmp_path):
+    lines = [
+        "# made up",
+        json.dumps([0, "add", {"nodes": ["node-0", "node-1"], "duration": 60_000, "strategy": [2, 1]}]),
+        json.dumps([60_000, "no-op", {"nodes": [], "duration": 60_000}]),
+        json.dumps([120_000, "remove", {"nodes": ["node-0"], "duration": 60_000}]),
+        json.dumps([180_000, "migration", {"nodes": [], "duration": 30_000}]),
+    ]
+    trace = read_trace(written(tmp_path, "\n".join(lines), "trace.txt"))
+    assert trace.events[2] == TraceEvent(120.0, "remove", "node-0")
+    assert trace.length_s == 210
+    assert trace.alive_at(210) == {"node-1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "no instance comes in it"),
+        ("{", ":1: not JSON"),
+        ("[" * 100_000, ":1: not JSON that can be read"),
+        ('[0, "add", {"nodes": "a", "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[0, "lose", {"nodes": [], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[-1, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[1e300, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[0, "no-op", {"nodes": ["a"], "duration": 1}]', ":1: no-op names 1 nodes"),
+        ('[0, "remove", {"nodes": ["a"], "duration": 1}]', ":1: instance 'a' is removed but not there"),
+        ('[0, "add", {"nodes": ["a"]}]', ":1: duration is None"),
+    ],
+)
+def test_a_wrong_line_of_parcaes_form_is_named(tmp_path, line, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, line, "trace.txt"))
+    assert message in str(refused.value)
+
+
+def test_traces_that_contradict_themselves(trace):
+    with pytest.raises(TraceError, match="event 1 of 1: instance 'a' is removed but not there"):
+        Trace.of([TraceEvent(0.0, "remove", "a")])
+    with pytest.raises(TraceError, match=r"give at least its last event, 40\.0 s"):
+        Trace(trace.events, 39.0)
+    with pytest.raises(TraceError, match="event 1 of 1: time nan s"):
+        Trace.of([TraceEvent(float("nan"), "add", "a")], length_s=1.0)
+    for speed in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(TraceError, match="speed"):
+            trace.scaled(speed)
+    for first_s, last_s in ((-1, 10), (10, 10), (0, 51), (float("nan"), 10)):
+        with pytest.raises(TraceError, match="cannot clip"):
+            trace.clipped(first_s, last_s)
+    assert str(pickle.loads(pickle.dumps(TraceError("no")))) == "no"
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not beside this checkout")
+@pytest.mark.parametrize(
+    ("name", "instances", "losses", "left", "share"),
+    [("bamboo-p3", 177, 167, 10, 0.766), ("bamboo-g4dn", 79, 74, 5, 0.581)],
+)
+def test_the_recorded_traces(name, instances, losses, left, share):
+    trace = read_trace(RECORDED / f"{name}.csv")
+    figures = summarise(trace)
+    assert (figures.instances, figures.losses) == (instances, losses)
+    assert len(trace.alive_at(trace.length_s)) == left
+    assert figures.multi_loss_share == pytest.approx(share, abs=0.001)
+    half = trace.clipped(trace.length_s / 2, trace.length_s)
+    assert half.alive_at(half.length_s) == trace.alive_at(trace.length_s)

@@ -1,0 +1,222 @@
+"""Counted profiles: operations as torch counts them, ranges against published timings, and their mark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    Flux2Transformer2DModel,
+    FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    ZImageTransformer2DModel,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from gpu_runtime.models.published import counted_families, published_model
+from gpu_runtime.simulator.profile import Quantity
+from storage.config.loading import load_config
+from storage.config.model import ModelConfig
+from tasks.gpu_profile import GPUS, counted_profile, named_gpu
+
+WHAT_IF = (Path(__file__).parents[3] / "docs/explanation/what-if.md").read_text()
+SIDE, TEXT = 16, 64
+IMAGE = SIDE**2
+H100 = named_gpu("H100")
+QWEN = ("--preset", "qwen-image-ocr-512", "--iterations", "2")
+
+
+def flux_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, IMAGE, 64), "encoder_hidden_states": torch.empty(1, TEXT, width),
+        "pooled_projections": torch.empty(1, 768), "timestep": torch.empty(1), "guidance": torch.empty(1),
+        "img_ids": torch.empty(IMAGE, 3), "txt_ids": torch.empty(TEXT, 3),
+    }  # fmt: skip
+
+
+def flux2_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, IMAGE, 128), "encoder_hidden_states": torch.empty(1, TEXT, width),
+        "timestep": torch.empty(1), "img_ids": torch.empty(1, IMAGE, 4), "txt_ids": torch.empty(1, TEXT, 4),
+    }  # fmt: skip
+
+
+def sd3_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, 16, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
+        "encoder_hidden_states": torch.empty(1, TEXT, width), "pooled_projections": torch.empty(1, 2048),
+    }  # fmt: skip
+
+
+def qwen_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, IMAGE, 64), "encoder_hidden_states": torch.empty(1, TEXT, width),
+        "timestep": torch.empty(1), "img_shapes": [[(1, SIDE, SIDE)]],
+    }  # fmt: skip
+
+
+def z_inputs(width: int) -> dict[str, Any]:
+    image, text = torch.empty(16, 1, 2 * SIDE, 2 * SIDE), torch.empty(TEXT, width)
+    return {"x": [image], "t": torch.empty(1), "cap_feats": [text]}
+
+
+CLASSES: dict[str, tuple[Any, Any]] = {
+    "flux": (FluxTransformer2DModel, flux_inputs),
+    "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
+    "sd3.5": (SD3Transformer2DModel, sd3_inputs),
+    "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
+    "z-image": (ZImageTransformer2DModel, z_inputs),
+}
+
+
+def test_every_counted_family_is_held_against_its_class():
+    assert set(counted_families()) == set(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("family", "path"),
+    [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
+     ("qwen-image", "x"), ("z-image", "x"), ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
+     ("flux2-klein", "hub/FLUX.2-klein-9B")],
+)  # fmt: skip
+def test_operations_and_weights_are_those_of_the_real_class(family: str, path: str):
+    model = published_model(ModelConfig(family=family, path=path))
+    assert model is not None
+    transformer_class, inputs = CLASSES[family]
+    with torch.device("meta"):
+        transformer = transformer_class(**model.transformer)
+        given = inputs(model.architecture.text_width)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        transformer(**given, return_dict=False)
+    counted = model.architecture.operations(IMAGE, TEXT).forward
+    assert counted == pytest.approx(counter.get_total_flops(), rel=0.002)
+    weights = sum(weight.numel() for weight in transformer.parameters())
+    assert model.architecture.numbers == pytest.approx(weights, rel=0.025)
+
+
+PUBLISHED = [
+    # Family, model, side, steps, guidance, GPU, seconds of an image, and where it is published.
+    ("flux", "FLUX.1-dev", 1024, 28, 1, "H100", 6.71, "xDiT, docs/performance/flux.md, eager"),
+    ("flux", "FLUX.1-dev", 1024, 28, 1, "H100", 4.30, "the same, compiled"),
+    ("flux", "FLUX.1-dev", 1024, 50, 1, "H100", 12.339, "onnxruntime, pull request 22986, torch 2.5.1 eager"),
+    ("flux", "FLUX.1-dev", 1024, 50, 1, "H100", 8.198, "the same, compiled"),
+    ("flux", "FLUX.1-dev", 1024, 28, 1, "A100", 15.65, "varadrane1707/BenchmarkFlux, README, BF16"),
+    ("sd3.5", "stable-diffusion-3.5-large", 1024, 50, 4.5, "H100", 11.615, "onnxruntime, 22986, eager"),
+    ("sd3.5", "stable-diffusion-3.5-large", 1024, 50, 4.5, "H100", 7.466, "the same, compiled"),
+    ("qwen-image", "Qwen-Image", 512, 20, 4, "H100", 2.32, "vllm-omni, pull request 2707, denoising alone"),
+    ("qwen-image", "Qwen-Image", 1536, 35, 4, "H100", 23.19, "the same"),
+    ("qwen-image", "Qwen-Image", 512, 20, 4, "H200", 2.166, "vllm-omni, issue 3266, denoising alone"),
+    ("z-image", "Z-Image-Turbo", 1024, 8, 1, "H100", 1.0, "its model card: below a second on an H800"),
+]
+
+
+def test_published_timings_lie_within_the_counted_range_as_far_from_its_middle_as_the_document_says():
+    off = []
+    for family, name, side, steps, guidance, gpu, published_s, source in PUBLISHED:
+        # One image at a time, and no adapters to speak of.
+        changes = [
+            f"model.path=hub/{name}", f"model.height={side}", f"model.width={side}",
+            f"model.guidance={guidance}", "adaptation.rank=1",
+        ]  # fmt: skip
+        profile = counted_profile(load_config(f"{family}-ocr-512", changes, {}), named_gpu(gpu))
+        low, middle, high = (steps * each for each in profile.counted_ranges(1)["step_s"].values())
+        off.append(100 * (published_s / middle - 1))
+        assert low < published_s < high, (name, side, gpu, source)
+    assert len(off) == 11
+    share = [f"{100 * end:.0f}" for end in H100.share]
+    for claim in (
+        f"Eleven published timings lie inside, {-min(off):.0f} % below to {max(off):.0f} % above the middle",
+        f"at a share of the GPU's peak (H100: {share[0]} to {share[1]} %)",
+    ):
+        assert claim in WHAT_IF, claim
+
+
+def test_a_counted_figure_lies_in_the_middle_of_its_range():
+    found = Quantity.counted(1.0, 4.0, "by hand")
+    assert (found.value, found.evidence) == (2.0, "counted")
+    assert found.range == pytest.approx((1.0, 4.0))
+    assert Quantity.counted(0.0, 0.0, "nothing").range == (0.0, 0.0)
+
+
+def test_offloaded_encoders_are_moved_once_or_for_each_prompt():
+    def ends(*changes: str) -> tuple[float, float]:
+        changes = ("algorithm.prompts_per_iteration=8", *changes)
+        return counted_profile(load_config("qwen-image-ocr-512", changes, {}), H100).driver_s.range
+
+    (low, high), (low_there, high_there) = ends(), ends("model.encoders=resident")
+    # 8.29 billion weights of two bytes, there and back, at 50 and at 12 GB/s.
+    assert low - low_there == pytest.approx(4 * 8.29e9 / 50e9)
+    assert high - high_there == pytest.approx(8 * 4 * 8.29e9 / 12e9)
+
+
+def test_work_follows_the_settings():
+    def seconds(*changes: str, preset: str = "qwen-image-ocr-512") -> dict[str, float]:
+        found = counted_profile(load_config(preset, list(changes), {}), named_gpu("H100")).counted_ranges(8)
+        return {name: each["value"] for name, each in found.items()}
+
+    plain = seconds()
+    assert seconds("model.guidance=1")["step_s"] == pytest.approx(plain["step_s"] / 2)
+    less = seconds("adaptation.gradient_checkpointing=false")
+    assert less["step_s"] == plain["step_s"] and less["train_sample_s"] < 0.8 * plain["train_sample_s"]
+    assert seconds("sampling.window_size=1")["train_sample_s"] == pytest.approx(plain["train_sample_s"] / 2)
+    fresh = seconds("algorithm.objective=nft", "algorithm.options={}")
+    assert fresh["train_sample_s"] == pytest.approx(5 / 2 * plain["train_sample_s"]), "its default of levels"
+    compared = seconds("algorithm.objective=nft", "algorithm.options={}", "algorithm.kl_weight=0.1")
+    pairs = seconds("algorithm.objective=dpo", "algorithm.options={pairs = 2}", "algorithm.group_size=8")
+    # Four of eight samples are trained on, each with a pass of the reference.
+    assert pairs["train_sample_s"] == pytest.approx(compared["train_sample_s"] / 2)
+    assert seconds("model.encoders=resident")["driver_s"] < plain["driver_s"]
+    assert seconds("algorithm.kl_weight=0.1")["train_sample_s"] > 1.2 * plain["train_sample_s"]
+    shared = counted_profile(load_config("qwen-image-ocr-512", [], {}), named_gpu("rtx 4090"))
+    assert shared.degrees == (1,), "no links"
+
+
+@pytest.mark.parametrize("preset", ["sd3.5-ocr-512", "flux-geneval-1280", "z-image-ocr-512"])
+def test_each_preset_has_a_profile_on_every_gpu(preset: str):
+    config = load_config(preset, [], {})
+    times = [counted_profile(config, gpu).step_s(config.sampling.batch_size) for gpu in GPUS]
+    assert times == sorted(times, reverse=True), "from the slowest to the fastest"
+
+
+def asked(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False, env={"COLUMNS": "160"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
+    options = (
+        *QWEN, "--gpu", "A100", "--price", "5,2", "--reserved", "2", "--spot", "0", "--policies", "reserved",
+    )  # fmt: skip
+    answer = json.loads(asked(*options, "--json"))
+    [row] = answer["policies"]
+    assert answer["evidence"] == row["evidence"] == answer["profile"]["step"]["evidence"] == "counted"
+    step = answer["counted"]["step_s"]
+    assert step["low"] < step["value"] < step["high"] < 3 * step["low"]
+    assert answer["answer"].endswith("counted and not measured.")
+    # Computing takes most of the time, and the futures include both ends.
+    assert row["wall_s"]["high"] / row["wall_s"]["low"] > 1.3
+    table = asked(*options)
+    assert "Counted: 2 iterations" in table and "Modelled" not in table
+    assert f"step_s {step['value']:.2g} ({step['low']:.2g} to {step['high']:.2g})" in table
+    modelled = json.loads(asked("--preset", "smoke", "--spot", "0", "--json", "--windows", "1"))
+    assert (modelled["evidence"], modelled["counted"]) == ("modelled", {})
+
+
+def test_a_gpu_has_its_known_price_unless_one_is_given():
+    def prices(*more: str) -> tuple[float, float]:
+        options = (*QWEN, "--reserved", "1", "--spot", "1", "--policies", "spot", "--windows", "1", "--json")
+        answer = json.loads(asked(*options, *more))
+        return answer["reserved_usd_per_hour"], answer["spot_usd_per_hour"]
+
+    assert prices("--gpu", "h100") == (10.98, 2.51)
+    assert prices("--gpu", "H200") == (7.91, 3.15)
+    assert prices("--gpu", "A100", "--price", "5,2") == (5.0, 2.0)

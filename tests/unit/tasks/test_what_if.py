@@ -1,0 +1,595 @@
+"""`spotlight what-if`: the table of policies, its profiles, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from gpu_runtime.simulator.comparison.learning_curves import read_curves
+from gpu_runtime.simulator.comparison.what_if import compare_policies
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.simulator.virtual_time import ticks
+from gpu_runtime.spot.traces.generator import TraceShape
+from storage.config.loading import load_config
+from storage.environment import SIMULATED
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.record.run_store import RunRow, RunStore
+from tasks.profiles import PROFILES, find_profile
+from tasks.recorded_curves import CURVES
+from tasks.recorded_profile import _score_s, recorded_profile
+from tests.sample_run import write_sample_run
+from tests.simulated import small_config, small_profile
+
+SMALL = ("--preset", "smoke", "--windows", "2", "--spot", "3")
+MARKET = SpotMarket(None, TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=120.0))
+
+
+def asked(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False, env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False)
+    return str(refused.value)
+
+
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[RunRow]:
+    """The runs in a new home after a question with `--record`."""
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    asked(*SMALL, "--record", *arguments)
+    return RunStore(Home(tmp_path)).runs()
+
+
+def test_without_being_asked_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    asked(*SMALL)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = recorded(tmp_path, monkeypatch, "--policies", "reserved,spotlight")
+    assert sorted(row.name for row in rows) == ["simulated-reserved", "simulated-spotlight"]
+    assert {row.status for row in rows} == {"simulated"}
+    answer = json.loads(
+        asked(*SMALL[:-4], "--spot", "3", "--windows", "1", "--policies", "reserved", "--json")
+    )
+    (reserved,) = [row for row in rows if row.name == "simulated-reserved"]
+    assert reserved.summary["cost_usd"] == pytest.approx(answer["policies"][0]["usd"]["median"], rel=1e-6)
+    said = {row.name: row.environment[SIMULATED] for row in rows}
+    assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
+    assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
+    assert "scores by the curves ocr-grpo: share of exact answers" in said["simulated-spotlight"]
+
+
+def test_of_a_named_policy_the_run_alone_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = recorded(tmp_path, monkeypatch, "--policy", "spot")
+    assert [row.name for row in rows] == ["simulated-spot"]
+    long = refusal(*SMALL, "--record", "--iterations", "20000")
+    assert "above 50,000" in long and len(RunStore(Home(tmp_path)).runs()) == 1
+
+
+def test_the_table_names_every_policy_and_says_that_all_is_modelled():
+    table = asked(*SMALL)
+    assert "Modelled: 2 iterations, 1 reserved and 3 spot devices" in table
+    for policy in ("reserved", "on-demand", "spot", "spotlight", "critical-path"):
+        assert f"\n {policy} " in table
+    assert sum(" * " in line for line in table.splitlines() if not line.lstrip().startswith("*")) == 1
+    assert "measured: step, decode_s, score_s, train_sample_s" in table
+    assert "drawn traces: 0.67 losses of an instance an hour, 77% of them together" in table
+
+
+def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
+    options = (*SMALL, "--price", "8,2", "--loss-rate", "20", "--joint", "0.5", "--notice", "30", "--json")
+    answer = json.loads(asked(*options))
+    assert answer == json.loads(asked(*options))
+    assert answer["modelled"] is True
+    assert (answer["reserved_usd_per_hour"], answer["spot_usd_per_hour"]) == (8.0, 2.0)
+    assert "20.00 losses of an instance an hour, 50% of them together" in answer["market"]
+    by_name = {row["policy"]: row for row in answer["policies"]}
+    assert sum(row["best"] for row in answer["policies"]) == 1
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["window"]
+    reserved = by_name["reserved"]
+    # One device at 8 dollars an hour: its time is its bill.
+    assert reserved["usd"]["median"] == pytest.approx(reserved["wall_s"]["median"] * 8 / 3600)
+    assert reserved["losses"]["high"] == 0 and reserved["drafts_per_iteration"]["high"] == 0
+    for figure in by_name["spotlight"].values():
+        assert not isinstance(figure, dict) or figure["low"] <= figure["median"] <= figure["high"]
+    assert json.loads(asked(*options, "--seed", "1")) != answer
+
+
+def test_named_policies_alone_are_compared_and_their_milestones_printed():
+    table = asked(*SMALL, "--policies", "larger-batch,window,spot")
+    rows = [line for line in table.splitlines() if line.startswith((" spot ", " window ", " larger"))]
+    assert "\n window † " in table
+    assert [row.split()[0] for row in rows] == ["spot", "window", "larger-batch", "spot", "window"]
+    assert "\n spotlight" not in table and "\n reserved" not in table
+    assert "To a share of the baseline's progress, by the curves ocr-grpo" in table
+    summary = read_curves(CURVES / "ocr-grpo.json").summary
+    assert f"\ncurves ocr-grpo: {summary}" in table
+
+
+def test_the_answer_says_where_spot_devices_and_exploration_pay():
+    answer = json.loads(asked(*SMALL, "--windows", "1", "--price", "8,2", "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    spot_usd, demand_usd = (rows[name]["iteration_usd"]["median"] for name in ("spot", "on-demand"))
+    discount = answer["break_even_discount"]["median"]
+    # At that discount, an iteration with spot devices costs what one on demand does.
+    without = json.loads(
+        asked(*SMALL, "--windows", "1", "--price", f"8,{8 * (1 - discount)}", "--policies", "spot", "--json")
+    )
+    assert spot_usd < demand_usd
+    assert without["policies"][0]["iteration_usd"]["median"] == pytest.approx(demand_usd)
+    assert without["break_even_discount"] is None and without["exploration"] is None
+    assert f"from a discount of {discount:.0%} on" in answer["conclusions"][0]
+    assert "the discount is 75%." in answer["conclusions"][0]
+    worth = answer["exploration"]
+    assert f" {worth['cheapest']}" in answer["conclusions"][1]
+    assert ("costs no more than" in answer["conclusions"][1]) == (worth["saving_needed"]["high"] <= 0.005)
+    milestones = rows["spotlight"]["milestones"]
+    assert [each["share"] for each in milestones] == [0.25, 0.5, 0.75, 1.0]
+    for each in milestones:
+        for figure in (each["time_s"], each["usd"]):
+            for what in ("learning", "system"):
+                assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
+    assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
+    assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
+
+
+def test_a_run_without_drafts_is_credited_with_none():
+    fleet = (*SMALL[:-1], "0", "--reserved", "4")
+    answer = json.loads(asked(*fleet, "--trainers", "4", "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    assert rows["spotlight"]["drafts_per_iteration"]["high"] == 0 and answer["exploration"] is None
+    assert rows["spotlight"]["milestones"] == rows["spot"]["milestones"] != []
+    assert answer["other_learner"].endswith("of 1.1 million parameters, not on embedded:glyphs")
+    assert "measured on the embedded model `glyphs-sparse` of 1.1 million parameters" in asked(*fleet)
+
+
+def test_devices_that_could_train_and_do_not_are_named():
+    options = ("--preset", "qwen-image-geneval-512", "--reserved", "8", "--spot", "0", "--iterations", "3")
+    few, whole = (
+        json.loads(asked(*options, "--windows", "1", "--policies", "reserved", "--json", *more))
+        for more in (("--trainers", "1"), ())
+    )
+    [said] = [line for line in few["conclusions"] if "reserved devices train" in line]
+    assert said.startswith("1 of 8 reserved devices trains.") and "(--trainers 8)" in said
+    assert not any("reserved devices train" in line for line in whole["conclusions"])
+    assert (few["trainers"], whole["trainers"]) == (1, 8), "all that can train, unless told otherwise"
+    usd = [answer["policies"][0]["usd"]["median"] for answer in (few, whole)]
+    assert float(said.partition("takes ")[2].partition("%")[0]) / 100 == pytest.approx(
+        usd[1] / usd[0], abs=0.1
+    )
+
+
+def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
+    file = tmp_path / "prices.csv"
+    file.write_text("time,market,usd_per_hour,zone\n0,spot,2,a\n36000,spot,2,a\n0,spot,4,b\n")
+    options = (*SMALL, "--price", "8,2", "--json")
+    changing = json.loads(asked(*options, "--prices", str(file), "--zone", "a"))
+    constant = json.loads(asked(*options))
+    assert constant["prices"] == "$8 an hour reserved, $2 spot"
+    assert changing["prices"] == "$8 an hour reserved, $2 to $2 ($2 on average over 10.0 h) spot"
+    for ours, theirs in zip(changing["policies"], constant["policies"], strict=True):
+        assert ours["usd"] == pytest.approx(theirs["usd"])
+    twice = json.loads(asked(*options, "--prices", str(file), "--zone", "b"))
+    spot = [next(row for row in one["policies"] if row["policy"] == "spot") for one in (constant, twice)]
+    assert spot[1]["usd"]["median"] > spot[0]["usd"]["median"]
+    assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
+
+
+def test_lending_rests_on_a_load_that_is_marked_as_assumed():
+    options = (*SMALL, "--policies", "reserved,astraflow,lending")
+    answer = json.loads(asked(*options, "--json"))
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["astraflow", "lending"]
+    assert answer["serving"].endswith("30% more or less over a day, and its requests can wait 2 s (assumed)")
+    assert answer == json.loads(asked(*options, "--json"))
+    assert "lending: 90% of the serving fleet is busy, 0% more" in asked(*options, "--serving", "0.9,0,2")
+    assert "serving" not in json.loads(asked(*SMALL, "--policies", "spot", "--json"))
+
+
+def shared_profile() -> Profile:
+    """The small profile, with a step that two devices share; it takes 0.6 of one alone."""
+    two = StepTime(batch=4, degree=2, seconds=0.6, evidence="published", source="a paper", uncertainty=0.2)
+    alone = small_profile()
+    return alone.model_copy(update={"steps": (*alone.steps, two), "regroup_s": Quantity(value=0.05)})
+
+
+def test_devices_share_samples_and_static_groups_are_compared(tmp_path: Path):
+    file = tmp_path / "shared.json"
+    file.write_text(shared_profile().model_dump_json())
+    options = (*SMALL, "--profile", str(file), "--loss-rate", "60", "--degree", "2", "--iterations", "6")
+    answer = json.loads(asked(*options, "--json"))
+    names = ["reserved", "on-demand", "spot", "spotlight", "critical-path", "static-sp"]
+    assert [row["policy"] for row in answer["policies"]] == names
+    assert answer["sharing"] == {"rollout": 2, "evaluate": 2, "explore": 1, "instance_devices": "all"}
+    time = {row["policy"]: row["wall_s"]["median"] for row in answer["policies"]}
+    assert time["spot"] < time["static-sp"], "a cold restart takes longer than another group"
+    assert answer == json.loads(asked(*options, "--json"))
+    table = asked(*options)
+    assert "devices that share a sample: rollout 2, evaluate 2, explore 1; all devices are on one" in table
+    assert "published: step of 2 devices" in table
+
+
+def test_instances_of_several_devices_come_and_go_whole(tmp_path: Path):
+    file = tmp_path / "shared.json"
+    file.write_text(shared_profile().model_dump_json())
+    options = (*SMALL, "--profile", str(file), "--spot", "4", "--iterations", "6", "--loss-rate", "20")
+    instances = ("--per-instance", "2", "--policies", "spot", "--json")
+    whole = json.loads(asked(*options, "--degree", "2", *instances))
+    assert whole["sharing"]["instance_devices"] == 2
+    assert whole["policies"][0]["losses"]["high"] % 2 == 0
+    alone = json.loads(asked(*options, *instances))
+    assert "sharing" not in alone and alone["policies"][0]["losses"]["high"] % 2 == 0
+
+
+def test_what_is_not_known_of_sharing_changes_no_device_that_works_alone():
+    known, shared = small_profile(0.3), shared_profile()
+    data = known.model_dump() | {"steps": shared.model_dump()["steps"]}
+    data["steps"] = (*known.model_dump()["steps"], shared.steps[-1].model_dump())
+    both = Profile.model_validate(data).times(4, 1, 1, random.Random(3))
+    alone = known.times(4, 1, 1, random.Random(3))
+    assert (both.step, both.score, both.start) == (alone.step, alone.score, alone.start)
+    assert both.shared[1] == both.step and both.shared[2] != ticks(0.6 * both.step_s)
+    with pytest.raises(ValueError, match="has an uncertainty but no evidence"):
+        Profile.model_validate(data | {"steps": ({"batch": 4, "seconds": 1.0, "uncertainty": 0.1},)})
+    old = StepTime(batch=4, seconds=1.0)
+    assert old.model_dump() == {"batch": 4, "degree": 1, "seconds": 1.0}, "files keep their old form"
+
+
+def test_each_question_about_eight_gpus_has_one_command_whose_answer_the_document_gives():
+    text = (Path(__file__).parents[3] / "docs/explanation/what-if.md").read_text()
+    section = text.partition("## What it should cost: four questions")[2].partition("\n## ")[0]
+    commands = [line.split()[2:] for line in section.splitlines() if line.startswith("    spotlight what-if")]
+    assert len(commands) == 4
+    answer: dict[str, Any] = {}
+    for command, row in zip(commands, section.partition("|---|---|\n")[2].splitlines(), strict=False):
+        answer = json.loads(asked(*command, "--json"))
+        if "--hours" in command:
+            goal = answer["goal"]
+            [found] = [tried for tried in goal["tried"] if tried["spot"] == goal["spot"]]
+            assert found["wall_s"]["median"] <= 3600 * goal["hours"] and f"| {goal['spot']}: " in row
+            earlier = [tried for tried in goal["tried"] if tried["spot"] < goal["spot"]]
+            assert earlier and all(tried["wall_s"]["median"] > 3600 * goal["hours"] for tried in earlier)
+            said = asked(*command)
+            assert f"{goal['spot']} spot devices end in 3 h: " in said
+            said = said.partition("end in 3 h: ")[2].partition(";")[0]
+        else:
+            assert answer["answer"].endswith("counted and not measured.")
+            said = answer["answer"].partition(": ")[2].partition(" for 40 iterations")[0]
+        assert f" {said}" in row, "the document's answer"
+        assert re.fullmatch(r"\S+ h \(\S+ to \S+\) and \$\S+ \(\$\S+ to \$\S+\)", said), "in one unit"
+    assert answer["exploration"]["cheapest"] == "spot"
+    assert any("Exploration" in line or "exploration" in line for line in answer["conclusions"])
+
+
+def test_a_goal_has_the_price_book_s_price_of_spot_devices():
+    book = ("--set", "price.book=builtin:known", "--set", "price.offer=H100@gcp/us-east4")
+    said = asked("--preset", "smoke", "--windows", "1", "--hours", "5", *book)
+    assert "$2.51 spot" in said
+
+
+def test_a_goal_that_no_number_of_spot_devices_reaches():
+    command = ("--preset", "smoke", "--windows", "1", "--hours", "0.01")
+    goal = json.loads(asked(*command, "--iterations", "2000", "--json"))["goal"]
+    assert goal["spot"] is None and goal["tried"][-1]["spot"] == 64
+    assert "No number of spot devices up to 64 that was tried ends in 0.01 h" in asked(
+        *command, "--iterations", "2000"
+    )
+
+
+@pytest.mark.parametrize("policies", ["spotlight,spot", "critical-path,spot", "larger-batch,spot"])
+def test_a_policy_that_drafts_nothing_gets_no_credit_for_exploration(policies: str):
+    fleet = ("--preset", "smoke", "--reserved", "4", "--spot", "0", "--windows", "2", "--policies", policies)
+    answer = json.loads(asked(*fleet, "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    plain = rows.pop("spot")
+    assert answer["exploration"] is None and plain["milestones"]
+    for row in rows.values():
+        assert row["drafts_per_iteration"]["high"] == 0
+        assert row["milestones"] == plain["milestones"], "the baseline's curve, and no other"
+
+
+def test_dollars_to_a_score_say_beside_them_which_model_learned():
+    fleet = ("--preset", "qwen-image-ocr-512", "--gpu", "H100", "--reserved", "2", "--spot", "8")
+    options = (*fleet, "--iterations", "3", "--windows", "1")
+    answer = json.loads(asked(*options, "--json"))
+    other = "of 1.1 million parameters, not on qwen-image 512x512"
+    assert other in answer["other_learner"]
+    milestones = [each for row in answer["policies"] for each in row["milestones"]]
+    assert milestones and all(other in each["other_learner"] for each in milestones)
+    scores = [line for line in answer["conclusions"] if "by the curves" in line]
+    assert scores and all(other in line for line in scores)
+    lines = [line.strip() for line in asked(*options).splitlines()]
+    title = next(place for place, line in enumerate(lines) if line.startswith("To a share of the baseline"))
+    assert "not on qwen-image 512x512" in " ".join(lines[title : title + 3]), "the table's own title"
+
+
+def test_a_trace_is_read_and_thinned(tmp_path: Path):
+    trace = tmp_path / "zone.csv"
+    trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
+    answer = json.loads(asked(*SMALL, "--spot", "2", "--trace", str(trace), "--json"))
+    assert answer["market"].startswith("windows of zone.csv: 0.0 h, 2 losses, ")
+
+
+def test_the_time_line_is_that_of_the_table_s_first_future(tmp_path: Path):
+    file = tmp_path / "line.json"
+    options = (*SMALL, "--windows", "1", "--loss-rate", "20", "--timeline", str(file), "--json")
+    answer = json.loads(asked(*options, "--policy", "spot"))
+    drawn = json.loads(file.read_text())
+    assert drawn["otherData"] | {"evidence": "simulated", "policy": "spot"} == drawn["otherData"]
+    figures = next(row for row in answer["policies"] if row["policy"] == "spot")
+    spans = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in spans) / 1e6 == pytest.approx(figures["wall_s"]["median"])
+    paid = sum(event["args"].get("usd", 0) for event in spans)
+    assert paid == pytest.approx(figures["usd"]["median"])
+    asked(*options)
+    best = next(row["policy"] for row in answer["policies"] if row["best"])
+    assert json.loads(file.read_text())["otherData"]["policy"] == best
+
+
+def test_a_program_gets_a_line_for_each_run():
+    result = CliRunner().invoke(app, ["what-if", *SMALL, "--progress"], catch_exceptions=False)
+    lines = result.stderr.splitlines()
+    assert (
+        lines[0] == f"simulated 1 of {len(lines)}" and lines[-1] == f"simulated {len(lines)} of {len(lines)}"
+    )
+
+
+def test_policies_differ_as_they_should():
+    config = small_config(iterations=12, prompts=8, exploration={"candidates": 8})
+    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
+    figures = {
+        answer.policy.name: answer.figures
+        for answer in compare_policies(config, offer, small_profile(), MARKET, 3)
+    }
+    time = {name: row["wall_s"].median for name, row in figures.items()}
+    assert time["on-demand"] <= time["spot"] <= time["reserved"]
+    # Hidden drafts take no time, or a step's; the same drafts before the rollout do.
+    assert time["spot"] <= time["spotlight"] <= 1.05 * time["spot"] < time["critical-path"]
+    assert figures["spotlight"]["spot_idle_share"].median < figures["spot"]["spot_idle_share"].median
+    drafts = figures["spotlight"]["drafts_per_iteration"].median
+    assert drafts > 0
+    assert figures["critical-path"]["drafts_per_iteration"].median == pytest.approx(drafts, abs=4)
+
+
+def test_what_is_not_known_widens_the_answer():
+    config, offer = small_config(), FleetPlan(1, 1, 1, 10.0, 2.0)
+    sure, unsure = (
+        compare_policies(config, offer, small_profile(uncertainty), MARKET, 4)[0].figures["wall_s"]
+        for uncertainty in (0.0, 0.5)
+    )
+    assert sure.low == sure.high
+    assert unsure.low < sure.median < unsure.high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--price", "3"), "--price is '3'; give the dollars an hour of a reserved and of a spot device"),
+        (("--price", "2,3"), "price.spot_usd_per_hour is 3.0, above reserved_usd_per_hour=2.0"),
+        (("--spot", "2000"), "runtime.spot_workers"),
+        (("--trainers", "9"), "runtime.trainer_workers is 9, above runtime.reserved_workers=1"),
+        (("--iterations", "200000"), "iterations is 200,000, above 100,000"),
+        (
+            ("--set", "sequence_parallel.rollout=2"),
+            "profile glyphs-cpu has no time of a denoising step that 2 devices share; it has degrees 1",
+        ),
+        (("--degree", "two"), "sequence_parallel.rollout is 'two'; give the number of devices"),
+        (("--per-instance", "2"), "--per-instance is 2, but 3 spot devices are no whole number of such"),
+        (("--degree", "2", "--policies", "sized"), "policy sized means renting what times and prices say"),
+        (
+            ("--degree", "auto", "--policies", "static-sp"),
+            "policy static-sp keeps groups of devices together",
+        ),
+        (("--policies", "static-sp"), "needs a number above 1 as sequence_parallel.rollout"),
+        (
+            (
+                "--preset",
+                "qwen-image-ocr-512",
+                "--trainers",
+                "1",
+                "--set",
+                "model.compile=false",
+                "--degree",
+                "2",
+                "--spot",
+                "20",
+                "--reserved",
+                "1",
+            ),
+            "21 devices that may share samples would be on one machine, above 16; say by --per-instance",
+        ),
+        (
+            ("--profile", "nothing"),
+            "--profile 'nothing' is no GPU or profile (RTX4090, A100, ",
+        ),
+        (
+            ("--preset", "flux-ocr-512", "--reserved", "1", "--set", "model.family=flux-kontext"),
+            "the times of flux-kontext 512x512 are not counted, only those of sd3.5, flux, flux2-klein",
+        ),
+        (("--gpu", "B200"), "--gpu 'B200' is not counted; name one of RTX4090, A100, H100, H200"),
+        (
+            ("--gpu", "H100", "--profile", "glyphs-cpu"),
+            "--gpu 'H100' names a profile too; leave --profile or",
+        ),
+        (("--gpu", "a100"), "no price of an A100 is known here; give the dollars an hour"),
+        (("--hours", "1"), "--hours finds the number of spot devices of one policy; leave --spot out"),
+        (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
+        (
+            ("--timeline", "t.json", "--policy", "luck"),
+            "--policy 'luck' is no policy that is compared; name one of reserved, ",
+        ),
+        (
+            ("--timeline", "t.json", "--policies", "window,pushed"),
+            "no live run can follow window, pushed, so none is the best; name one of them by --policy",
+        ),
+        (("--timeline", "missing/t.json"), "--timeline 'missing/t.json': the folder"),
+        (("--timeline", "t.json", "--iterations", "20000"), "has 80,000 parts, above 50,000; ask for fewer"),
+        (
+            ("--policy", "spot"),
+            "--policy 'spot' says whose time line is written; give its file by --timeline",
+        ),
+        (
+            ("--serving", "2,0,1"),
+            "--serving is '2,0,1'; give the share of busy devices and half of its swing",
+        ),
+        (("--serving", "busy"), "--serving is 'busy'; give the share"),
+        (
+            ("--serving", "0.9,0,2", "--policies", "spot"),
+            "a serving fleet is given, and none of the policies spot borrows from one; add lending",
+        ),
+        (
+            ("--spot-profile", "glyphs-cpu", "--policies", "window"),
+            "means a window in which trainers roll out, which is simulated for devices of one kind",
+        ),
+        (
+            ("--spot-profile", "glyphs-cpu", "--set", "runtime.trainers_leave=true"),
+            "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out",
+        ),
+        (("--spot-profile", "l4"), "--spot-profile 'l4' is no GPU or profile (RTX4090, "),
+        (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
+        (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
+        (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
+        (("--curve", "nothing"), "--curve 'nothing' is no learning curve (ocr-grpo, ocr-nft, "),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str):
+    assert message in refusal(*SMALL, *arguments)
+
+
+def test_every_carried_profile_is_read_and_named_after_its_file():
+    models: list[str] = []
+    for path in PROFILES.glob("*.json"):
+        profile = read_profile(path)
+        models += profile.models
+        assert profile.name == path.stem and profile.device
+        for name in profile.evidence.get("measured", ()):
+            assert getattr(profile, name).source
+    assert len(set(models)) == len(models) > 0, (
+        "a model has one profile that is taken unless another is named"
+    )
+
+
+def test_spot_devices_may_be_of_another_kind():
+    fleet = ("--reserved", "4", "--spot", "8", "--trainers", "4")
+    qwen = ("--preset", "qwen-image-ocr-512", "--iterations", "3", "--windows", "1", *fleet)
+    other = ("--gpu", "H200,A100", "--price", "10.98,1.60")
+    same = json.loads(asked(*qwen, "--gpu", "H200", "--json"))
+    kinds = json.loads(asked(*qwen, *other, "--json"))
+    assert (same["profile"]["spot"], kinds["profile"]["spot"]["device"]) == (None, "A100")
+    found = [{row["policy"]: row["wall_s"]["median"] for row in of["policies"]} for of in (same, kinds)]
+    assert found[0].keys() - found[1].keys() == {"sized", "window"}
+    assert found[0]["reserved"] == found[1]["reserved"]
+    assert found[0]["spot"] < found[1]["spot"] < found[0]["reserved"]
+    table = asked(*qwen, *other)
+    for said in ("profile qwen-image-512x512-h200: ", "on spot devices qwen-image-512x512-a100: "):
+        assert said in table
+    assert "on H200 step_s " in table and "; on A100 step_s " in table
+
+
+def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):
+    config = load_config("qwen-image-ocr-1280", [], {})
+    assert config.model.key == "qwen-image 1280x1280"
+    assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280x1280-h100"
+
+
+def test_a_model_s_own_frames_and_none_set_are_one_model():
+    keys = [load_config("wan2.2-ocr-480", [f"model.frames={n}"], {}).model.key for n in (0, 17, 33)]
+    assert keys[0] == keys[1] and keys[2] == f"{keys[0]}x33"
+
+
+def test_a_profile_from_a_recorded_run(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    write_sample_run(RunStore(home), "recorded", iterations=4)
+    profile = recorded_profile(home, "recorded")
+    # 27 device-seconds of rollout for 16 batches of 10 steps, 7 of training for 256 samples, loads of 1 s.
+    assert profile.step_s(16) == pytest.approx(27 / 160)
+    assert profile.train_sample_s.value == pytest.approx(7 / 256)
+    assert profile.weights_s.value == pytest.approx(1.0, abs=1e-6)
+    assert profile.step.evidence == "measured" and profile.step.source == "run recorded"
+    assert profile.score_s.evidence == "modelled" and profile.score_s.source == "not recorded by run recorded"
+    copy = tmp_path / "copy.json"
+    copy.write_text(profile.model_dump_json())
+    assert read_profile(copy) == profile
+
+
+def test_the_profile_of_several_runs_is_written_to_a_file(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    for run_id in ("one", "two"):
+        write_sample_run(RunStore(home), run_id, iterations=4)
+    out = tmp_path / "mine.json"
+    arguments = ["profile", "one", "two", "--out", str(out)]
+    result = CliRunner().invoke(
+        app, arguments, catch_exceptions=False, env={"SPOTLIGHT_HOME": str(tmp_path), "COLUMNS": "160"}
+    )
+    assert result.exit_code == 0 and str(out) in result.stdout
+    profile = read_profile(out)
+    assert profile == recorded_profile(home, "one", "two")
+    assert profile.train_sample_s.value == pytest.approx(7 / 256)
+    assert "2 runs: one, two" in profile.step.source
+
+
+def test_the_wait_for_the_last_scores_says_what_a_score_takes():
+    # 256 samples on one reserved and two spot devices: 16 batches in 6 turns, the last of one batch.
+    config = load_config("glyphs", ["runtime.scorer_workers=2"], {})
+    row = {"samples": 256.0, "iteration_s": 20.0, "device_s": 59.9}
+    (keeps_up,) = _score_s(config, row | {"reward_s": 0.4}, rollout_s=12.0)
+    assert keeps_up == pytest.approx(0.4 * 2 / 16)
+    # Behind from the first turn on: all images take from 2 s to 12 + 3 s.
+    (lags,) = _score_s(config, row | {"reward_s": 3.0}, rollout_s=12.0)
+    assert lags == pytest.approx(13.0 * 2 / 256)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "is not JSON"),
+        ("{}", "steps: Field required"),
+        ('{"name": "x", "steps": [{"batch": 0, "seconds": 1}]}', "steps.0.batch"),
+    ],
+)
+def test_a_damaged_profile_is_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_profile(path)
+
+
+def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion():
+    data = small_profile().model_dump() | {
+        "steps": (StepTime(batch=4, seconds=1.0), StepTime(batch=8, seconds=1.6))
+    }
+    profile = Profile.model_validate(data)
+    assert [profile.step_s(batch) for batch in (2, 4, 6, 8, 16)] == pytest.approx([0.5, 1.0, 1.3, 1.6, 3.2])
+    with pytest.raises(ConfigurationError, match="no time of a denoising step that 2 devices share"):
+        profile.step_s(4, degree=2)
+    times = profile.times(batch=4, scorers=2, trainers=2)
+    assert (times.score, times.train_sample, times.decode) == (ticks(0.25), ticks(0.5), ticks(1.0))
+    drawn = small_profile(0.3).times(4, 1, 1, random.Random(1))
+    assert drawn != small_profile(0.3).times(4, 1, 1, random.Random(2))
+
+
+def test_trainers_that_may_leave_shorten_iterations_also_where_the_number_of_devices_is_decided():
+    options = (*SMALL, "--policies", "spot,sized", "--set", "algorithm.prompts_per_iteration=24", "--json")
+    stay, leave = (
+        json.loads(asked(*options, "--set", f"runtime.trainers_leave={value}"))["policies"]
+        for value in ("false", "true")
+    )
+    for before, after in zip(stay, leave, strict=True):
+        assert after["iteration_s"]["median"] < before["iteration_s"]["median"]
+        assert after["iteration_usd"]["median"] < before["iteration_usd"]["median"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import PromptFileError, quoted
+from storage.pictures import data_uri, picture_file
 from storage.text import NOT_TEXT, is_text
 
 if TYPE_CHECKING:
@@ -129,11 +130,7 @@ def read_source(source: str) -> np.ndarray:
 
 def as_data_uri(image_HWC: np.ndarray) -> str:
     """Return a uint8 RGB image of shape (H, W, 3) as the data URI of a PNG file."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(image_HWC).save(file, format="PNG")
-    return _PNG_PREFIX + base64.b64encode(file.getvalue()).decode()
+    return data_uri(picture_file(image_HWC))
 
 
 def thumbnail(source: str, side: int) -> str:

@@ -15,6 +15,7 @@ from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
+from storage.pictures import picture_base64
 from storage.record.records import (
     JUDGE_USD,
     Collected,
@@ -24,7 +25,7 @@ from storage.record.records import (
     SampleRecord,
 )
 from storage.record.tables import iteration_rows
-from tasks.iteration.seeds import candidate_records, png_base64, sample_images
+from tasks.iteration.seeds import candidate_records, sample_images
 from tasks.iteration.session import Session
 
 GALLERY = 12
@@ -202,7 +203,7 @@ def evaluation_record(
             exact=score.exact,
             detail=score.detail,
             error=score.error,
-            png_base64=png_base64(sample.image_HWC) if sample.request in pictured else None,
+            png_base64=picture_base64(sample.image_HWC) if sample.request in pictured else None,
             figures=figures,
         )
         for sample, score, figures in zip(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
 from functools import partial
-
-import numpy as np
 
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.measured_iterations import IterationTimes
@@ -16,7 +13,7 @@ from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.clock import now
-from storage.pictures import picture_file
+from storage.pictures import picture_base64
 from storage.record.records import CandidateRecord, SampleImage
 from storage.record.results import held_out_scores
 from tasks.iteration.session import Session
@@ -127,10 +124,5 @@ def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
         ranked = sorted(of_prompt[prompt])
         for _, seed, place in (*ranked[:1], *ranked[-1:]):
             image_HWC = rolled.delivered[place].sample.image_HWC
-            images.append(SampleImage(prompt, seed, png_base64(image_HWC, _THUMBNAIL_SIDE)))
+            images.append(SampleImage(prompt, seed, picture_base64(image_HWC, _THUMBNAIL_SIDE)))
     return images
-
-
-def png_base64(image_HWC: np.ndarray, side: int | None = None) -> str:
-    """Return an image as PNG, or a clip as animated WebP, in base64 text; see `picture_file`."""
-    return base64.b64encode(picture_file(image_HWC, side)).decode()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
 import ssl
 import time
@@ -14,11 +12,10 @@ from functools import cache
 from typing import Any, TypeVar
 
 import httpx
-import numpy as np
-from PIL import Image
 
 from gpu_runtime.rewards.options import LONGEST_WAIT_S, ServerOptions
 from storage.errors import ConfigurationError, RewardError
+from storage.pictures import picture_base64
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source
 from storage.text import one_line
@@ -209,16 +206,9 @@ def checked_url(text: str, example: str) -> httpx.URL:
     return url
 
 
-def png_base64(image_HWC: np.ndarray) -> str:
-    """Return a uint8 RGB image of shape (H, W, 3) as the base64 text of a PNG file."""
-    file = io.BytesIO()
-    Image.fromarray(image_HWC).save(file, format="PNG")
-    return base64.b64encode(file.getvalue()).decode("ascii")
-
-
 def source_base64(prompt: PromptRecord) -> str | None:
-    """Return the image that a prompt asks to change, as `png_base64` encodes it; None without one."""
-    return png_base64(read_source(prompt.source)) if prompt.source else None
+    """Return the image that a prompt asks to change, as the base64 text of a PNG file; None without one."""
+    return picture_base64(read_source(prompt.source)) if prompt.source else None
 
 
 @cache

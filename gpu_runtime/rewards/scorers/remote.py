@@ -22,13 +22,12 @@ from gpu_runtime.rewards.judge_models.judge_server import (
     AttemptError,
     JudgeServer,
     checked_url,
-    png_base64,
     source_base64,
 )
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import RewardError, quoted
-from storage.pictures import is_clip
+from storage.pictures import is_clip, picture_base64
 from storage.prompts.files import PromptRecord
 
 
@@ -102,7 +101,7 @@ def refuse_silent_scorer(settings: RemoteOptions) -> None:
 
 
 def _encoded(image: np.ndarray) -> str | list[str]:
-    return list(map(png_base64, image)) if is_clip(image) else png_base64(image)
+    return list(map(picture_base64, image)) if is_clip(image) else picture_base64(image)
 
 
 def _url(settings: RemoteOptions) -> httpx.URL:

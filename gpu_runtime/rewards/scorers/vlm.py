@@ -22,13 +22,12 @@ from gpu_runtime.rewards.judge_models.judge_server import (
     AttemptError,
     JudgeServer,
     checked_url,
-    png_base64,
     source_base64,
 )
 from gpu_runtime.rewards.options import VlmOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import ConfigurationError, RewardError, quoted, shortened
-from storage.pictures import frames_of
+from storage.pictures import frames_of, picture_base64
 from storage.prompts.files import PromptRecord
 from storage.text import one_line
 
@@ -100,7 +99,7 @@ class VlmScorer:
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
         # For an edit the source comes first.
-        pictures = [source_base64(prompt), *map(png_base64, frames_of(image_HWC))]
+        pictures = [source_base64(prompt), *map(picture_base64, frames_of(image_HWC))]
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
             for picture in pictures

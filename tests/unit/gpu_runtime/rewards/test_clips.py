@@ -39,6 +39,7 @@ from storage.pictures import (
     data_uri,
     frame_places,
     frames_of,
+    picture_base64,
     picture_file,
     read_frames,
 )
@@ -46,7 +47,6 @@ from storage.prompts.files import PromptRecord
 from storage.readers.tensorboard_reader import TensorboardReader
 from tasks.checks.quick_checks import check_inputs
 from tasks.image_folder import write_images
-from tasks.iteration.seeds import png_base64
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.judge_servers import Judge, says
 from tests.tiny_run import request
@@ -247,7 +247,7 @@ def test_the_look_of_a_clip_is_the_mean_of_three_frames():
 
 def test_a_small_clip_is_kept_without_loss():
     noise = np.random.default_rng(0).integers(0, 256, (8, 32, 48, 3), np.uint8)
-    content = base64.b64decode(png_base64(noise))
+    content = base64.b64decode(picture_base64(noise))
     assert np.array_equal(read_frames(content), noise)
     assert data_uri(content).startswith("data:image/webp;base64,")
 

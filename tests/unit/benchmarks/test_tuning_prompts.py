@@ -70,5 +70,7 @@ def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
     assert tuned.figures["arms"]["off_policy_32"]["time_ratio_75"] == pytest.approx(2.2, abs=0.1), "README"
     reported = reported_curves("ocr-graded", main_arms(tuned), 8, tuned)
     of_task = (RESULTS / "curves" / "exploration-ocr-graded").rglob("*.json")
+    others = ("plain_awm", "plain_dpo", "plain_grpo_guard")
+    reported |= reported_curves("ocr-graded", others, 3, tuned)  # of other objectives, for the table of arms
     made = {want.name for (arm, _), want in reported.items() if arm != BASELINE}
     assert {path.stem for path in of_task} == made

@@ -76,7 +76,7 @@ def test_lengths_must_agree() -> None:
 def test_registry() -> None:
     assert build_scorer(RewardConfig(scorer="shapes")).name == "shapes"
     with pytest.raises(
-        ConfigurationError, match=r"'clip': there is none .*choose one of .*ocr, .*shapes, .*geneval"
+        ConfigurationError, match=r"'clip': unknown name.*choose one of .*ocr, .*shapes, .*geneval"
     ):
         build_scorer(RewardConfig(scorer="clip"))
 

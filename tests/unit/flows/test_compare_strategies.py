@@ -169,7 +169,13 @@ class _Runs:
         monkeypatch.setattr(start, "post_train_under_server", self._train)
 
     def _train(
-        self, home: Home, run_id: str, config: RunConfig, preset: str = "", new_limits: bool = False
+        self,
+        home: Home,
+        run_id: str,
+        config: RunConfig,
+        preset: str = "",
+        new_limits: bool = False,
+        **_: None,
     ) -> dict[str, str]:
         store = RunStore(home)
         if new_limits:

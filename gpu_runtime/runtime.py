@@ -70,12 +70,14 @@ class Trained:
         advantages: advantages that it used.
         policy_version: version of the new weights.
         beside_s: part of its seconds before the last score arrived.
+        left_s: the other part, without the publishing of the new weights.
     """
 
     report: TrainingReport
     advantages: Advantages
     policy_version: int
     beside_s: float = 0.0
+    left_s: float = 0.0
 
 
 class Runtime:
@@ -285,7 +287,8 @@ class Runtime:
             before = self._current.digest
             self._current = self._fleet.trainers.publish(WeightsVersion(self.policy_version + 1))
             check_sync(self._current.digest, before)
-        return Trained(report, advantages, self.policy_version, self._feed.time.beside_s)
+        time = self._feed.time
+        return Trained(report, advantages, self.policy_version, time.beside_s, time.whole_s - time.beside_s)
 
     def review(
         self,

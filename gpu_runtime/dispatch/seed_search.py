@@ -196,6 +196,7 @@ class SeedSearch:
         limits = self._limits(window, self._settings.stop_with_training)
         phase = self._phase(window.version, limits, iteration, planner, rescores)
         self._begun = _Search(iteration, planner, phase)
+        window.drafters = self._groups(len(devices))
         return phase
 
     def _choose_in_window(self, iteration: int) -> SeedPlan:
@@ -283,7 +284,8 @@ class SeedSearch:
             figures: metrics of its seeds.
             next_plan: plan drafted beside its training.
         """
-        if self._window is None:
+        window = self._window
+        if window is None:
             return None
         scores: dict[int, list[float]] = {}
         for draft in plan.candidates:
@@ -297,14 +299,15 @@ class SeedSearch:
         if not drafted and not plan.superseded and "spread_kept" in figures and "spread_rollout" in figures:
             spread = figures["spread_random"], figures["spread_kept"], figures["spread_rollout"]
         samples = sum(map(len, plan.seeds.values()))
+        judged = len(window.rescored) + (0 if next_plan is None else len(next_plan.candidates))
         return SeedEvidence(
             self._config,
             scores,
             spread,
             samples,
             samples - drafted,
-            0 if next_plan is None else len(next_plan.candidates),
-            self._groups(len(self._fleet.drafters(self._window.version))),
+            judged if window.drafters else None,
+            window.drafters or self._groups(len(self._fleet.drafters(window.version))),
         )
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:

@@ -24,6 +24,7 @@ class TrainingWindow:
     Attributes:
         length_s: seconds from its opening to its close; None until then.
         rescored: drafts of `plan` scored again with the rollout's weights.
+        drafters: devices on which drafts were begun in it; of those that share a draft, one counts.
         lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
     """
 
@@ -32,6 +33,7 @@ class TrainingWindow:
         self.version = version
         self.length_s: float | None = None
         self.rescored: tuple[Candidate, ...] = ()
+        self.drafters = 0
         self.lease_s = 0.0
         self.full_drafts = 0.0
         self._opened_s: float | None = None

@@ -1,8 +1,8 @@
 """Scores and times of a run's iterations so far, on which predictions of the next ones rest.
 
-Estimates are medians over the last iterations that tell something: rollouts of mostly kept drafts do not tell
-what a rollout takes, nor does an iteration without contrast what training takes. The first iteration, which
-warms devices up, counts only as long as it is alone.
+Estimates are medians over the last iterations that are informative: rollouts of mostly kept drafts do not
+show the cost of a rollout, and iterations without contrast do not show that of training. The first iteration,
+which warms devices up, counts only as long as it is alone.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ class IterationTimes:
     Attributes:
         rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,
             wait for the last scores, the training left then, and the wait for drafts beside them.
-        whole_s: wall-clock of the whole iteration.
+        whole_s: wall-clock of the whole iteration, publishing of the new weights included.
         trained: samples that it trained on.
         rollers: devices that rolled its samples out.
+        beside_s: training beside its rollout and the wait for scores.
     """
 
     rollout_s: float
@@ -46,6 +47,7 @@ class IterationTimes:
     whole_s: float
     trained: int
     rollers: int
+    beside_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ class SeedEvidence:
             seeds were not rolled out again.
         samples: samples of its prompt groups.
         rolled: those of them that were rolled out, and are no kept drafts.
-        drafts: drafts made beside its training.
-        drafters: devices that could draft there.
+        drafts: drafts judged beside its training, the monitor's included; None if none were begun there.
+        drafters: devices that drafted there, or could have.
     """
 
     config: RunConfig
@@ -69,7 +71,7 @@ class SeedEvidence:
     spread: tuple[float, float, float] | None
     samples: int
     rolled: int
-    drafts: int
+    drafts: int | None
     drafters: int
 
 
@@ -81,7 +83,7 @@ class _Iteration:
     times: IterationTimes
     samples: int
     rolled: int
-    drafts: int
+    drafts: int | None
     drafters: int
 
 
@@ -158,10 +160,8 @@ class MeasuredIterations:
             return None
         rollout_s = statistics.median(one.times.rollout_s / one.rolled for one in rolling)
         drafting = _last(self._iterations, _tells_drafts)
-        if drafting:
-            draft_s = statistics.median(map(_draft_s, drafting))
-        else:  # it has the steps of a rollout
-            draft_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
+        # Until one is judged, a draft takes as long as a rollout, whose steps it has.
+        assumed_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
         plain_rest_s, drafting_rest_s = (
             statistics.median(map(_rest_s, some or self._iterations))
             for some in (_last(self._iterations, _tells_plain), drafting)
@@ -169,12 +169,18 @@ class MeasuredIterations:
         return Times(
             rollout_s=rollout_s,
             judging_s=statistics.median(one.times.judging_s * one.samples / one.rolled for one in rolling),
-            train_s=statistics.median(one.times.train_s / one.times.trained for one in training),
-            draft_s=draft_s,
+            train_s=statistics.median(map(_train_s, training)),
+            draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
+            drafters=statistics.median(self._drafters or [0]),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
-            drafters=self._iterations[-1].drafters,
+            beside_s=statistics.median(one.times.beside_s * one.samples / one.rolled for one in rolling),
         )
+
+    @property
+    def _drafters(self) -> list[int]:
+        """Devices that could draft in the last iterations, where there were any: devices come and go."""
+        return [one.drafters for one in _last(self._iterations, _always) if one.drafters]
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""
@@ -208,11 +214,11 @@ def _tells_training(one: _Iteration) -> bool:
 
 
 def _tells_plain(one: _Iteration) -> bool:
-    return one.drafts == 0
+    return one.drafts is None
 
 
 def _tells_drafts(one: _Iteration) -> bool:
-    return one.drafts > 0 and one.drafters > 0
+    return one.drafts is not None
 
 
 def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool]) -> list[_Iteration]:
@@ -221,10 +227,26 @@ def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool])
     return [one for one in found if one.number > 1] or found
 
 
-def _draft_s(one: _Iteration) -> float:
-    """Return a device's seconds per draft: all of the window counts, whatever the drafts waited for."""
-    window_s = one.times.judging_s + one.times.train_s + one.times.draft_wait_s
-    return window_s * one.drafters / one.drafts
+def _train_s(one: _Iteration) -> float:
+    return (one.times.beside_s + one.times.train_s) / one.times.trained
+
+
+def _usual_draft_s(drafting: Sequence[_Iteration], assumed_s: float) -> float:
+    """Return a device's seconds per draft: all of the window counts, whatever the drafts waited for.
+
+    Args:
+        drafting: iterations in which drafts were begun.
+        assumed_s: seconds where none of them was judged.
+    """
+    spent = [
+        ((one.times.judging_s + one.times.train_s + one.times.draft_wait_s) * one.drafters, one.drafts or 0)
+        for one in drafting
+    ]
+    judged = [device_s / drafts for device_s, drafts in spent if drafts]
+    usual_s = statistics.median(judged) if judged else assumed_s
+    # A window in which none was judged is a lower bound.
+    bounds = [max(usual_s, device_s) for device_s, drafts in spent if not drafts]
+    return statistics.median(judged + bounds) if spent else assumed_s
 
 
 def _rest_s(one: _Iteration) -> float:

@@ -11,8 +11,12 @@ averaging of a stochastic gradient's noise (McCandlish et al., An empirical mode
 arXiv 1812.06162, below the critical batch size). Only ratios of signals mean anything.
 
 Time. Rollout, waiting for the last scores and training follow each other; drafts are made beside the last
-two. So more trained groups lengthen the window, which holds more drafts, which leave more groups with
-contrast to train on: the number of drafts is the largest one that agrees with its own window.
+two. More trained groups lengthen the window, which holds more drafts, which leave more groups with contrast
+to train on; drafts that are trained on shorten it, as fewer scores are waited for. So the number of drafts is
+one that agrees with its own window: the largest one, where the window grows with them.
+
+Judging. Only judged drafts count, and scorers judge the rollout first. If its scores are waited for, scorers
+judge as fast as they did in that wait, and drafts get what is left of the window after it.
 
 Staleness. Kept groups that are rolled out again lose a part of the variance that they were chosen for: with
 correlation r of old and new scores, the variance is r^2 * kept + (1 - r^2) * random (linear regression).
@@ -25,6 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 UNTRIED = 1.1
 """Ratio to the present strategy's signal per second from which one is preferred that was not measured yet."""
@@ -33,10 +38,10 @@ TRIED = 1.03
 """The same for one that was measured."""
 
 _MOST_TURNS = 64
-"""Most evaluations in search of the number of drafts; each lowers it, and a few settle it."""
+"""Most evaluations in each half of the search for the number of drafts; a few settle it."""
 
 _SETTLED = 1 + 1e-6
-"""Largest ratio of the drafts' time to their window with which the search ends."""
+"""Ratio of two numbers of drafts that count as equal."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Workload:
         ends_with_training: True if the window's end cuts drafts off; else training's end waits for them.
         trains_equal: True if groups without contrast are trained on too.
         rescored: drafts of the staleness monitor, per draft.
+        saving: most rollouts that a draft to train on saves: trained prompts per explored prompt.
     """
 
     samples: int
@@ -83,6 +89,7 @@ class Workload:
     ends_with_training: bool = True
     trains_equal: bool = False
     rescored: float = 0.0
+    saving: float = 1.0
 
     def trained(self, contrast: Contrast) -> float:
         """Return the number of samples that are trained on."""
@@ -96,11 +103,12 @@ class Times:
     Attributes:
         rollout_s: wall-clock per sample rolled out, on all devices together.
         judging_s: wait of an iteration for its last scores, if it rolls all samples out.
-        train_s: wall-clock per trained sample after that.
+        train_s: wall-clock of training per trained sample.
         draft_s: seconds of one device per draft, its judgement included.
         rest_s: everything else in an iteration without drafts.
-        overhead_s: what it takes longer in one with drafts.
         drafters: devices that neither train nor roll out meanwhile.
+        overhead_s: what everything else takes longer in an iteration with drafts.
+        beside_s: training of an iteration before its last score, if it rolls all samples out.
     """
 
     rollout_s: float
@@ -108,8 +116,17 @@ class Times:
     train_s: float
     draft_s: float
     rest_s: float
-    drafters: int
+    drafters: float
     overhead_s: float = 0.0
+    beside_s: float = 0.0
+
+    def waiting_s(self, rolled_share: float) -> float:
+        """Return the wait for the last scores if this share of the samples is rolled out."""
+        return self.judging_s * rolled_share
+
+    def training_left_s(self, trained: float, rolled_share: float) -> float:
+        """Return the training of so many samples that is left after that wait."""
+        return max(0.0, self.train_s * trained - self.beside_s * rolled_share)
 
 
 @dataclass(frozen=True)
@@ -146,9 +163,8 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
         times: measured seconds.
         random: contrast of groups that nothing chose.
     """
-    training_s = times.train_s * work.trained(random)
-    rollout_s = times.rollout_s * work.samples
-    whole_s = times.rest_s + rollout_s + times.judging_s + training_s
+    window_s = times.waiting_s(1.0) + times.training_left_s(work.trained(random), 1.0)
+    whole_s = times.rest_s + times.rollout_s * work.samples + window_s
     return Prediction(random, 0.0, random.signal(work.samples), whole_s)
 
 
@@ -168,13 +184,11 @@ def predict_drafting(
         chosen: contrast of the groups chosen from so many drafts.
         holds: share of their gain that holds once they are rolled out again; None if drafts are trained on.
     """
+    made = partial(_with_drafts, work, times, random, chosen, holds)
     drafts = work.most_drafts
-    found = _with_drafts(drafts, work, times, random, chosen, holds)
-    for _ in range(_MOST_TURNS):
-        if not work.ends_with_training or found.drafting_s <= found.window_s * _SETTLED:
-            break
-        drafts *= found.window_s / found.drafting_s
-        found = _with_drafts(drafts, work, times, random, chosen, holds)
+    if work.ends_with_training:
+        drafts = _number_that_fits(lambda number: made(number).fitting, drafts)
+    found = made(drafts)
     beside_s = found.window_s if work.ends_with_training else max(found.window_s, found.drafting_s)
     whole_s = times.rest_s + times.overhead_s + times.rollout_s * found.rolled + beside_s
     return Prediction(found.contrast, drafts, found.contrast.signal(work.samples), whole_s)
@@ -182,30 +196,75 @@ def predict_drafting(
 
 @dataclass(frozen=True)
 class _WithDrafts:
-    """An iteration with a number of drafts: samples rolled out, its window, and what the drafts take."""
+    """An iteration with a number of drafts.
+
+    Attributes:
+        contrast: contrast of the groups trained on.
+        rolled: samples rolled out.
+        window_s: wait for their last scores and training.
+        drafting_s: seconds from the window's opening until the last draft is judged.
+        fitting: drafts that could be made and judged in this window.
+    """
 
     contrast: Contrast
     rolled: float
     window_s: float
     drafting_s: float
+    fitting: float
 
 
 def _with_drafts(
-    drafts: float,
     work: Workload,
     times: Times,
     random: Contrast,
     chosen: Callable[[float], Contrast],
     holds: float | None,
+    drafts: float,
 ) -> _WithDrafts:
-    contrast = chosen(drafts)
-    made, rolled = drafts, float(work.samples)
+    contrast, each, rolled = chosen(drafts), 1.0, float(work.samples)
     if holds is None:
-        rolled = max(0.0, rolled - drafts)  # each draft of a group to train on saves the rollout of a sample
+        rolled = max(0.0, rolled - drafts * work.saving)
     else:
-        contrast, made = contrast.rolled_out_again(random, holds), drafts * (1 + work.rescored)
-    window_s = times.judging_s * rolled / work.samples + times.train_s * work.trained(contrast)
-    return _WithDrafts(contrast, rolled, window_s, made * times.draft_s / times.drafters)
+        contrast, each = contrast.rolled_out_again(random, holds), 1 + work.rescored
+    waiting_s = times.waiting_s(rolled / work.samples)
+    left_s = times.training_left_s(work.trained(contrast), rolled / work.samples)
+    made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s / work.samples
+    return _WithDrafts(
+        contrast,
+        rolled,
+        waiting_s + left_s,
+        max(drafts * made_s, waiting_s + drafts * judged_s),
+        min(_over(waiting_s + left_s, made_s), _over(left_s, judged_s)),
+    )
+
+
+def _over(whole_s: float, each_s: float) -> float:
+    return whole_s / each_s if each_s else math.inf
+
+
+def _number_that_fits(fitting: Callable[[float], float], most: float) -> float:
+    """Return the largest number found that its own window holds.
+
+    Args:
+        fitting: function of a number of drafts: how many its window holds.
+        most: largest number wanted.
+    """
+    too_many, drafts = most, most
+    for _ in range(_MOST_TURNS):
+        held = fitting(drafts)
+        if drafts <= held * _SETTLED:
+            break
+        too_many, drafts = drafts, held
+    # Fewer drafts may lengthen the window; then a larger number fits, too.
+    for _ in range(_MOST_TURNS):
+        if too_many <= drafts * _SETTLED:
+            break
+        middle = (too_many + drafts) / 2
+        if middle <= fitting(middle):
+            drafts = middle
+        else:
+            too_many = middle
+    return drafts
 
 
 def preferred(rates: Mapping[str, float], present: str, baseline: str, tried: frozenset[str]) -> str:

@@ -182,6 +182,7 @@ class Auto(Strategy):
             ends_with_training=settings.stop_with_training,
             trains_equal=algorithm.zero_variance_groups == "train",
             rescored=min(1.0, settings.monitor_prompts / explored),
+            saving=algorithm.prompts_per_iteration / explored,
         )
         contrast = ExpectedContrast(
             scores,

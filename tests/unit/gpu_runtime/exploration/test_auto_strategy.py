@@ -76,6 +76,7 @@ class Driven:
         times: IterationTimes,
         scores: Mapping[int, Sequence[float]] | None = None,
         drafters: int = 2,
+        drafts: int | None = None,
         figures: OffPolicyFigures | None = None,
         spread: tuple[float, float, float] | None = None,
     ) -> tuple[Note, ...]:
@@ -84,7 +85,9 @@ class Driven:
             self.strategy.before_rollout(1, self)
         if (ahead := self.strategy.ahead(iteration + 1, self)) is not None:
             ahead.choose()
-        seeds = SeedEvidence(self.config, graded() if scores is None else scores, spread, 32, 32, 0, drafters)
+        seeds = SeedEvidence(
+            self.config, graded() if scores is None else scores, spread, 32, 32, drafts, drafters
+        )
         return self.strategy.after_training(iteration, TrainingEvidence(figures, dict, times, seeds))
 
 
@@ -108,14 +111,37 @@ def test_it_stays_plain_where_no_window_holds_drafts(scores):
     assert set(run.ways.values()) == {"plain"} and run.strategy.decisions() == {2: "plain", 5: "plain"}
 
 
-def test_exact_scores_that_seldom_succeed_are_explored_beside_a_slow_judge():
-    """Five in a hundred succeed, and the wait for the last scores is a window too."""
-    judged = replace(TRAINING, judging_s=200.0, train_s=10.0, whole_s=220.0)
+def test_exact_scores_that_seldom_succeed_are_explored_by_many_devices():
+    """Five in a hundred succeed, and the rollout takes longest."""
+    times = replace(TRAINING, rollout_s=100.0, train_s=16.0, whole_s=118.0)
     run = Driven(config=config_of(fidelities=("full", "preview-3")))
-    assert run.iterate(1, judged, exact(0.05)) == ()
-    ((_, message),) = run.iterate(2, judged, exact(0.05))
+    assert run.iterate(1, times, exact(0.05), drafters=64) == ()
+    ((_, message),) = run.iterate(2, times, exact(0.05), drafters=64)
     assert run.strategy.decisions() == {2: "stale"}
     assert "off_policy" not in message, "cheaper drafts are no samples of the policy"
+
+
+def test_they_are_not_explored_where_scorers_have_no_time_for_drafts():
+    """A sample takes six seconds to judge, and the rollout's come first: ten are left for drafts."""
+    judged = replace(TRAINING, judging_s=200.0, train_s=10.0, whole_s=220.0)
+    run = Driven()
+    for iteration in (1, 2):
+        run.iterate(iteration, judged, exact(0.05))
+    assert run.strategy.decisions() == {2: "plain"}
+
+
+def test_a_forecast_of_drafts_that_none_is_judged_of_is_given_up():
+    run = Driven(config=config_of(fidelities=("full", "preview-3")))
+    for iteration in range(1, 6):
+        run.iterate(iteration, TRAINING, drafts=None if iteration < 4 else 0)
+    assert run.strategy.decisions() == {2: "stale", 5: "plain"}
+
+
+def test_a_moment_without_a_device_to_draft_is_no_reason_to_be_plain():
+    run = Driven()
+    for iteration in range(1, 6):
+        run.iterate(iteration, TRAINING, drafters=0 if iteration in (2, 5) else 2)
+    assert run.strategy.decisions() == {2: "plain", 5: "off_policy"}, "the first iteration counts alone only"
 
 
 def test_without_a_device_to_draft_it_is_plain_and_says_so():

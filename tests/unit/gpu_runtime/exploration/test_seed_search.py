@@ -109,6 +109,22 @@ def test_how_many_devices_there_are_changes_no_plan_of_a_set_number_of_drafts(dr
         search._fleet, search._scoring = fleet, scoring
         search.new_window(SeedPlan(1, {}), WeightsVersion(1))
         search.begin(2)
-        assert search._begun is not None
+        assert search._begun is not None and search._window is not None
+        assert search._window.drafters == devices
         found.append(search._begun.planner.settings.rounds)
     assert found == rounds
+
+
+def test_drafts_judged_beside_training_include_those_of_the_monitor():
+    search = make_search(strategy="auto")
+    search.new_window(SeedPlan(3, {0: (0, 1), 1: (0, 1)}), WeightsVersion(2))
+    assert search._window is not None
+    search._window.rescored = drafted(3, 2).candidates[:3]
+    fleet: Any = SimpleNamespace(drafters=lambda version: [object()] * 5)
+    search._fleet = fleet
+    plan = search._window.plan
+    found = search._seed_evidence(plan, {}, {}, drafted(4, 2))
+    assert found is not None and (found.drafts, found.drafters) == (None, 5), "none were begun"
+    search._window.drafters = 2
+    found = search._seed_evidence(plan, {}, {}, drafted(4, 2))
+    assert found is not None and (found.drafts, found.drafters) == (16 + 3, 2)

@@ -70,6 +70,43 @@ def test_drafts_trained_on_save_rollouts_and_the_wait_for_their_scores():
     # A quarter is rolled out, and waited for.
     assert (found.drafts, found.contrast) == (12, CHOSEN)
     assert found.iteration_s == pytest.approx(3 + 4 * 0.5 + 0.5 + 16)
+    # One of two explored prompts is trained on, and so is every second draft at most.
+    halved = replace(WORK, most_drafts=12, saving=0.5)
+    found = predict_drafting(halved, TIMES, RANDOM, lambda drafts: CHOSEN)
+    assert found.iteration_s == pytest.approx(3 + 10 * 0.5 + 10 / 16 * 2 + 16)
+
+
+def test_drafts_trained_on_shorten_their_window_until_it_agrees_with_them():
+    """Of 32 samples each draft saves a second's judging, 30 s of training follow, and a draft takes 2 s:
+    d = (32 - d + 30) / 2."""
+    times = replace(TIMES, judging_s=32.0, train_s=30 / 32, draft_s=2.0, drafters=1)
+    found = predict_drafting(Workload(32, 256), times, RANDOM, lambda drafts: CHOSEN)
+    assert found.drafts == pytest.approx(62 / 3, rel=1e-4)
+
+
+def test_scorers_that_are_waited_for_judge_drafts_only_in_the_training_after_it():
+    """They take two seconds a sample, so ten of training hold the judging of five drafts."""
+    times = replace(TIMES, judging_s=64.0, train_s=10 / 32, draft_s=0.1, drafters=10)
+    found = predict_drafting(Workload(32, 256), times, RANDOM, lambda drafts: CHOSEN, 1.0)
+    assert found.drafts == pytest.approx(5)
+    # The monitor's re-scores are judged, too.
+    found = predict_drafting(Workload(32, 256, rescored=0.25), times, RANDOM, lambda drafts: CHOSEN, 1.0)
+    assert found.drafts == pytest.approx(4)
+    finished = Workload(32, 20, ends_with_training=False)
+    found = predict_drafting(finished, times, RANDOM, lambda drafts: CHOSEN, 1.0)
+    assert found.iteration_s == pytest.approx(3 + 16 + 64 + 20 * 2)
+    unwaited = predict_drafting(
+        Workload(32, 256), replace(times, judging_s=0.0), RANDOM, lambda _: CHOSEN, 1.0
+    )
+    assert unwaited.drafts == pytest.approx(256)
+
+
+def test_training_begun_beside_the_rollout_shortens_what_follows():
+    begun = replace(TIMES, beside_s=4.0)
+    assert predict_plain(WORK, begun, CHOSEN).iteration_s == pytest.approx(3 + 8 + 2 + 16 - 4)
+    # A quarter is rolled out, and so is a quarter of what trains beside it.
+    found = predict_drafting(replace(WORK, most_drafts=12), begun, RANDOM, lambda drafts: CHOSEN)
+    assert found.iteration_s == pytest.approx(3 + 4 * 0.5 + 0.5 + 16 - 1)
 
 
 def test_drafts_that_are_finished_lengthen_the_iteration():
@@ -132,9 +169,21 @@ def test_none_below_plain_is_preferred_and_dearer_training_takes_longer(
         assert slow.iteration_s >= usual.iteration_s * (1 - 1e-4)
     usual, slow = found["stale"]
     assert slow.drafts >= usual.drafts * (1 - 1e-4), "a longer window holds more drafts"
-    window_s = times.judging_s + times.train_s * work.trained(usual.contrast)
+    always = predict_drafting(work, times, random, lambda drafts: best)
+
+    def fits(drafts: float, contrast: Contrast, rolled: float) -> bool:
+        """True if devices make them in the window, and scorers judge them after the rollout's samples."""
+        training_s = times.train_s * work.trained(contrast)
+        window_s = times.judging_s * rolled / 64 + training_s
+        judged = drafts * times.judging_s / 64 <= training_s * (1 + 1e-5)
+        return judged and drafts * times.draft_s <= times.drafters * window_s * (1 + 1e-5)
+
     if ends:
-        assert usual.drafts * times.draft_s <= times.drafters * window_s * (1 + 1e-3)
+        assert fits(usual.drafts, usual.contrast, 64)
+        for one in (found["off_policy"][0], always):
+            assert fits(one.drafts, one.contrast, max(0.0, 64 - one.drafts))
+        more = always.drafts * (1 + 1e-4)
+        assert more > most or not fits(more, best, max(0.0, 64 - more)), "a larger number agrees"
 
 
 def by_brute_force(scores: np.ndarray, group: int) -> float:

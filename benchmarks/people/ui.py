@@ -111,7 +111,12 @@ def measure(folder: Path, scale: Scale, long: int, runs: int, repeats: int) -> d
     fill(store, runs)
     crowded = _render_all(LARGE_RUN, repeats)
     rows = row_counts(store)
-    files = [path for path in store.home.runs.rglob("*") if path.is_file()]
+    files = [
+        path
+        for run_id in store.home.run_ids()
+        for path in store.home.run(run_id).rglob("*")
+        if path.is_file()
+    ]
     times = {
         name: max(page["p95_s"] for page in found.values())
         for name, found in (("large", pages), ("long", long_pages), ("crowded", crowded))

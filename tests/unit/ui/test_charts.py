@@ -23,15 +23,15 @@ from ui.elements.image_grid import gallery_html
     ],
 )
 def test_a_chart_without_figures_has_a_sentence_and_no_axes(figure: go.Figure):
-    drawn = laid_out(figure, "Title", "Iteration", "Score")
-    assert (drawn.layout.xaxis.visible, drawn.layout.yaxis.visible) == (False, False)
-    assert [note.text for note in drawn.layout.annotations] == ["Nothing is recorded yet."]
+    layout: Any = laid_out(figure, "Title", "Iteration", "Score").layout
+    assert (layout.xaxis.visible, layout.yaxis.visible) == (False, False)
+    assert [note.text for note in layout.annotations] == ["Nothing is recorded yet."]
 
 
 def test_a_chart_with_one_figure_has_its_axes():
-    drawn = laid_out(go.Figure(go.Scatter(x=[0], y=[0.4])), "Title", "Iteration", "Score")
-    assert drawn.layout.xaxis.visible is None
-    assert not drawn.layout.annotations
+    layout: Any = laid_out(go.Figure(go.Scatter(x=[0], y=[0.4])), "Title", "Iteration", "Score").layout
+    assert layout.xaxis.visible is None
+    assert not layout.annotations
 
 
 def test_a_level_without_a_text_has_none():

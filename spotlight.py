@@ -125,18 +125,18 @@ class Run:
     def curves(self) -> pd.DataFrame:
         """One row per iteration: `iteration`, `policy_version`, `ended_at`, `elapsed_s`, and every metric.
 
-        Times are in seconds (`ended_at` since 1970); metrics are, for example, `reward_mean`, `loss`, `kl`.
+        `ended_at` is a moment in UTC; metrics are, for example, `reward_mean`, `loss`, `kl`.
         """
         from storage.record.queries.runs import metric_curves
 
-        return self._read(metric_curves)
+        return _dated(self._read(metric_curves))
 
     @property
     def scores(self) -> pd.DataFrame:
         """One row per held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
         from storage.record.queries.runs import score_curve
 
-        return self._read(score_curve)
+        return _dated(self._read(score_curve))
 
     @property
     def samples(self) -> pd.DataFrame:
@@ -213,6 +213,7 @@ def train(
     run_id: str | None = None,
     cluster: Cluster | None = None,
     ray_address: str | None = None,
+    on_iteration: Callable[[int, Mapping[str, float]], object] | None = None,
 ) -> Result:
     """Train a new run to its end.
 
@@ -224,17 +225,21 @@ def train(
         run_id: the whole identifier; generated if None.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
         ray_address: a running Ray cluster; None keeps that of the settings.
+        on_iteration: called after each committed iteration with its number and its metrics, in another
+            thread; what it raises ends the run, which `resume` continues.
 
     Raises:
         SpotlightError: the run was refused before its start, or failed; then call `resume`.
     """
     from flows import start
+    from flows.progress import calling
 
     given = {"name": name, "iterations": iterations}
     changes = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
-    summary = start.train(
-        _named(preset), _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
-    )
+    with calling(on_iteration):
+        summary = start.train(
+            _named(preset), _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
+        )
     return _result(summary)
 
 
@@ -325,7 +330,7 @@ def export(run_id: str, out: str | Path) -> Path:
 def runs() -> pd.DataFrame:
     """Return all runs, newest first, one row each.
 
-    Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (seconds since 1970), `iterations`,
+    Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (moments in UTC), `iterations`,
     `score_before`, `score_now`, `exact_before`, `exact_now`, `usd`.
     """
     from storage.home import Home
@@ -336,7 +341,7 @@ def runs() -> pd.DataFrame:
     store.reconcile()
     with store.records.reading() as connection:
         found = run_overview(connection)
-    return found.drop(columns=["host", "pid", "process_started_at", "archived"])
+    return _dated(found.drop(columns=["host", "pid", "process_started_at", "archived"]))
 
 
 def load_run(run_id: str) -> Run:
@@ -382,6 +387,14 @@ def _quiet_imports() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+def _dated(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with its Unix seconds as moments in UTC."""
+    import pandas as pd
+
+    moments = frame.columns.intersection(["created_at", "ended_at"])
+    return frame.assign(**{name: pd.to_datetime(frame[name], unit="s", utc=True) for name in moments})
 
 
 def _identifier(run_id: str) -> str:

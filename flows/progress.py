@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,10 +21,19 @@ _SPEED_PERIOD_S = 7 * 86_400.0
 """Seconds of iterations from which the time left is estimated: rich's own 30 s may hold none."""
 
 
+OnIteration = Callable[[int, Mapping[str, float]], object]
+"""A function that is called with the number of each committed iteration and its metrics."""
+
+
 class Reporter:
-    """A reporter of a run's events to a console."""
+    """A reporter of a run's events to a console.
+
+    Attributes:
+        on_iteration: function to call after each committed iteration; what it raises ends the run.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
+        self.on_iteration: OnIteration | None = None
         self._console = console or terminal.console()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -96,6 +105,8 @@ class Reporter:
         else:
             elapsed = time.monotonic() - self._started
             self.note(f"[{elapsed:5.0f} s] iteration {record.iteration}/{self._total}: {text}")
+        if self.on_iteration is not None:
+            self.on_iteration(record.iteration, dict(metrics))
 
     def _exact(self, form: str, *shares: float) -> str:
         return form.format(*shares) if self._gives_verdict else ""
@@ -149,6 +160,17 @@ def reporter() -> Reporter:
     if _reporter is None:
         _reporter = Reporter()
     return _reporter
+
+
+@contextmanager
+def calling(on_iteration: OnIteration | None) -> Iterator[None]:
+    """Call a function after each committed iteration of the runs that the context trains."""
+    told = reporter()
+    told.on_iteration = on_iteration
+    try:
+        yield
+    finally:
+        told.on_iteration = None
 
 
 def use(other: Reporter) -> None:

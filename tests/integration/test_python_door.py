@@ -17,8 +17,15 @@ from tests.sample_run import write_sample_run
 
 WITHOUT_WIDGETS = "import sys; sys.modules['ipywidgets'] = None"
 AGAIN = """
-second = spotlight.train(preset="smoke", settings={"iterations": 1}, name="second", run_id="second")
-print("second", second.run_id, second.load().status)
+told = []
+second = spotlight.train(
+    preset="smoke", settings={"iterations": 1}, name="second", run_id="second",
+    on_iteration=lambda number, metrics: told.append((number, metrics["reward_mean"])),
+)
+run = second.load()
+assert told == [(1, run.curves["reward_mean"][0])]
+assert run.curves["ended_at"][0] < run.scores["ended_at"][1] < spotlight.runs()["ended_at"][0]
+print("second", second.run_id, run.status)
 """
 
 

@@ -165,12 +165,12 @@ def reporter() -> Reporter:
 @contextmanager
 def calling(on_iteration: OnIteration | None) -> Iterator[None]:
     """Call a function after each committed iteration of the runs that the context trains."""
-    told = reporter()
-    told.on_iteration = on_iteration
+    current = reporter()
+    current.on_iteration = on_iteration
     try:
         yield
     finally:
-        told.on_iteration = None
+        current.on_iteration = None
 
 
 def use(other: Reporter) -> None:

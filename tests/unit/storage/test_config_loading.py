@@ -25,7 +25,7 @@ OWN_NAMES = [
 ]  # fmt: skip
 FAMILY_NAMES = [
     f"{family}-{task}-{side}"
-    for family in ("flux", "qwen-image", "sd3.5", "z-image")
+    for family in ("flux", "flux2-klein", "qwen-image", "sd3.5", "z-image")
     for task in ("geneval", "ocr")
     for side in (1280, 512)
 ]

@@ -187,7 +187,8 @@ class Run:
         with _quiet_imports():
             from ui.elements.image_grid import gallery_html
         scores, images = self.scores, self.images
-        course = " → ".join(f"{score:.3f}" for score in scores["score"].iloc[[0, -1]]) if len(scores) else "–"
+        shown = scores["score"].iloc[[0, -1]] if len(scores) > 1 else scores["score"]
+        course = " → ".join(f"{score:.3f}" for score in shown) or "–"
         facts = f"<b>{html.escape(self.run_id)}</b> {self.status}, held-out score {course}"
         return f"<p>{facts}</p>{gallery_html(images) if len(images) else ''}"
 

@@ -44,7 +44,13 @@ from storage.record.results import evaluated_iterations, run_result
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
-from tasks.inputs import gives_verdict, input_digests, plugin_facts, refuse_changed_inputs
+from tasks.inputs import (
+    gives_verdict,
+    input_digests,
+    plugin_facts,
+    refuse_changed_inputs,
+    refuse_unfit_decisions,
+)
 from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.budget import end_at_spent_budget, keep_to_budget
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
@@ -162,8 +168,8 @@ def enter_run(
         given: further facts to store with a new run; empty ones are left out.
 
     Raises:
-        ConfigurationError: the run is finished, is running elsewhere, has another configuration, or its
-            prompts or model have changed; nothing is changed then.
+        ConfigurationError: the run is finished, is running elsewhere, has another configuration, its prompts
+            or model have changed, or it cannot repeat recorded decisions; nothing is changed then.
     """
     store.reconcile()
     store.sweep_ended()
@@ -171,6 +177,7 @@ def enter_run(
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
+        refuse_unfit_decisions(given or {}, config)
         facts = environment() | input_digests(config) | plugin_facts(config) | preset_fact(preset)
         facts |= {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
@@ -182,6 +189,7 @@ def enter_run(
             "takes its own"
         )
     refuse_changed_inputs(known.environment, config)
+    refuse_unfit_decisions(known.environment, config)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)
 

@@ -317,9 +317,9 @@ class Runtime:
         """Follow decisions of this run's earlier life, or of the run that it reproduces, as far as they go.
 
         Raises:
-            ConfigurationError: the strategy does not know one.
+            ConfigurationError: the strategy cannot follow one.
         """
-        self._explorer.strategy.repeat(decisions)
+        self._explorer.strategy.repeat(decisions, self.config)
 
     def explorer_state(self) -> dict[str, Any]:
         """Return the learned state of exploration, as JSON values, for a checkpoint."""

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from storage.errors import ConfigurationError
+
 DRAFTS_ARE_MADE = "drafts are made"
 """Fact stored with a run: one of the next three, or the last two joined by `and`. The strategy's name may
 come from a package that the reader of a run does not have."""
@@ -34,6 +36,9 @@ DEVICES = "devices"
 DECISIONS = "exploration decisions"
 """Fact stored with a run whose strategy decides by measured times: `ITERATION NAME, ...`, as `decisions_fact`
 writes it. A resumed or reproduced run repeats them."""
+
+AS_RECORDED = "as recorded"
+"""The end of the message of a repeated decision; that of the decision itself ends with the reason."""
 
 SIMULATED = "simulated"
 """Fact stored with a simulated run: what was simulated, in words."""
@@ -63,9 +68,22 @@ def decisions_fact(decisions: Mapping[int, str]) -> str:
 
 
 def read_decisions(environment: Mapping[str, str]) -> dict[int, str]:
-    """Return the decisions recorded among a run's facts; empty without any."""
-    recorded = filter(None, environment.get(DECISIONS, "").split(", "))
-    return {int(iteration): name for iteration, _, name in (each.partition(" ") for each in recorded)}
+    """Return the decisions recorded among a run's facts; empty without any.
+
+    Raises:
+        ConfigurationError: they are not written as `decisions_fact` writes them.
+    """
+    recorded = environment.get(DECISIONS, "")
+    found: dict[int, str] = {}
+    for each in recorded.split(", ") if recorded else ():
+        iteration, _, name = each.partition(" ")
+        if not (iteration.isdecimal() and name):
+            raise ConfigurationError(
+                f"recorded decisions are {recorded!r}; they have to be pairs of iteration and strategy, "
+                "such as '2 stale, 5 plain'"
+            )
+        found[int(iteration)] = name
+    return found
 
 
 def preset_fact(preset: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from storage.environment import (
     DRAFTS_ARE_MADE,
     GIVES_VERDICT,
     NO_DRAFTS,
+    read_decisions,
 )
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files, source_files
@@ -60,6 +61,19 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
     }
     drafts = " and ".join(moment for moment, used in moments.items() if used) or NO_DRAFTS
     return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config)}
+
+
+def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
+    """Refuse decisions to repeat that the run's strategy cannot follow with its settings.
+
+    Args:
+        facts: facts stored with the run, or to be.
+        config: the run's configuration.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    strategy_of(config).repeat(read_decisions(facts), config)
 
 
 def gives_verdict(config: RunConfig) -> bool:

@@ -1,6 +1,6 @@
 """How long a person waits until a page of the dashboard can be used, in Chromium.
 
-The dashboard is a `spotlight ui` in a process of its own. A page can be used once its script has ended and
+The dashboard is a `spotlight ui` in a separate process. A page can be used once its script has ended and
 all its charts and images are drawn; the clock is the browser's, from the navigation on. Every page is
 opened at its address, for the first time since the server started: the server has kept nothing of it, and
 Python may still have to import what it alone needs. The first page also finds an empty browser.
@@ -25,7 +25,7 @@ from storage.record.run_store import RunStore
 from tests.browser import NewPage, chromium, dashboard
 
 USUAL = Scale(100, 512, 12)
-"""A run as people have them: its pages are those that are opened."""
+"""A typical run: its pages are those that are opened."""
 
 FIRST_PAGE = "convergence"
 """The page at the address without a path."""

@@ -1,7 +1,7 @@
 """Drafts to train on: kept from their window's end until the iteration that trains on them.
 
-They travel in its checkpoint, since a resumed run no longer has the weights that drew them. They have been
-judged, and pixels are only shown: a clip is left with its middle frame.
+They travel in its checkpoint, since a resumed run no longer has the weights that drew them. Judging is over
+and pixels are for display only, so a clip keeps its middle frame.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Drafts = Mapping[tuple[int, int], Delivered]
 
 
 class KeptDrafts:
-    """The drafts of the last two plans: one is written to its checkpoint while the other is drafted."""
+    """The drafts of the rollout's plan and of the next one."""
 
     def __init__(self) -> None:
         self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
@@ -52,7 +52,6 @@ class KeptDrafts:
                 (frame_HWC,) = frames_of(chosen_frames(draft.sample.image_HWC, 1))
                 sample = replace(draft.sample, request=request.as_rollout, image_HWC=frame_HWC)
                 chosen[identity] = replace(draft, sample=sample)
-        self._of = {number: kept for number, kept in self._of.items() if number == plan.iteration - 1}
         # The order of arrival must not have an effect.
         self._of[plan.iteration] = dict(sorted(chosen.items()))
 
@@ -66,6 +65,10 @@ class KeptDrafts:
             self._of = {}
         else:
             self._of.pop(iteration, None)
+
+    def forget_before(self, iteration: int) -> None:
+        """Drop the samples of earlier iterations, which have trained on them."""
+        self._of = {number: kept for number, kept in self._of.items() if number >= iteration}
 
     def blobs(self, iteration: int) -> dict[str, bytes]:
         """Return an iteration's samples as files of a checkpoint, by name; empty without samples."""

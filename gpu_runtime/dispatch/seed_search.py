@@ -129,6 +129,7 @@ class SeedSearch:
     def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """Begin the window of a plan about to be rolled out; devices hold these weights until it ends."""
         self._window, self._begun = TrainingWindow(plan, version), None
+        self.kept.forget_before(plan.iteration)
 
     def open_window(self) -> None:
         """Open the window at the end of the rollout: devices are free to draft."""

@@ -8,8 +8,7 @@ from functools import partial
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.strategies.auto import DECIDED
-from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
+from gpu_runtime.exploration.strategies.strategy import DECIDED, TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.clock import now

@@ -148,6 +148,7 @@ def test_alerts_stand_at_the_top(store: RunStore):
     assert "alarm 1" not in text
     store.add_event("live", "strategy", "iteration 2: stale from here on")
     store.add_event("live", "strategy", "iteration 5: plain from here on: 1.2 times")
+    store.add_event("live", "strategy", "iteration 5: plain from here on, as recorded")
     read_anew()
     told = [box.value for box in ran(page).info if "from here on" in box.value]
     assert len(told) == 1 and "iteration 5: plain from here on: 1.2 times" in told[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from storage import environment
-from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, DRAFTS_ARE_MADE, NO_DRAFTS
+from storage.environment import BEFORE_ROLLOUT, BESIDE_TRAINING, DRAFTS_ARE_MADE, NO_DRAFTS, read_decisions
 from ui.data.run import RunView
 
 IDLE_SPOT_ADVICE = (
@@ -26,7 +26,13 @@ def explores(view: RunView) -> bool | None:
 
 
 def drafts_while_training(view: RunView) -> bool:
-    """Return True if spot devices draft with stale weights while the reserved devices train."""
+    """Return True if spot devices draft with stale weights while the reserved devices train.
+
+    A strategy that decides by measured times may have decided against it.
+    """
+    decisions = read_decisions(view.row.environment)
+    if decisions and decisions[max(decisions)] == "plain":
+        return False
     return BESIDE_TRAINING in view.row.environment.get(DRAFTS_ARE_MADE, "")
 
 

@@ -1,7 +1,7 @@
 """The contrast that prompt groups have, and would have if they were chosen, from scores seen so far.
 
 Scores of random prompts are drawn from the planner's model of scores (`score_model`), and the exact selection
-is run on them. All prompts get equally many drafts, so what the planner aims better is not counted.
+is run on them. All prompts get equally many drafts, so the planner's better aim is not credited.
 
 Shapes: R random prompts, N drafts of each.
 """

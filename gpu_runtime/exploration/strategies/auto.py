@@ -2,7 +2,7 @@
 
 A run begins without exploration. After some iterations this strategy looks: from the scores and times so far
 it predicts the signal per second of each of the three (`signal_rate`), and follows the best one from the next
-call of `ahead` on. A look is arithmetic on what was recorded anyway, a few milliseconds. A choice that turns
+call of `ahead` on. A look is arithmetic on what was recorded anyway. A choice that turns
 out worse is given up at the next look, as what is measured replaces what was assumed; so no more is lost than
 the iterations between two looks.
 
@@ -31,6 +31,7 @@ from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import (
+    DECIDED,
     Ahead,
     Drafting,
     Strategy,
@@ -38,13 +39,11 @@ from gpu_runtime.exploration.strategies.strategy import (
     refuse_too_few_drafts,
 )
 from storage.config.run_config import RunConfig
+from storage.environment import AS_RECORDED
 from storage.errors import ConfigurationError
 
 FIRST_LOOK, LOOK_EVERY = 2, 5
 """It looks after this iteration, and after those that the second number divides."""
-
-DECIDED = "strategy"
-"""The kind of event that tells a decision."""
 
 _PLAIN, _STALE, _OFF_POLICY = "plain", "stale", "off_policy"
 _CHOICES = (_PLAIN, _STALE, _OFF_POLICY)
@@ -69,12 +68,12 @@ class Auto(Strategy):
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
         """Follow what was decided last."""
-        self._follow(self._decided)
+        self._follow_decided()
         return self._strategy.ahead(iteration, drafting)
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
         """Follow what was decided last."""
-        self._follow(self._decided)
+        self._follow_decided()
         return self._strategy.before_rollout(iteration, drafting)
 
     def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:
@@ -82,9 +81,9 @@ class Auto(Strategy):
         return STALE.redraft(iteration, drafting)
 
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
-        """Let the guard of `off_policy` look at its samples, and decide where a look is due."""
+        """Let the guard of `off_policy` look at drafts trained on, and decide where a look is due."""
         notes: tuple[Note, ...] = ()
-        if self._following == _OFF_POLICY:
+        if evidence.figures is not None:  # drafts are also used after `off_policy` was left
             notes = self._off_policy.after_training(iteration, evidence)
             self._follow(self._following)
             self._decided = self._allowed(self._decided)
@@ -99,17 +98,24 @@ class Auto(Strategy):
         """Return the strategy decided on at each look, recorded ones to come included."""
         return dict(self._decisions)
 
-    def repeat(self, decisions: Mapping[int, str]) -> None:
+    def repeat(self, decisions: Mapping[int, str], config: RunConfig) -> None:
         """Follow recorded decisions as far as they go.
 
         Raises:
-            ConfigurationError: one is no strategy that can be followed.
+            ConfigurationError: a decision names an unknown strategy, or one that the settings rule out.
         """
+        cheaper = config.exploration.fidelities != (FULL,)
         for iteration, name in decisions.items():
             if name not in _CHOICES:
                 raise ConfigurationError(
                     f"the record decides on {name!r} after iteration {iteration}; exploration.strategy=auto "
                     f"follows {', '.join(_CHOICES)} only: use the version of Spotlight that made the record"
+                )
+            if name == _OFF_POLICY and cheaper:
+                raise ConfigurationError(
+                    f"the record decides on {name} after iteration {iteration}, which trains on its drafts, "
+                    f"but exploration.fidelities is {list(config.exploration.fidelities)}: a cheaper draft "
+                    "is no sample of the policy; leave fidelities out, or set another exploration.strategy"
                 )
         self._decisions = dict(decisions)
 
@@ -129,6 +135,11 @@ class Auto(Strategy):
         self._decided = state["decided"]
         self._measured.restore(state["measured"])
 
+    def _follow_decided(self) -> None:
+        if self._decided == _OFF_POLICY != self._following:
+            self._off_policy.begin()
+        self._follow(self._decided)
+
     def _follow(self, name: str) -> None:
         self._following = self._allowed(name)
         followed = {_PLAIN: PLAIN, _STALE: STALE, _OFF_POLICY: self._off_policy}
@@ -143,7 +154,7 @@ class Auto(Strategy):
         """Decide which strategy to follow; return it and the reason, in words."""
         if iteration in self._decisions:
             self._decided = self._allowed(self._decisions[iteration])
-            return f"{self._decided} from here on, as recorded"
+            return f"{self._decided} from here on, {AS_RECORDED}"
         before = self._decided
         self._decided, why = self._choice(before, iteration, config)
         self._decisions[iteration] = self._decided

@@ -41,6 +41,7 @@ class OffPolicy(Stale):
     def __init__(self) -> None:
         self.trains_on_drafts = True
         self._clipped: tuple[float, ...] = ()
+        self._since: int | None = 0  # first evaluation to compare; None until drafts are trained on
 
     def check(self, config: RunConfig) -> None:
         """Also refuse drafts that are not samples of the policy."""
@@ -52,6 +53,10 @@ class OffPolicy(Stale):
                 "no sample of the policy; leave fidelities out, or set exploration.strategy=stale"
             )
 
+    def begin(self) -> None:
+        """Judge only what follows: until now the run followed another strategy."""
+        self._clipped, self._since = (), None
+
     def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
         """Stop training on drafts if too many steps lack a gradient, or the policy got worse."""
         if not self.trains_on_drafts:
@@ -59,7 +64,9 @@ class OffPolicy(Stale):
         figures = evidence.figures
         if figures is not None:
             self._clipped = (*self._clipped, figures.clip_share)[-_ITERATIONS:]
-        reason = self._too_old(figures) or _fallen(evidence.held_out())
+            if self._since is None:
+                self._since = iteration - 1
+        reason = self._too_old(figures) or self._worse(evidence.held_out())
         if reason is None:
             return ()
         self.trains_on_drafts = False
@@ -72,12 +79,23 @@ class OffPolicy(Stale):
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""
-        return {"trains_on_drafts": self.trains_on_drafts, "clipped": list(self._clipped)}
+        return {
+            "trains_on_drafts": self.trains_on_drafts,
+            "clipped": list(self._clipped),
+            "since": self._since,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore from what `state` returned."""
         self.trains_on_drafts = state["trains_on_drafts"]
         self._clipped = tuple(state["clipped"])
+        self._since = state["since"]
+
+    def _worse(self, held_out: HeldOut) -> str | None:
+        """Return a message if the policy got worse since drafts are trained on."""
+        if self._since is None:
+            return None
+        return _fallen({each: scores for each, scores in held_out.items() if each >= self._since})
 
     def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
         """Return a message if the objective's clip range leaves too little of the drafts' gradient."""

@@ -26,6 +26,9 @@ from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
+DECIDED = "strategy"
+"""The kind of event that reports a decision by measured times."""
+
 HeldOut = Mapping[int, Mapping[int, float]]
 """Held-out scores by iteration and prompt."""
 
@@ -169,8 +172,16 @@ class Strategy:
         """
         return {}
 
-    def repeat(self, decisions: Mapping[int, str]) -> None:
-        """Follow recorded decisions instead of measured times, as far as they go."""
+    def repeat(self, decisions: Mapping[int, str], config: RunConfig) -> None:
+        """Follow recorded decisions instead of measured times, as far as they go.
+
+        Args:
+            decisions: strategy decided on, by iteration.
+            config: settings of the run, which may differ from those of the run that decided.
+
+        Raises:
+            ConfigurationError: a decision cannot be followed.
+        """
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""

@@ -15,6 +15,7 @@ from flows.reproduce import reproduce
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from storage.config.loading import load_config
 from storage.environment import DECISIONS
+from storage.errors import ConfigurationError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.run_store import RunStore
@@ -99,6 +100,15 @@ def test_it_is_reproduced_to_the_bit_under_other_times(home, finished, monkeypat
     assert messages(home, "again") == [
         "iteration 2: off_policy from here on, as recorded", "iteration 5: plain from here on, as recorded",
     ]  # fmt: skip
+
+
+def test_decisions_that_cannot_be_repeated_are_refused_before_a_run_exists(home, finished):
+    form = ReproductionForm(reference="decided", settings=['exploration.fidelities=["full", "preview-2"]'])
+    with pytest.raises(ConfigurationError, match="a cheaper draft is no sample of the policy"):
+        reproduce(form, "refused")
+    with pytest.raises(ConfigurationError, match="recorded decisions are 'x'"):
+        post_train(load_config("smoke", SETTINGS, {}), "refused", decisions="x")
+    assert "refused" not in {run.run_id for run in finished.runs()}
 
 
 def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_same_bits(

@@ -194,7 +194,8 @@ def test_a_run_that_goes_on_is_read_anew_and_what_is_not_there_is_empty(home: Ho
     means = run.samples.groupby("iteration")["score"].agg("mean")
     assert means.tolist() == pytest.approx(run.curves["reward_mean"].tolist())
     store.discard_after("r", 1)
-    assert len(run.curves) == 1
+    assert len(run.curves) == 1 and len(run.scores) == 1
+    assert f"held-out score {run.scores['score'][0]:.3f}</p>" in run._repr_html_(), "no course of one score"
     assert spotlight.runs()["run_id"].tolist() == ["r"]
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from storage.config.run_config import RunConfig
+from storage.environment import DECISIONS
 from storage.evaluations.quality import quality_verdict
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
 from storage.record.run_store import RunRow
@@ -84,6 +85,16 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     # Measured: where spot devices train too, most tasks take less time than by exploring.
     assert plain.advice.startswith("Rent fewer spot devices, or reserve them and let them train")
     assert "`exploration.strategy=stale`" in plain.advice and "docs/measurements.md" in plain.advice
+
+
+def test_idle_spot_devices_of_a_run_that_decided_to_stay_plain():
+    book = ledger(("spot", "rollout", 40.0), ("spot", "idle", 41.0))
+    run = view(exploration={"strategy": "auto"})
+    assert "Nothing was drafted yet" in found(device_rules.spot_idle, run, book).advice
+    run.row.environment[DECISIONS] = "2 plain, 5 stale"
+    assert "Nothing was drafted yet" in found(device_rules.spot_idle, run, book).advice
+    run.row.environment[DECISIONS] = "2 plain, 5 stale, 10 plain"
+    assert found(device_rules.spot_idle, run, book).advice.startswith("Rent fewer spot devices")
 
 
 def test_spot_devices_that_idle_little_are_fine():

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from storage.environment import AS_RECORDED
 from storage.home import Home
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
@@ -18,7 +19,7 @@ ALERT_KINDS = ("staleness", "exploration")
 """The kinds of events that the page shows above the figures."""
 
 DECISION_KIND = "strategy"
-"""The kind of event with which a strategy that decides by measured times tells what it does, and why."""
+"""The kind of event that reports a decision by measured times."""
 
 MOST_ITERATIONS = 60
 """The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
@@ -46,7 +47,7 @@ class SeedsView:
 
     Attributes:
         pairs: pairs of all iterations.
-        decisions: the newest event of kind `DECISION_KIND`; empty without any.
+        decisions: the newest event of kind `DECISION_KIND`, if possible with a reason; empty without any.
     """
 
     pairs: Pairs
@@ -112,8 +113,15 @@ def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
         drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
         prompts=seed_queries.pictured_prompts(connection, run_id),
         alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
-        decisions=queries.events(connection, run_id, 1, (DECISION_KIND,)),
+        decisions=_decision(queries.events(connection, run_id, kinds=(DECISION_KIND,))),
     )
+
+
+def _decision(events: pd.DataFrame) -> pd.DataFrame:
+    """Return the newest event with a reason, which repeated decisions lack; without any, the newest."""
+    messages = enumerate(events["message"].tolist())
+    newest = next((place for place, message in messages if not message.endswith(AS_RECORDED)), 0)
+    return events.iloc[newest : newest + 1]
 
 
 def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int | None) -> Pairs:

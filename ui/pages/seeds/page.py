@@ -37,7 +37,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
         show_plain()
         return
     show_alerts(seeds.alerts)
-    show_decision(seeds.decisions)
+    show_decision(view, seeds.decisions)
     if view.metrics.empty:
         st.info(
             "The first figures come with the first iteration; stale drafts are compared from the second on.",

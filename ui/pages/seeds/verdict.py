@@ -47,10 +47,14 @@ def show_alerts(alerts: pd.DataFrame) -> None:
     st.warning("\n\n".join(lines), icon=":material/notification_important:")
 
 
-def show_decision(decisions: pd.DataFrame) -> None:
+def show_decision(view: RunView, decisions: pd.DataFrame) -> None:
     """Show which strategy a run that decides by itself follows, and why."""
+    strategy = view.setting("exploration", "strategy")
     for row in decisions.to_dict("records"):
-        st.info(f"`exploration.strategy=auto`: {plain_markdown(row['message'])}", icon=":material/alt_route:")
+        st.info(
+            f"`exploration.strategy={strategy}`: {plain_markdown(row['message'])}",
+            icon=":material/alt_route:",
+        )
 
 
 def show_seed_verdict(view: RunView) -> None:

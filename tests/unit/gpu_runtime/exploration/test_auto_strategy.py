@@ -20,6 +20,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS, decisions_fact, read_decisions
 from storage.errors import ConfigurationError
 from tasks.chaos.faults import refuse_unfit
+from tasks.inputs import refuse_unfit_decisions
 from tests.tiny_exploration import make_config
 
 TRAINING = IterationTimes(
@@ -189,16 +190,41 @@ def test_the_guard_of_off_policy_ends_it_for_the_rest_of_the_run():
     assert [kind for kind, _ in notes[2]] == ["staleness", "strategy"]
     assert not run.strategy.trains_on_drafts
     assert "off_policy" not in notes[2][1][1]
-    run.strategy.repeat({**run.strategy.decisions(), 10: "off_policy"})
+    run.strategy.repeat({**run.strategy.decisions(), 10: "off_policy"}, run.config)
     for iteration in range(6, 11):
         run.iterate(iteration, TRAINING)
     assert run.strategy.ahead(12, run) is not None and run.ways[12] == "stale"
 
 
+def clipped(share: float) -> OffPolicyFigures:
+    return OffPolicyFigures(samples=1, ratio_spread=0.01, kl=0.0, clip_share=share)
+
+
+def test_the_guard_judges_the_last_drafts_too_and_nothing_from_before():
+    """Trained on from the fourth to the sixth iteration, and again from the twelfth on."""
+    ends = Driven()
+    goes_on = Driven()
+    for run, share in ((ends, 0.9), (goes_on, 0.2)):
+        run.strategy.repeat({2: "off_policy", 5: "plain", 10: "off_policy"}, run.config)
+        notes = {
+            iteration: run.iterate(
+                iteration, TRAINING, figures=clipped(share) if 4 <= iteration <= 6 else None
+            )
+            for iteration in range(1, 12)
+        }
+        assert run.ways[6] == "off_policy" and run.ways[7] == "plain"
+        assert [kind for kind, _ in notes[6]] == ([] if run is goes_on else ["staleness"])
+    assert ends.ways[12] == "stale" and goes_on.ways[12] == "off_policy"
+    # With those of the sixth iteration the mean would be 40 %.
+    assert goes_on.iterate(12, TRAINING, figures=clipped(0.5)) == ()
+    assert goes_on.iterate(13, TRAINING, figures=clipped(0.5)) == ()
+    assert goes_on.iterate(14, TRAINING, figures=clipped(0.5))[0][0] == "staleness"
+
+
 def through_json(strategy: Auto) -> Auto:
     """The strategy of a resumed run: restored from a checkpoint, and given what the record decided."""
     after = Auto()
-    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}))
+    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}), config_of())
     after.restore(json.loads(json.dumps(strategy.state())))
     return after
 
@@ -212,7 +238,7 @@ def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
     early = Driven()
     for iteration in range(1, 4):
         early.iterate(iteration, TRAINING)
-    early.strategy.repeat(recorded.strategy.decisions())
+    early.strategy.repeat(recorded.strategy.decisions(), early.config)
     resumed = Driven(through_json(early.strategy))
     for iteration in range(4, 11):
         notes = resumed.iterate(iteration, ROLLOUT)
@@ -230,7 +256,21 @@ def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
 
 def test_a_decision_of_another_version_is_refused():
     with pytest.raises(ConfigurationError, match="decides on 'bold' after iteration 2"):
-        Auto().repeat({2: "bold"})
+        Auto().repeat({2: "bold"}, config_of())
+
+
+def test_a_decision_that_other_settings_rule_out_is_refused():
+    cheaper = config_of(fidelities=("full", "preview-3"))
+    Auto().repeat({2: "stale", 5: "plain"}, cheaper)
+    with pytest.raises(ConfigurationError, match=r"off_policy after iteration 5.*fidelities is .*preview-3"):
+        refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, cheaper)
+    refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, config_of())
+
+
+@pytest.mark.parametrize("text", ["x", "2", "2 ", "two plain", "2 plain, "])
+def test_decisions_that_cannot_be_read_are_refused(text):
+    with pytest.raises(ConfigurationError, match="pairs of iteration and strategy"):
+        refuse_unfit_decisions({DECISIONS: text}, config_of())
 
 
 def test_without_measured_times_it_decides_nothing():

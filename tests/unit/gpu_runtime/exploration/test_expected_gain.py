@@ -107,7 +107,7 @@ def test_segments_are_by_falling_rate_and_equal_ones_by_prompt():
     assert found.rate.tolist() == [0.5] + [0.125] * 5
 
 
-def testrandom_outcomes_are_stratified_and_their_own():
+def test_random_outcomes_are_stratified_and_their_own():
     chosen, logits, picks = random_outcomes((3, 4), 16, 5)
     assert chosen[[0, -1]].tolist() == [0.5 / 16, 15.5 / 16]
     for column in (*(1 / (1 + np.exp(-logits))).T, *picks.T):

@@ -104,14 +104,16 @@ def test_the_chosen_drafts_are_kept_as_rollouts_and_nothing_else(made):
     assert kept.of(1) == {}
 
 
-def test_drafts_outlive_the_next_plan_and_not_the_one_after(made):
-    kept = KeptDrafts()
-    for iteration in (1, 2, 3):
-        kept.keep(replace(PLAN, iteration=iteration), made)
-        assert [bool(kept.of(number)) for number in range(1, iteration + 1)][-2:] == [True] * min(
-            2, iteration
-        )
-    assert kept.of(1) == {}
+def test_drafts_stay_until_a_later_iteration_is_rolled_out(made):
+    search = make_search()
+    for iteration in (1, 2):
+        search.kept.keep(replace(PLAN, iteration=iteration), made)
+    search.new_window(PLAN, WeightsVersion(1))
+    assert search.kept.of(1) and search.kept.of(2)
+    search.new_window(SeedPlan(2, {}), WeightsVersion(2))
+    assert not search.kept.of(1) and search.kept.of(2)
+    search.new_window(SeedPlan(3, {}), WeightsVersion(3))
+    assert not search.kept.of(2), "also if no further drafts are kept"
 
 
 def test_kept_drafts_go_through_a_checkpoint_to_the_bit(made):
@@ -290,6 +292,20 @@ def test_a_held_out_score_that_falls_beyond_chance_gives_drafts_up(scores, stays
     assert bool(notes) is not stays
     if notes:
         assert "the held-out score after iteration" in notes[0][1]
+
+
+def test_evaluations_from_before_drafts_were_trained_on_are_not_compared():
+    one = OffPolicy()
+    one.begin()
+    falls = held_out(0.8, 0.6, 0.4)  # after iterations 0, 4 and 8
+    assert one.after_training(7, TrainingEvidence(None, lambda: falls)) == (), "no draft was trained on yet"
+    assert one.after_training(9, TrainingEvidence(figures(), lambda: falls)) == ()
+    restored = OffPolicy()
+    restored.restore(json.loads(json.dumps(one.state())))
+    ((_, message),) = restored.after_training(
+        13, TrainingEvidence(figures(), lambda: held_out(0.8, 0.6, 0.4, 0.3))
+    )
+    assert "after iteration 12" in message and "after iteration 8" in message
 
 
 def test_what_the_guard_has_seen_goes_through_a_checkpoint():

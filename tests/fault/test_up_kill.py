@@ -65,5 +65,5 @@ def test_down_ends_what_a_killed_one_left(home: Home):
         assert ended.returncode == 0, ended.stderr
         wait_until("all are gone", lambda: not up.processes())
         assert_nothing_is_left(up)
-        assert "nothing of `spotlight up` is left" in spotlight(home, "down").stdout
+        assert "no process of `spotlight up` is left" in spotlight(home, "down").stdout
     assert not psutil.pid_exists(up.process.pid)

@@ -45,7 +45,7 @@ class _NoLineForAFailedPing(logging.Filter):
 
 
 class _NoLineForEachTask(logging.Filter):
-    """Filter out Prefect's line for each completed task; several an iteration would bury the run's own."""
+    """Drop Prefect's lines on completed tasks: several per iteration, they would bury the run's own."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))

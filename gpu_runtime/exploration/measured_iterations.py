@@ -29,7 +29,7 @@ _ASSUMED_ITERATIONS = 1.0
 
 @dataclass(frozen=True)
 class IterationTimes:
-    """What an iteration took.
+    """Measured times of one iteration.
 
     Attributes:
         rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,

@@ -21,7 +21,7 @@ MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 """Environment variable of `checkpoint.mirror`, which also counts where a run is resumed."""
 
 ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
-"""As the frames that are judged of a clip."""
+"""The frames of a clip that are judged."""
 
 _MOST_FRAMES = 1024
 

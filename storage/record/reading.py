@@ -231,7 +231,7 @@ def separate_evaluations(home: Home) -> list[dict[str, Any]]:
 
 
 def _run_folders(home: Home, run_ids: Sequence[str] | None) -> list[RunFolder]:
-    named = home.run_ids() if run_ids is None else run_ids
+    named = home.run_ids() if run_ids is None else dict.fromkeys(run_ids)  # a run named twice counts once
     folders = [RunFolder(home.run(run_id)) for run_id in named]
     return [folder for folder in folders if folder.exists]
 

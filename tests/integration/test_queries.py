@@ -17,10 +17,13 @@ from storage.record.queries import comparisons as comparison_queries
 from storage.record.queries import images as image_queries
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
+from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from ui.pages.convergence.data import read_seed_courses
+from ui.pages.runs import data as runs_data
 
 
 @pytest.fixture
@@ -198,6 +201,28 @@ def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
     assert listed[["run_id", "status"]].to_numpy().tolist() == [["two", "running"], ["one", "finished"]]
     assert listed["score_now"].isna().tolist() == [True, False]
     assert listed.iloc[1][["score_before", "score_now"]].tolist() == [0.25, 0.75]
+
+
+def test_pages_open_the_rows_of_the_runs_that_they_show_alone(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    for run_id, settings in {"one": {"seed": 1}, "two": {"seed": 2}, "apart": {"iterations": 7}}.items():
+        begun(store, run_id, **settings)
+        for iteration in (0, 1):
+            store.commit_evaluation(evaluation_record(run_id, iteration, 20.0 * iteration))
+    for file in (store.home.runs / "apart").rglob("*.parquet"):
+        file.write_bytes(b"damaged")
+    closed: list[RecordConnection] = []
+    close = RecordConnection.close
+    monkeypatch.setattr(RecordConnection, "close", lambda self: (closed.append(self), close(self)))
+    seeds, courses = read_seed_courses(store.records, "one")
+    assert seeds == {1: "one", 2: "two"}
+    assert courses["run_id"].tolist() == ["one", "one", "two", "two"], "no row twice"
+    monkeypatch.setattr(runs_data, "MOST_RUNS", 2)
+    store.folder("apart").change(RUN_FILE, lambda run: run | {"created_at": 0.0})  # the oldest
+    table = runs_data.load_table.__wrapped__(store.home.path)
+    assert sorted(table["run_id"]) == ["one", "two"] and set(table["of"]) == {3}
+    assert len(closed) == 4 and all(connection.damaged == [] for connection in closed)
 
 
 def test_pictures_of_some_images_at_some_evaluations(store: RunStore):

@@ -2,9 +2,9 @@
 
 A run begins without exploration. After some iterations this strategy looks: from the scores and times so far
 it predicts the signal per second of each of the three (`signal_rate`), and follows the best one from the next
-call of `ahead` on. A look is arithmetic on what was recorded anyway. A choice that turns
-out worse is given up at the next look, as what is measured replaces what was assumed; so no more is lost than
-the iterations between two looks.
+call of `ahead` on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring
+replaces what was assumed, so a worse one is given up at a later look; as drafts are under way by then, it
+takes effect one iteration after it.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.

@@ -1,4 +1,4 @@
-"""What an objective is built from: the policy, its sampler, and the settings."""
+"""The common base of the objectives: the policy, its sampler and the settings."""
 
 from __future__ import annotations
 

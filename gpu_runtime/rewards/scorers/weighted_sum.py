@@ -45,7 +45,7 @@ class WeightedSum:
 
     name = "sum"
     takes_clips = True
-    """So that thresholds and gates look at a whole clip; each part decides how it judges one."""
+    """True: thresholds and gates apply to a whole clip, and each part judges a clip in its own way."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WeightedSum:
 
     @property
     def judges_frames(self) -> bool:
-        """Whether a part judges the frames of a clip one by one."""
+        """True if some part judges a clip frame by frame."""
         return any(judges_frames(scorer) for scorer, _ in self._parts.values())
 
     def check(self, prompt: PromptRecord) -> None:

@@ -114,7 +114,7 @@ def test_decisions_that_cannot_be_repeated_are_refused_before_a_run_exists(home,
 def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_same_bits(
     home, finished, monkeypatch
 ):
-    """As after a kill in the sixth iteration, whose last checkpoint is that of the third."""
+    """The state after a kill in iteration 6, with the newest checkpoint of iteration 3."""
     expected, explored = weights(home, "decided"), trained_on_drafts(home, "decided")
     for newer in range(4, 8):
         shutil.rmtree(home.run("decided") / f"iteration-{newer:06}")

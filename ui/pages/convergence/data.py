@@ -52,7 +52,7 @@ def read_seed_courses(records: Records, run_id: str) -> tuple[dict[int, str], pd
     with records.reading() as connection:
         alike = comparisons.alike_but_seed(connection, run_id)
     # By name, so that the files of all other runs stay closed.
-    with records.reading(run_id, *alike) as connection:
+    with records.reading(*(alike or [run_id])) as connection:
         seeds = comparisons.runs_of_other_seeds(connection, run_id)
         others = list(seeds.values()) if len(seeds) > 1 else []
         return seeds, comparisons.score_courses(connection, others)

@@ -1,4 +1,4 @@
-"""What is learned from the times and scores of a run's iterations, by hand."""
+"""Estimates from the times and scores of a run's iterations, against values worked by hand."""
 
 from __future__ import annotations
 

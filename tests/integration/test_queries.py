@@ -220,7 +220,7 @@ def test_pages_open_the_rows_of_the_runs_that_they_show_alone(
     assert courses["run_id"].tolist() == ["one", "one", "two", "two"], "no row twice"
     monkeypatch.setattr(runs_data, "MOST_RUNS", 2)
     store.folder("apart").change(RUN_FILE, lambda run: run | {"created_at": 0.0})  # the oldest
-    table = runs_data.load_table.__wrapped__(store.home.path)
+    table = runs_data.load_table(store.home.path)
     assert sorted(table["run_id"]) == ["one", "two"] and set(table["of"]) == {3}
     assert len(closed) == 4 and all(connection.damaged == [] for connection in closed)
 

@@ -193,21 +193,33 @@ def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
     slow_at, fast_at = (way.arm.reached(target, run_seeds) for way in (slow, fast))
     theirs = slow.amounts(slow_at, [slow.arm.curves[one].iterations[-1] for one in run_seeds])
     ours = fast.amounts(fast_at, [math.inf] * len(run_seeds))
+    return {
+        **ratio_of_medians(theirs, ours),
+        "run_seeds": len(run_seeds),
+        "unreached": {"slow": slow_at.count(None), "fast": fast_at.count(None)},
+    }
+
+
+def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+    """The ratio of two medians over run seeds, with its bootstrap interval.
+
+    Args:
+        above: a value of each run seed.
+        below: what they are divided by, in the same order of run seeds, which are drawn together.
+    """
     chance = random.Random(0)
 
     def draw() -> float:
-        places = chance.choices(range(len(run_seeds)), k=len(run_seeds))
-        return statistics.median(theirs[one] for one in places) / statistics.median(
-            ours[one] for one in places
+        places = chance.choices(range(len(above)), k=len(above))
+        return statistics.median(above[one] for one in places) / statistics.median(
+            below[one] for one in places
         )
 
     drawn = sorted(draw() for _ in range(_DRAWS))
     return {
         "low": round(drawn[int(_LOW * _DRAWS)], 3),
-        "median": round(statistics.median(theirs) / statistics.median(ours), 3),
+        "median": round(statistics.median(above) / statistics.median(below), 3),
         "high": round(drawn[int(_HIGH * _DRAWS)], 3),
-        "run_seeds": len(run_seeds),
-        "unreached": {"slow": slow_at.count(None), "fast": fast_at.count(None)},
     }
 
 

@@ -9,7 +9,6 @@ of the result that it was written for. A newer result is refused until the judge
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import re
 import statistics
@@ -39,7 +38,6 @@ RENEW = "python -m benchmarks.measurements"
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
 _BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
 _RUNS = re.compile(r"^if __name__ == \"__main__\":", re.M)
-_KEEPS = re.compile(r"^from benchmarks\.report import .*\boptions\b", re.M)
 _MISSING = "–"
 _USUAL_DEVICE = "x86_64, 2 cores"  # which the introduction describes
 _COUNT, _MEDIAN = "count", "median "
@@ -136,19 +134,6 @@ def module_of(command: str) -> str:
     return found[1]
 
 
-def purpose_of(module: str) -> str:
-    """First line of a benchmark's docstring.
-
-    Raises:
-        JudgementError: it has none.
-    """
-    source = sources()[module]
-    said = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8")))
-    if not said:
-        raise JudgementError(f"{source.relative_to(ROOT)} has no docstring")
-    return said.splitlines()[0]
-
-
 def read_judgements(path: Path = JUDGEMENTS) -> dict[str, Any]:
     """What is said about the results; an entry has what it lacks from the one that it is `like`.
 
@@ -219,13 +204,14 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:
         raise JudgementError(f"{name}: {error}") from error
-    return [*lines, f"`{command}`. {origin(name, result)}", ""]
+    return [*lines, f"`{command}`{origin(name, result, command)}", ""]
 
 
-def origin(name: str, result: Mapping[str, Any]) -> str:
-    """The file of a result, with the commit, date and device that it is of."""
+def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:
+    """The commit, date and device of a result, and its file where the command does not name it."""
+    file = "" if f"benchmarks.{name} " in command else f", `{name}.json`"
     device = "" if result["device"] == _USUAL_DEVICE else f", {result['device']}"
-    return f"`{name}.json`: commit `{result['commit']}`, {result['date']}{device}."
+    return f"{file}, commit `{result['commit'][:7]}`, {result['date']}{device}."
 
 
 def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[str]:
@@ -241,7 +227,7 @@ def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[
             said = fill(entry["says"], result["figures"])
         except JudgementError as error:
             raise JudgementError(f"{name}: {error}") from error
-        lines += [paragraph(f"**{entry['title']}.** {said} {origin(name, result)}"), ""]
+        lines += [paragraph(f"**{entry['title']}.** {said} ({origin(name, result)[2:-1]})"), ""]
     return lines
 
 
@@ -269,13 +255,7 @@ def document(
         for name in section["results"]:
             lines += result_lines(name, results[name], judgements["result"][name])
     lines += study_lines(results, judgements["study"])
-    entries = judgements["result"].items()
-    kept = {module_of(entry.get("command", results[name]["command"])) for name, entry in entries}
-    kept |= {GPU} if gpu is not None else set()
-    keeping = [name for name, source in sources().items() if _KEEPS.search(source.read_text("utf-8"))]
-    rest = [[f"`python -m benchmarks.{name}`", purpose_of(name)] for name in keeping if name not in kept]
-    lines += ["## Benchmarks without a kept result", "", judgements["unmeasured"].strip(), ""]
-    return "\n".join(lines + table(["command", "what it measures"], rest)).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ class ExplorationConfig(Section):
 
     strategy: str = Field(default="plain", min_length=1)
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
-    iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
-    current weights on all workers before the rollout; `off_policy` drafts as `stale` does and trains on the
-    chosen drafts; `auto` follows `plain`, `stale` or `off_policy`, whichever has most signal per second; or a
-    plug-in, `package.module:Name` (docs/explanation/exploration.md)."""
+    weights on spot workers while the reserved ones train; `fresh` with the current weights on all workers
+    before the rollout; `off_policy` as `stale`, and trains on the chosen drafts; `auto` follows whichever of
+    these but `fresh` has most signal per second; or a plug-in, `package.module:Name`
+    (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
     """What the strategy itself declares; those of the project declare nothing."""
@@ -34,17 +34,17 @@ class ExplorationConfig(Section):
     planned: a run's numbers then follow from its configuration alone. Needs `drafts` above 0."""
 
     prompts: int = Field(default=0, ge=0, le=65536)
-    """Prompt groups explored in an iteration. Those whose samples differ most are trained on, as many as
-    algorithm.prompts_per_iteration says; 0: no more are explored than are trained on."""
+    """Prompt groups explored in an iteration, of which the `algorithm.prompts_per_iteration` whose samples
+    differ most are trained on; 0: as many as are trained on."""
 
     fidelities: tuple[str, ...] = ("full",)
     """Kinds of draft that may be used: `full`; `preview-K`, the image predicted after K denoising steps;
-    `steps-K`, an image in K steps (with sampling.sde = `none`). A cheaper draft is used once it has proven
-    reliable for its cost."""
+    `steps-K`, an image in K steps (with sampling.sde = `none`). Cheaper ones are used once they are known to
+    be reliable for their cost."""
 
     monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
-    """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next
-    training window; 0 switches the monitor off."""
+    """Prompts an iteration whose drafts are scored again with newer weights, inside the next training window;
+    0 for none."""
 
     min_spearman: float = Field(default=0.5, ge=-1, le=1)
     """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are

@@ -33,7 +33,7 @@ class ModelConfig(Section):
 
     adapter: str = ""
     """LoRA to start from: a folder or .safetensors file as `spotlight export`, diffusers or peft write it.
-    Rank and layers must be those of `adaptation`; its own alpha counts. Empty starts at the model itself."""
+    Rank and layers must be those of `adaptation`; its own alpha counts."""
 
     reference: Literal["base", "adapter"] = "base"
     """The reference policy of a KL where a run starts from `adapter`: the model without it, or with it."""
@@ -43,7 +43,7 @@ class ModelConfig(Section):
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of transformer and text encoders; `auto` is bfloat16 on CUDA and float32 on the CPU. Images
-    are decoded in float32. The embedded models are always float32."""
+    are decoded in float32; embedded models are always float32."""
 
     attention: Literal["auto", "native", "_native_cudnn", "_native_flash", "flash", "_flash_3", "sage"] = (
         "auto"
@@ -51,8 +51,8 @@ class ModelConfig(Section):
     """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice."""
 
     compile: bool = False
-    """Whether the transformer's blocks are compiled (torch.compile): a worker's first calls take up to
-    minutes, later ones less. Results differ by rounding."""
+    """Compile the transformer's blocks (torch.compile): a worker's first calls take up to minutes, later ones
+    less. Results differ by rounding."""
 
     height: int = Field(default=0, ge=0, le=4096)
     """Height of an image in pixels; 0 is the embedded model's own, and 512 of the other families."""
@@ -64,8 +64,8 @@ class ModelConfig(Section):
     """Frames of a clip; 0 is 17. `wan2.2` takes 1 and a multiple of 4."""
 
     guidance: float = Field(default=1.0, ge=1, le=30)
-    """Strength of guidance by the prompt: classifier-free, where 1 switches it off and anything above costs a
-    second forward pass; for `flux` and `flux-kontext` a number that the transformer takes."""
+    """Strength of guidance by the prompt: classifier-free, where 1 is off and more costs a second forward
+    pass; for `flux` and `flux-kontext` a number that the transformer takes."""
 
     negative_prompt: str = ""
     """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""
@@ -75,8 +75,7 @@ class ModelConfig(Section):
     prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
-    """Where text encoders stay between prompts: `resident` on the device, or `offload` in the machine's
-    memory."""
+    """Where text encoders stay between prompts: on the device, or in the machine's memory (`offload`)."""
 
     options: OptionValues = Field(default={})
     """What the family itself declares; those of the project declare nothing."""

@@ -59,12 +59,11 @@ class SamplingConfig(Section):
     """One past the last denoising step that a window may cover; the first one is step 0."""
 
     shared_window: bool = False
-    """All samples of a prompt group have the same window, so that their rewards differ by what was drawn and
-    not by when."""
+    """All samples of a prompt group have the same window (docs/explanation/flow-grpo.md)."""
 
     batch_size: int = Field(default=16, ge=4, le=1024)
-    """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
-    sample's bits never depend on its neighbours."""
+    """Samples in every forward pass. Short batches are padded to it, so that a sample's bits do not depend on
+    its neighbours."""
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
@@ -95,17 +94,16 @@ class AlgorithmConfig(Section):
     """How an iteration's samples change the weights."""
 
     objective: str = Field(default="grpo", min_length=1)
-    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped; `grpo-guard`
-    (arXiv 2510.22319) normalises the ratio. `nft` is DiffusionNFT (arXiv 2509.16117), `awm` AWM (arXiv
-    2509.25050): the velocity field on final images, noised again; `dpo` Diffusion-DPO (arXiv 2311.12908): on
-    a prompt group's best and worst; or a plug-in, `package.module:Name`."""
+    """By the likelihood of the sampler's draws, clipped: `grpo`, Flow-GRPO (arXiv 2505.05470), and
+    `grpo-guard` (arXiv 2510.22319), which normalises the ratio. On final images, noised again: `nft`,
+    DiffusionNFT (arXiv 2509.16117), `awm` (arXiv 2509.25050), and `dpo`, Diffusion-DPO (arXiv 2311.12908), on
+    a prompt group's best and worst. Or a plug-in, `package.module:Name`."""
 
     options: OptionValues = Field(default={})
     """What the objective itself declares."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
-    """Prompt groups P that an iteration trains on, whatever the strategy; they may be chosen from more
-    (exploration.prompts)."""
+    """Prompt groups P that an iteration trains on; they may be chosen from more (`exploration.prompts`)."""
 
     group_size: int = Field(default=16, ge=2, le=512)
     """Samples G of each prompt; advantages are normalised over them."""
@@ -117,8 +115,8 @@ class AlgorithmConfig(Section):
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 
     zero_variance_groups: Literal["drop", "train"] = "drop"
-    """Prompt groups whose rewards are all equal: `drop` does not train on them, as Flow-GRPO's public code;
-    `train` does, with advantages of 0, as DiffusionNFT's: they take time and make the others weigh less."""
+    """Prompt groups whose rewards are all equal: `drop` leaves them out, as Flow-GRPO's public code; `train`
+    keeps them with advantages of 0, as DiffusionNFT's: they take time and make the others weigh less."""
 
     kl_weight: float = Field(default=0.0, ge=0, le=1e6)
     """Weight beta of the KL to the reference policy: the model before training (see `model.reference`)."""
@@ -152,8 +150,7 @@ class AdaptationConfig(Section):
     """Names of the linear layers that get an adapter (lora only)."""
 
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, about a third
-    more time."""
+    """Compute activations again in the backward pass: less memory, about a third more time."""
 
     @property
     def adapts_feed_forward(self) -> bool:
@@ -214,12 +211,9 @@ class RewardConfig(Section):
     """The scorer that judges the images."""
 
     scorer: str = Field(default="ocr", min_length=1)
-    """`ocr` and `deepseek-ocr` read the quoted text; `shapes` and `geneval` check GenEval rows, on the shapes
-    task and on photographs; `edits` whether one shape changed as asked and the rest stayed; `templates`
-    compares with what the embedded tasks' renderers draw; `clip-score` and `pick-score` say how well an image
-    fits its prompt; `jpeg` how small its file is; `remote` asks a server, `vlm` a vision language model;
-    `sum` weighs several; or a plug-in, `package.module:Name`
-    (docs/reference/rewards.md)."""
+    """`ocr`, `deepseek-ocr`, `shapes`, `geneval`, `edits`, `templates`, `clip-score`, `pick-score`, `jpeg`,
+    `remote` (a server), `vlm` (a vision language model), `sum` (several), a function as `FILE.py:NAME`, or a
+    plug-in, `package.module:Name` (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
@@ -239,21 +233,21 @@ class EvaluationConfig(Section):
     """Iterations between evaluations; 0 evaluates only before and after."""
 
     prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
-    """Held-out prompts of an evaluation between the first and the last one, always the same, every tag in its
-    share. The first and the last one have the whole file."""
+    """Held-out prompts of the evaluations between the first and the last, which have the whole file: always
+    the same, every tag in its share."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
     judge: str = ""
-    """A second scorer, for held-out images alone: nothing is learned from it. Any name that `reward.scorer`
-    takes but `sum`, and not the reward itself with the same options; empty for none."""
+    """A second scorer, for held-out images alone; empty for none. Any name that `reward.scorer` takes but
+    `sum`, and not the reward itself with the same options."""
 
     options: OptionValues = Field(default={})
     """What the judge itself declares (docs/reference/rewards.md)."""
 
     on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
-    """What follows where the score rises while the judge or the images get worse: an event alone, a higher
+    """What follows where the score rises while the judge or the images get worse: an event, a higher
     `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
 
 
@@ -267,12 +261,12 @@ class PriceConfig(Section):
     """Dollars an hour of a spot device."""
 
     book: str = ""
-    """Price book that gives both prices instead, when a run is started: a .toml, .json or .csv file (see
-    docs/explanation/spot.md), or `builtin:known`; empty for the two prices above."""
+    """Price book that a started run takes both prices from instead: a .toml, .json or .csv file
+    (docs/explanation/spot.md), or `builtin:known`."""
 
     offer: str = ""
-    """With `book`: what is rented, as the book names it: DEVICE@ZONE, as in `H100@gcp/us-east4`, or
-    DEVICE@ZONE,ZONE where the spot devices are in another zone than the reserved ones."""
+    """With `book`, what is rented: DEVICE@ZONE, as in `H100@gcp/us-east4`, or DEVICE@ZONE,ZONE where the spot
+    devices are in another zone."""
 
     @property
     def device(self) -> str:
@@ -317,12 +311,12 @@ class BudgetConfig(Section):
     """Limits of what a run uses, resumptions included; it ends early, at a checkpoint."""
 
     usd: float = Field(default=0.0, ge=0, le=1e9)
-    """Dollars for devices (at `price`) and for judges with a price; 0 is no limit. No iteration begins that
-    would exceed it if it cost as much as the last one: the run ends with an evaluation, and
-    `spotlight resume` goes on with a higher `--budget-usd`."""
+    """Dollars for devices (at `price`) and priced judges; 0 is no limit. No iteration begins that would
+    exceed it at the last one's cost: the run ends with an evaluation, and `spotlight resume` goes on with a
+    higher `--budget-usd`."""
 
     hours: float = Field(default=0.0, ge=0, le=1e6)
-    """Hours of work; 0 is no limit. It ends a run as `usd` does, and `--budget-hours` raises it."""
+    """Hours of work; 0 is no limit. They end a run as `usd` does; `--budget-hours` raises them."""
 
 
 class CheckpointConfig(Section):
@@ -332,8 +326,8 @@ class CheckpointConfig(Section):
     """Iterations between checkpoints; a killed run goes back to the last one. The two newest are kept."""
 
     mirror: str = ""
-    """Where checkpoints are copied to in the background, off the machine: an absolute folder, or an address
-    that fsspec reads, as in s3://BUCKET/FOLDER (with s3fs installed). Empty copies nothing."""
+    """Where checkpoints are copied to in the background: an absolute folder, or an address that fsspec reads,
+    as in s3://BUCKET/FOLDER (with s3fs installed); empty for nowhere."""
 
     @field_validator("mirror")
     @classmethod

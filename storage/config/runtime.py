@@ -80,36 +80,35 @@ class RuntimeConfig(Section):
     capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
     """Where spot devices come from. `static`: as many as `spot_workers` says. Otherwise that is the most, and
     measured times and prices decide before each iteration: `trace` replays a trace, `command` runs two
-    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet. Or a plug-in:
-    its entry point's name, or `package.module:Name` (docs/how-to/spot-instances.md)."""
+    commands of yours, `ray` asks the cluster's autoscaler, `lending` a serving fleet; or a plug-in
+    (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
     """What `capacity` itself declares (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
-    """Processes that wait with their model loaded to take the place of a lost worker. Each holds a model in
-    the host's memory and no device. Not where workers have GPUs."""
+    """Processes that wait with a model in the host's memory to take a lost worker's place. Not where workers
+    have GPUs."""
 
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 
     scorer_gpu: float = Field(default=0.0, ge=0, le=1)
-    """Share of a GPU that each of them takes, for judges that are large models (`geneval`, `deepseek-ocr`,
-    `clip-score`, `pick-score`); 0 leaves them on the CPU."""
+    """Share of a GPU for each of them, where judges are large models (`geneval`, `deepseek-ocr`,
+    `clip-score`, `pick-score`); 0: the CPU."""
 
     start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds that all workers together may take to start."""
 
     commit_steps: int = Field(default=0, ge=0, le=200)
-    """Denoising steps after which a device's unfinished samples are saved with the driver. 0 goes by measured
-    times: every 4 steps, or the multiple of 4 that takes a second. A number above a sample's steps saves
-    finished samples only. Drafts are saved every two steps at most."""
+    """Denoising steps after which a device's unfinished samples are saved with the driver; 0: every 4, or the
+    multiple of 4 that takes a second. A number above a sample's steps saves finished samples only. Drafts are
+    saved every two steps at most."""
 
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
-    """Seconds without a sign of life after which a device is killed, and others do its samples. It must be
-    longer than loading the weights, and than what a device does between two saves (see `commit_steps`). A
-    call of the trainer may take 24 times as long, and two hours at least; the run then ends, and can be
-    resumed."""
+    """Seconds without a sign of life after which a device is killed, and others do its samples: longer than
+    loading the weights, and than the work between two saves (`commit_steps`). A trainer's call may take 24
+    times as long, and two hours at least; then the run ends, and can be resumed."""
 
     notices: str = "none"
     """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
@@ -117,13 +116,13 @@ class RuntimeConfig(Section):
     `gcp@http://HOST:PORT` asks at that address instead; `{worker}` in its path becomes the worker's name."""
 
     trainers_leave: bool = False
-    """Let trainers leave a rollout, to train on judged prompt groups, once the others need no longer for the
-    rest of it than training takes. Not where devices share samples, nor with
-    `algorithm.advantage_std = "batch"`, which waits for all rewards."""
+    """Let trainers leave a rollout, to train on judged prompt groups, once the others need no longer for its
+    rest than training takes. Not where devices share samples, nor with `algorithm.advantage_std = "batch"`.
+    """
 
     history: bool = False
-    """Keep every lease, commit, delivery, loss and denoising step as a line in `history/RUN` of the home, by
-    which `spotlight chaos` checks its promises. Workers stop after each step then."""
+    """Keep every lease, commit, delivery, loss and denoising step in the run's `history/`, by which
+    `spotlight chaos` checks its promises. Workers stop after each step then."""
 
     @field_validator("cluster")
     @classmethod

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from storage.config.errors import dotted
 from storage.config.run_config import RunConfig
+from storage.config.section import LARGEST_COUNT
 
 _BOUNDS = (
     ("exclusiveMinimum", "above {}"),
@@ -26,7 +27,7 @@ _BOUNDS = (
 
 _KINDS = {
     "boolean": "true or false",
-    "integer": "whole number",
+    "integer": "integer",
     "number": "number",
     "string": "text",
     "array": "list of texts",
@@ -36,12 +37,12 @@ _KINDS = {
 _HEAD = """\
 # Settings
 
-Every setting of a run. This page is generated from the docstrings in `storage/config`; do not edit it:
-`spotlight settings --markdown > docs/reference/settings.md`. `spotlight settings SECTION` shows a part of it.
+Every setting of a run, from the docstrings in `storage/config` (`spotlight settings --markdown` writes this
+page). `spotlight settings SECTION` shows a part of it, `spotlight settings WORD` those with a word.
 
 A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
 `SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of
-these wins. A table named `options` is no setting: it holds those that a plug-in declares.
+these wins. A section's `options` hold what its plug-in declares. Defaults without a point are of integers.
 """
 
 
@@ -89,7 +90,8 @@ def settings_page() -> str:
             section = entry.section
             parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{_purpose(section)}\n\n")
             parts.append("| setting | default | bounds | description |\n|---|---|---|---|\n")
-        cells = (f"`{entry.name}`", f"`{entry.default_text}`", entry.bounds, entry.description)
+        bounds = entry.bounds.removeprefix("integer ").removeprefix("number ")  # the default shows which
+        cells = (f"`{entry.name.rpartition('.')[2]}`", f"`{entry.default_text}`", bounds, entry.description)
         parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return "".join(parts)
 
@@ -125,8 +127,10 @@ def _bounds(schema: dict[str, Any]) -> str:
         *others, last = schema["enum"]
         return f"{', '.join(map(str, others))} or {last}"
     words = [_KINDS[schema["type"]]]
-    if schema.keys() >= {"minimum", "maximum"}:
-        words.append(f"from {_figure(schema['minimum'])} to {_figure(schema['maximum'])}")
+    if schema.get("maximum", 0) >= LARGEST_COUNT:
+        words.append(f"at least {_figure(schema['minimum'])}")  # the maximum only prevents an overflow
+    elif schema.keys() >= {"minimum", "maximum"}:
+        words.append(f"{_figure(schema['minimum'])} to {_figure(schema['maximum'])}")
     else:
         words += [form.format(_figure(schema[name])) for name, form in _BOUNDS if name in schema]
     if "pattern" in schema:

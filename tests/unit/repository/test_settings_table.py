@@ -50,13 +50,14 @@ def test_the_page_of_the_documentation_is_today_s():
 @pytest.mark.parametrize(
     ("name", "default", "bounds"),
     [
-        ("seed", 0, "whole number at least 0, below 4,294,967,296"),
+        ("seed", 0, "integer at least 0, below 4,294,967,296"),
         ("sampling.noise_level", 0.7, "number above 0, at most 2"),
         ("sampling.sde", "flow", "flow, cps or none"),
-        ("sampling.rollout_steps", 10, "whole number from 2 to 200"),
+        ("sampling.rollout_steps", 10, "integer 2 to 200"),
         ("adaptation.gradient_checkpointing", False, "true or false"),
-        ("sequence_parallel.rollout", 1, "whole number from 1 to 64 or auto"),
-        ("runtime.lease_s", 300.0, "number from 1 to 2,678,400"),
+        ("sequence_parallel.rollout", 1, "integer 1 to 64 or auto"),
+        ("runtime.lease_s", 300.0, "number 1 to 2,678,400"),
+        ("checkpoint.every", 1, "integer at least 1"),
         ("prompts.train", "builtin:glyphs-train", "text"),
     ],
 )

@@ -5,13 +5,14 @@ Families that edit get an image with each prompt.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 from transformers import Qwen2Tokenizer, Qwen2VLProcessor
 
@@ -30,7 +31,7 @@ PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two s
 
 NEGATIVE = "grey"
 STEPS = 4
-EDITING = ("qwen-image-edit", "flux-kontext")
+EDITING = ("qwen-image-edit", "qwen-image-edit-plus", "flux-kontext")
 _NO_NEGATIVE = ("flux", "flux-kontext", "flux2-klein")
 """Families whose pipelines take no negative prompt."""
 
@@ -41,11 +42,13 @@ SOURCES = tuple(
 """An image for each prompt."""
 
 _GUIDANCE = {
-    "qwen-image": 4.0, "qwen-image-edit": 4.0, "sd3.5": 4.5, "flux": 3.5, "flux-kontext": 2.5, "z-image": 3.0,
-    "flux2-klein": 4.0, "wan2.2": 5.0,
+    "qwen-image": 4.0, "qwen-image-edit": 4.0, "qwen-image-edit-plus": 4.0, "sd3.5": 4.5, "flux": 3.5,
+    "flux-kontext": 2.5, "z-image": 3.0, "flux2-klein": 4.0, "wan2.2": 5.0,
 }  # fmt: skip
-_TEXT_LENGTH = {"qwen-image-edit": 256}
-"""128 of the others; the tiny tokenizer cuts this one's longer template into more tokens."""
+TEXT_LENGTH = {"qwen-image-edit": 256, "qwen-image-edit-plus": 256}
+"""128 of the others; the tiny tokenizer cuts the longer templates of these into more tokens."""
+
+OPTIONS: dict[str, dict[str, Any]] = {"qwen-image-edit-plus": {"images": 2}}
 
 CLIP = {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5}
 """Size of a clip: two latent frames of 4 x 6."""
@@ -64,7 +67,7 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
         "model": {
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
             "guidance": _GUIDANCE[family], "negative_prompt": negative,
-            "text_length": _TEXT_LENGTH.get(family, 128),
+            "text_length": TEXT_LENGTH.get(family, 128), "options": OPTIONS.get(family, {}),
             **(CLIP if family == "wan2.2" else {}),
         },
         "sampling": {
@@ -80,8 +83,10 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
 
 
 def source_of(family: str, number: int) -> str:
-    """The image of a prompt; empty for families that edit none."""
-    return SOURCES[number] if family in EDITING else ""
+    """The image of a prompt, or several; empty for families that edit none."""
+    count = OPTIONS.get(family, {}).get("images", 1)
+    sources = [SOURCES[(number + place) % len(SOURCES)] for place in range(count)]
+    return "\n".join(sources) if family in EDITING else ""
 
 
 def evaluation_requests(family: str) -> list[SampleRequest]:
@@ -98,12 +103,12 @@ def encoded(model: DiffusionModel, numbers: list[int], family: str) -> Condition
     if family not in EDITING:
         return model.encode_prompts(prompts)
     assert isinstance(model, EditingModel)
-    return model.encode_edits(prompts, [read_source(SOURCES[number]) for number in numbers])
+    return model.encode_edits(prompts, [read_source(source_of(family, number)) for number in numbers])
 
 
 def own_pipeline(family: str, folder: Path) -> Any:
     """The pipeline as diffusers loads it, float32."""
-    more = {"processor": _processor(folder)} if family == "qwen-image-edit" else {}
+    more = {"processor": _processor(folder)} if family.startswith("qwen-image-edit") else {}
     pipeline = FAMILIES.find(family).pipeline().from_pretrained(str(folder), local_files_only=True, **more)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -135,46 +140,75 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
         config: of `family_config`.
         shape: (S, C) of our latents.
     """
-    family, size = config.model.family, {"height": config.model.height, "width": config.model.width}
-    packed = family in ("qwen-image", "flux", *EDITING)
+    family = config.model.family
     streams = [stream_of(request) for request in evaluation_requests(family)]
     noise = normal(streams, Purpose.EVALUATE_INITIAL, 0, shape)
     side = round(shape[0] ** 0.5)
-    arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
     if family == "wan2.2":
         noise = noise.unflatten(1, (2, 4, 6)).movedim(-1, 1)
-        arguments["num_frames"] = config.model.frames
-    elif not packed:
+    elif family not in ("qwen-image", "flux", *EDITING):
         noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+    every = list(range(len(PROMPTS)))
+    # This pipeline takes one prompt at a time.
+    batches = [[row] for row in every] if family == "qwen-image-edit-plus" else [every]
+    made = [_made(pipeline, config, noise[batch], batch) for batch in batches]
+    latents, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return latents, (images * 255).round().astype(np.uint8)
+
+
+def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]) -> LatentsAndImages:
+    """Latents and images in [0, 1] that a pipeline makes of noise for some of the prompts."""
+    family, size = config.model.family, {"height": config.model.height, "width": config.model.width}
+    arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
+    if family == "wan2.2":
+        arguments["num_frames"] = config.model.frames
     if family.startswith("qwen-image"):
         arguments = {"true_cfg_scale": config.model.guidance}
     if family == "z-image":  # it counts from 0
         arguments = {"guidance_scale": config.model.guidance - 1}
     if family not in _NO_NEGATIVE:
-        arguments["negative_prompt"] = [config.model.negative_prompt] * len(PROMPTS)
-    last: dict[str, torch.Tensor] = {}
-
-    def keep(_: Any, step: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
-        last["latents"] = values["latents"]
-        return {}
-
+        arguments["negative_prompt"] = [config.model.negative_prompt] * len(rows)
     if family in EDITING:
-        arguments["image"] = [Image.fromarray(read_source(source)) for source in SOURCES]
+        arguments["image"] = [
+            Image.fromarray(read_source(source))
+            for row in rows
+            for source in source_of(family, row).split("\n")
+        ]
     if family == "flux-kontext":  # else it scales to a million pixels
         arguments |= {"max_area": size["height"] * size["width"], "_auto_resize": False}
-    own_size = mock.Mock(return_value=(size["width"], size["height"], None))
-    with mock.patch.object(
-        pipeline_qwenimage_edit, "calculate_dimensions", own_size
-    ):  # and so would this one
+    last: list[torch.Tensor] = []
+    step = pipeline.scheduler.step
+
+    def keep(*values: Any, **more: Any) -> Any:
+        found = step(*values, **more)
+        last[:] = found[:1]
+        return found
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(pipeline.scheduler, "step", keep))
+        for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):  # and so would these
+            stack.enter_context(mock.patch.object(module, "calculate_dimensions", _own_size(module, size)))
         made = pipeline(
-            prompt=list(PROMPTS), num_inference_steps=STEPS, latents=noise, output_type="np",
-            max_sequence_length=config.model.text_length, callback_on_step_end=keep, **size, **arguments,
+            prompt=[PROMPTS[row] for row in rows], num_inference_steps=STEPS, latents=noise, output_type="np",
+            max_sequence_length=config.model.text_length, **size, **arguments,
         )  # fmt: skip
-    images = made.frames if family == "wan2.2" else made.images
-    latents = last["latents"]
+    (latents,) = last
     if latents.ndim > 3:
         latents = latents.movedim(1, -1).flatten(1, -2)
-    return latents.numpy(), (images * 255).round().astype(np.uint8)
+    return latents.numpy(), made.frames if family == "wan2.2" else made.images
+
+
+def _own_size(module: Any, size: dict[str, int]) -> Any:
+    """What keeps an image's size for the VAE; only what an encoder sees is scaled to the area that it has."""
+    scaled = module.calculate_dimensions
+
+    def dimensions(area: float, ratio: float) -> Any:
+        if module is pipeline_qwenimage_edit:
+            return size["width"], size["height"], None
+        seen = area == pipeline_qwenimage_edit_plus.CONDITION_IMAGE_SIZE
+        return scaled(area, ratio) if seen else (size["width"], size["height"])
+
+    return dimensions
 
 
 def difference(found: LatentsAndImages, expected: LatentsAndImages) -> float:

@@ -24,6 +24,7 @@ from diffusers import (
     FluxPipeline,
     FluxTransformer2DModel,
     QwenImageEditPipeline,
+    QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -78,13 +79,13 @@ def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         pipeline = PIPELINES[family]()
         pipeline.save_pretrained(folder)
-    if family == "qwen-image-edit":
+    if family.startswith("qwen-image-edit"):
         _save_processor(folder)
     return folder
 
 
 def image_processor() -> Any:
-    """What prepares images for the tiny encoder of qwen-image-edit, which sees four tokens of each."""
+    """What prepares images for the tiny encoder of the families that edit, which sees four tokens of each."""
     return Qwen2VLImageProcessorPil(
         patch_size=14, merge_size=2, size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56}
     )
@@ -182,16 +183,20 @@ def _qwen_image() -> Any:
     return QwenImagePipeline(**_qwen_image_parts(_bpe_tokenizer()))
 
 
-def _qwen_image_edit() -> Any:
+def _qwen_image_edit(pipeline: Any = QwenImageEditPipeline) -> Any:
     tokenizer = _bpe_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
     ids = {
         f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
         for name, token in (("image", "image_pad"), ("video", "video_pad"))
     }
-    return QwenImageEditPipeline(**_qwen_image_parts(tokenizer, ids), processor=None)  # pyright: ignore
+    # Edit-2511 tells the transformer that sources have no noise.
+    parts = _qwen_image_parts(tokenizer, ids, zero_cond_t=pipeline is QwenImageEditPlusPipeline)
+    return pipeline(**parts, processor=None)
 
 
-def _qwen_image_parts(tokenizer: Any, ids: dict[str, int] | None = None) -> dict[str, Any]:
+def _qwen_image_parts(
+    tokenizer: Any, ids: dict[str, int] | None = None, **transformer: Any
+) -> dict[str, Any]:
     layers: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": WIDTH,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -226,7 +231,7 @@ def _qwen_image_parts(tokenizer: Any, ids: dict[str, int] | None = None) -> dict
             QwenImageTransformer2DModel(
                 patch_size=2, in_channels=4 * LATENT, out_channels=LATENT, num_layers=2,
                 attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH,
-                axes_dims_rope=(4, 6, 6),
+                axes_dims_rope=(4, 6, 6), **transformer,
             )
         ),
     )  # fmt: skip
@@ -356,6 +361,7 @@ def _wan() -> Any:
 PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
     "qwen-image-edit": _qwen_image_edit,
+    "qwen-image-edit-plus": partial(_qwen_image_edit, QwenImageEditPlusPipeline),
     "sd3.5": _stable_diffusion_3,
     "flux": _flux,
     "flux2-klein": _flux2_klein,

@@ -135,7 +135,8 @@ class EditingModel(Protocol):
 
         Args:
             prompts: B instructions.
-            sources: image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes.
+            sources: image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes; (N, H, W, 3)
+                where a prompt comes with N images.
         """
         ...
 

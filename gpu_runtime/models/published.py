@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storage.config.model import OWN_SIDE, ModelConfig
+from gpu_runtime.models.family_options import source_count
+from storage.config.model import ModelConfig
 
 _TIME_WIDTH = 256
 """Sines and cosines of the noise level."""
@@ -165,6 +166,7 @@ class PublishedModel:
         more_text: text tokens that come on top of them.
         cuts_padding: True if only the tokens of a prompt pass the transformer.
         takes_negative: True if guidance takes a second pass.
+        seen: text tokens that the encoder makes of each source image; 0 in families that edit none.
         vae: weights of the VAE.
         decoding: operations of decoding, for each pixel.
         encoders: weights of all text encoders.
@@ -181,6 +183,7 @@ class PublishedModel:
     more_text: int = 0
     cuts_padding: bool = False
     takes_negative: bool = True
+    seen: int = 0
 
     def passes(self, settings: ModelConfig) -> int:
         """Return the passes of a denoising step: guidance adds one where it takes a negative prompt."""
@@ -188,9 +191,11 @@ class PublishedModel:
 
     def tokens(self, settings: ModelConfig) -> tuple[int, int]:
         """Return the image and text tokens of a sample."""
-        image = (settings.height or OWN_SIDE) // _PIXELS * ((settings.width or OWN_SIDE) // _PIXELS)
+        height, width = settings.size
+        image = height // _PIXELS * (width // _PIXELS)
         text = self.text_length if self.cuts_padding else settings.text_length or self.text_length
-        return image, text + self.more_text
+        sources = source_count(settings) if self.seen else 0
+        return (1 + sources) * image, text + self.more_text + sources * self.seen
 
 
 _PIXELS = 16
@@ -234,6 +239,20 @@ def _flux2_klein(size: str, width: int, double: int, single: int, encoder: float
     )  # fmt: skip
 
 
+def _qwen_image(name: str, seen: int = 0) -> PublishedModel:
+    return PublishedModel(
+        name,
+        Architecture(3072, double=60, text_width=3584),
+        "QwenImageTransformer2DModel",
+        {
+            "num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128,
+            "joint_attention_dim": 3584, "in_channels": 64, "out_channels": 16, "patch_size": 2,
+            "axes_dims_rope": (16, 56, 56),
+        },
+        text_length=512, vae=126.9e6, decoding=10.8e6, encoders=8.29e9, seen=seen,
+    )  # fmt: skip
+
+
 _MODELS: dict[str, tuple[PublishedModel, ...]] = {
     "sd3.5": (
         _stable_diffusion_3("medium", layers=24, width=1536, dual=13, places=384),
@@ -262,19 +281,9 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
         ),
     ),
-    "qwen-image": (
-        PublishedModel(
-            "Qwen/Qwen-Image",
-            Architecture(3072, double=60, text_width=3584),
-            "QwenImageTransformer2DModel",
-            {
-                "num_layers": 60, "num_attention_heads": 24, "attention_head_dim": 128,
-                "joint_attention_dim": 3584, "in_channels": 64, "out_channels": 16, "patch_size": 2,
-                "axes_dims_rope": (16, 56, 56),
-            },
-            text_length=512, vae=126.9e6, decoding=10.8e6, encoders=8.29e9,
-        ),
-    ),
+    "qwen-image": (_qwen_image("Qwen/Qwen-Image"),),
+    # An image has 384 squared pixels before the encoder, and a token 28 squared.
+    "qwen-image-edit-plus": (_qwen_image("Qwen/Qwen-Image-Edit-2511", seen=(384 // 28) ** 2),),
 }  # fmt: skip
 
 

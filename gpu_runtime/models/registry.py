@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.models.embedded import folder as embedded_folder
 from gpu_runtime.models.embedded.text_tokens import fitting_tokens
+from gpu_runtime.models.family_options import EditPlusOptions, source_count
 from gpu_runtime.models.files.hub_folder import find_folder
-from storage.config.model import EMBEDDED_PREFIX, OWN_SIDE, ModelConfig
+from storage.config.model import EMBEDDED_PREFIX, ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -41,8 +43,8 @@ class FamilyPlugin:
         prompt_check: function for a check that refuses prompts that the model cannot encode, if that is known
             without torch; the outline checks every prompt again. The check raises `ConfigurationError`.
         options: model of its `[model.options]`.
-        source_size: function for height and width of the image that every prompt must come with; None if the
-            family takes text alone.
+        source_size: function for height and width of the image that every prompt must come with, after the
+            number of images where there are several; None if the family takes text alone.
         frames: function for the number of frames of its clips; None if it makes images.
     """
 
@@ -55,23 +57,36 @@ class FamilyPlugin:
     check: Callable[[ModelConfig], None] = lambda settings: None
     prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
-    source_size: Callable[[ModelConfig], tuple[int, int] | None] = lambda settings: None
+    source_size: Callable[[ModelConfig], tuple[int, ...] | None] = lambda settings: None
     frames: Callable[[ModelConfig], int | None] = lambda settings: None
 
 
 def pipeline_family(
-    model_class: Callable[[], type[PipelineModel]], edits: bool = False, clips: bool = False
+    module: str,
+    class_name: str,
+    edits: bool = False,
+    clips: bool = False,
+    options: type[Section] = NoOptions,
 ) -> FamilyPlugin:
     """Return the plug-in of a family whose parts come from a diffusers pipeline.
 
     Args:
-        model_class: function that imports the class of its models and returns it.
+        module: module of its models, which is imported, with torch, when one is needed.
+        class_name: class of its models, in this module.
         edits: True if it changes images, which have the size that it makes.
         clips: True if it makes clips.
+        options: model of its `[model.options]`.
     """
+
+    def model_class() -> type[PipelineModel]:
+        return getattr(import_module(module), class_name)
 
     def frames(settings: ModelConfig) -> int | None:
         return settings.clip_frames if clips else None
+
+    def source_size(settings: ModelConfig) -> tuple[int, ...] | None:
+        count = source_count(settings)
+        return (*([count] if count > 1 else []), *settings.size) if edits else None
 
     def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
         from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
@@ -88,10 +103,10 @@ def pipeline_family(
         return model_class().folder(settings).files()
 
     def adapter_usage(path: str) -> str:
-        name = model_class().PIPELINE.__name__
+        pipeline = model_class().PIPELINE.__name__
         return (
-            f"import torch\nfrom diffusers import {name}\n\n"
-            f"pipe = {name}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
+            f"import torch\nfrom diffusers import {pipeline}\n\n"
+            f"pipe = {pipeline}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
             'pipe.load_lora_weights("FOLDER")'
         )
 
@@ -103,7 +118,8 @@ def pipeline_family(
         pipeline=lambda: model_class().PIPELINE,
         adapter_usage=adapter_usage,
         check=_refuse_embedded_path,
-        source_size=_own_size if edits else lambda settings: None,
+        options=options,
+        source_size=source_size,
         frames=frames,
     )
 
@@ -134,10 +150,6 @@ def read_family_options(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"model": config.model.model_copy(update={"options": as_values(options)})}
     )
-
-
-def _own_size(settings: ModelConfig) -> tuple[int, int]:
-    return settings.height or OWN_SIDE, settings.width or OWN_SIDE
 
 
 def _refuse_embedded_path(settings: ModelConfig) -> None:
@@ -204,53 +216,26 @@ def _embedded_adapter_usage(path: str) -> str:
     )
 
 
-def _qwen_image() -> type[PipelineModel]:
-    from gpu_runtime.models.families.qwen_image import QwenImageModel
-
-    return QwenImageModel
-
-
-def _qwen_image_edit() -> type[PipelineModel]:
-    from gpu_runtime.models.families.qwen_image_edit import QwenImageEditModel
-
-    return QwenImageEditModel
-
-
-def _stable_diffusion_3() -> type[PipelineModel]:
-    from gpu_runtime.models.families.stable_diffusion_3 import StableDiffusion3Model
-
-    return StableDiffusion3Model
-
-
-def _flux() -> type[PipelineModel]:
-    from gpu_runtime.models.families.flux import FluxModel
-
-    return FluxModel
-
-
-def _flux2_klein() -> type[PipelineModel]:
-    from gpu_runtime.models.families.flux2_klein import Flux2KleinModel
-
-    return Flux2KleinModel
-
-
-def _flux_kontext() -> type[PipelineModel]:
-    from gpu_runtime.models.families.flux_kontext import FluxKontextModel
-
-    return FluxKontextModel
-
-
-def _wan() -> type[PipelineModel]:
-    from gpu_runtime.models.families.wan import WanModel
-
-    return WanModel
-
-
-def _z_image() -> type[PipelineModel]:
-    from gpu_runtime.models.families.z_image import ZImageModel
-
-    return ZImageModel
-
+_FAMILIES = {
+    "qwen-image": pipeline_family("gpu_runtime.models.families.qwen_image", "QwenImageModel"),
+    "qwen-image-edit": pipeline_family(
+        "gpu_runtime.models.families.qwen_image_edit", "QwenImageEditModel", edits=True
+    ),
+    "qwen-image-edit-plus": pipeline_family(
+        "gpu_runtime.models.families.qwen_image_edit",
+        "QwenImageEditPlusModel",
+        edits=True,
+        options=EditPlusOptions,
+    ),
+    "sd3.5": pipeline_family("gpu_runtime.models.families.stable_diffusion_3", "StableDiffusion3Model"),
+    "flux": pipeline_family("gpu_runtime.models.families.flux", "FluxModel"),
+    "flux2-klein": pipeline_family("gpu_runtime.models.families.flux2_klein", "Flux2KleinModel"),
+    "flux-kontext": pipeline_family(
+        "gpu_runtime.models.families.flux_kontext", "FluxKontextModel", edits=True
+    ),
+    "z-image": pipeline_family("gpu_runtime.models.families.z_image", "ZImageModel"),
+    "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True),
+}
 
 FAMILIES = Registry(
     "model.family",
@@ -263,19 +248,12 @@ FAMILIES = Registry(
             _embedded_files,
             find=lambda settings: embedded_folder.resolve_folder(settings.path),
             # It has Qwen-Image's transformer, and so its adapters.
-            pipeline=lambda: _qwen_image().PIPELINE,
+            pipeline=_FAMILIES["qwen-image"].pipeline,
             adapter_usage=_embedded_adapter_usage,
             check=_refuse_pipeline_settings,
             prompt_check=_embedded_prompt_check,
             source_size=_embedded_source_size,
         ),
-        "qwen-image": pipeline_family(_qwen_image),
-        "qwen-image-edit": pipeline_family(_qwen_image_edit, edits=True),
-        "sd3.5": pipeline_family(_stable_diffusion_3),
-        "flux": pipeline_family(_flux),
-        "flux2-klein": pipeline_family(_flux2_klein),
-        "flux-kontext": pipeline_family(_flux_kontext, edits=True),
-        "z-image": pipeline_family(_z_image),
-        "wan2.2": pipeline_family(_wan, clips=True),
+        **_FAMILIES,
     },
 )

@@ -23,9 +23,9 @@ class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit` or
-    `flux-kontext` to edit images; `wan2.2` for clips; or a plug-in, `package.module:Name`
-    (docs/reference/models.md)."""
+    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit`,
+    `qwen-image-edit-plus` or `flux-kontext` to edit images; `wan2.2` for clips; or a plug-in,
+    `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -72,13 +72,13 @@ class ModelConfig(Section):
 
     text_length: int = Field(default=0, ge=0, le=1024)
     """Text tokens to which prompts are padded; 0 is the family's own (docs/reference/models.md). A longer
-    prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
+    prompt is refused. What an encoder reads of a source image comes on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
     """Where text encoders stay between prompts: on the device, or in the machine's memory (`offload`)."""
 
     options: OptionValues = Field(default={})
-    """What the family itself declares; those of the project declare nothing."""
+    """What the family itself declares (docs/reference/models.md)."""
 
     @model_validator(mode="after")
     def _reference_exists(self) -> Self:
@@ -87,6 +87,11 @@ class ModelConfig(Section):
                 "model.reference is adapter, but no model.adapter is named; name one, or set it to base"
             )
         return self
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of an image in pixels, in a family with a pipeline."""
+        return self.height or OWN_SIDE, self.width or OWN_SIDE
 
     @property
     def clip_frames(self) -> int:
@@ -99,7 +104,8 @@ class ModelConfig(Section):
         if self.path.startswith(EMBEDDED_PREFIX):
             return self.path
         frames = "" if self.frames in (0, OWN_FRAMES) else f"x{self.frames}"
-        return f"{self.family} {self.width or OWN_SIDE}x{self.height or OWN_SIDE}{frames}"
+        height, width = self.size
+        return f"{self.family} {width}x{height}{frames}"
 
     def with_absolute_paths(self) -> Self:
         """Return paths as they are seen from here; names of the hub's cache stay as they are."""

@@ -37,7 +37,8 @@ class PromptRecord:
         text: prompt for the model.
         metadata: whole row of a .jsonl file, or GenEval row of a dataset; empty for a .txt file.
         line: 1-based line of the file, or row of a dataset; for messages.
-        source: image that `text` asks to edit: an absolute path or a data URI; empty for none.
+        source: image that `text` asks to edit: an absolute path or a data URI, or several, one a line; empty
+            for none.
     """
 
     prompt_id: int
@@ -113,7 +114,8 @@ def source_files(path: str | Path) -> list[Path]:
     """
     if resolve_prompt_path(path).suffix != ".jsonl":
         return []
-    return [Path(record.source) for record in load_prompts(path) if record.source and is_file(record.source)]
+    sources = (source for record in load_prompts(path) for source in record.source.split("\n"))
+    return [Path(source) for source in sources if source and is_file(source)]
 
 
 def load_prompts(path: str | Path) -> list[PromptRecord]:

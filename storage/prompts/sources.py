@@ -40,7 +40,7 @@ def resolve_source(value: Any, folder: Path, where: str) -> str:
     """Return the source image that a row names: a data URI unchanged, a path as absolute.
 
     Args:
-        value: value of the row's key `image`.
+        value: value of the row's key `image`; the images of a list are one a line in the result.
         folder: folder of the prompt file, which a relative path starts from.
         where: file and line, for messages.
 
@@ -48,7 +48,9 @@ def resolve_source(value: Any, folder: Path, where: str) -> str:
         PromptFileError: the value is not text, the data URI is too long or not base64, or there is no such
             file.
     """
-    if not isinstance(value, str) or not value.strip() or not is_text(value):
+    if isinstance(value, list) and value:
+        return "\n".join(resolve_source(each, folder, where) for each in value)
+    if not isinstance(value, str) or not value.strip() or not is_text(value) or "\n" in value:
         raise PromptFileError(
             f"{where}: `image` must be the path of an image or a data URI and {NOT_TEXT}, got {quoted(value)}"
         )
@@ -72,12 +74,13 @@ def resolve_source(value: Any, folder: Path, where: str) -> str:
     return path
 
 
-def check_source(source: str, size: tuple[int, int] | None) -> None:
+def check_source(source: str, size: tuple[int, ...] | None) -> None:
     """Refuse a prompt whose source image the model cannot use; this reads the whole image.
 
     Args:
         source: source of the prompt; empty if it has none.
-        size: height and width of the images that the model edits; None if it edits none.
+        size: height and width of the images that the model edits, after their number where there are
+            several; None if it edits none.
 
     Raises:
         PromptFileError: the model needs an image and there is none or the reverse, the image cannot be read,
@@ -90,32 +93,45 @@ def check_source(source: str, size: tuple[int, int] | None) -> None:
                 "that edits images (docs/reference/models.md)"
             )
         return
-    wanted = f"{size[1]} x {size[0]} pixels"
+    *several, height, width = size
+    wanted = f"{width} x {height} pixels"
     if not source:
         raise PromptFileError(
             f"the prompt has no `image`, and the model edits one; name one of {wanted} in a .jsonl file"
         )
-    height, width = read_source(source).shape[:2]
-    if (height, width) != size:
+    sources, expected = source.split("\n"), several[0] if several else 1
+    if len(sources) != expected:
         raise PromptFileError(
-            f"{named(source)} has {width} x {height} pixels, and the model edits images of {wanted}; scale "
-            "it, or set model.height and model.width where the family allows other sizes"
+            f"the prompt has {len(sources)} images, and the model takes {expected}; list that many in "
+            "`image`, or set model.options.images where the family has it"
         )
+    for each in sources:
+        found_height, found_width = read_source(each).shape[:2]
+        if (found_height, found_width) != (height, width):
+            raise PromptFileError(
+                f"{named(each)} has {found_width} x {found_height} pixels, and the model edits images of "
+                f"{wanted}; scale it, or set model.height and model.width where the family allows other sizes"
+            )
 
 
 @lru_cache(maxsize=_KEPT)
 def read_source(source: str) -> np.ndarray:
-    """Read a source image: uint8 RGB, shape (H, W, 3), not writable.
+    """Read a source image: uint8 RGB, shape (H, W, 3), not writable; (N, H, W, 3) where there are several.
 
     Args:
         source: result of `resolve_source`.
 
     Raises:
-        PromptFileError: the file is missing, truncated, or not an image.
+        PromptFileError: the file is missing, truncated, or not an image, or several differ in size.
     """
     import numpy as np
     from PIL import Image, ImageOps
 
+    if "\n" in source:
+        images = [read_source(each) for each in source.split("\n")]
+        if len({image.shape for image in images}) > 1:
+            raise PromptFileError("the images of a prompt differ in size; scale them to one")
+        return np.stack(images)
     try:
         content = Path(source).read_bytes() if is_file(source) else _decoded(source)
         with Image.open(io.BytesIO(content)) as opened:
@@ -134,7 +150,7 @@ def as_data_uri(image_HWC: np.ndarray) -> str:
 
 
 def thumbnail(source: str, side: int) -> str:
-    """Return a source image as a data URI, scaled down if a side has more than `side` pixels.
+    """Return a source image as a data URI, scaled down if a side is too long; several stand side by side.
 
     Args:
         source: result of `resolve_source`.
@@ -146,7 +162,8 @@ def thumbnail(source: str, side: int) -> str:
     import numpy as np
     from PIL import Image
 
-    image = Image.fromarray(read_source(source))
+    found = read_source(source)
+    image = Image.fromarray(np.concatenate(found, axis=1) if found.ndim == 4 else found)
     image.thumbnail((side, side))
     return as_data_uri(np.asarray(image))
 

@@ -19,7 +19,7 @@ from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_chunks
-from tests.pipeline_reference import PROMPTS, STEPS, family_config, source_of
+from tests.pipeline_reference import PROMPTS, STEPS, TEXT_LENGTH, family_config, source_of
 from tests.shared_samples import NEAR
 from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
@@ -40,7 +40,7 @@ def requests_of(family: str) -> list[SampleRequest]:
 
 def configuration(family: str, folder: Path) -> RunConfig:
     # The CLIPs of Stable Diffusion 3 have 77 tokens: with an odd length of T5 the text divides by two.
-    text_length = {"sd3.5": 129, "qwen-image-edit": 256}.get(family, 128)
+    text_length = {"sd3.5": 129, **TEXT_LENGTH}.get(family, 128)
     return family_config(
         family,
         folder,

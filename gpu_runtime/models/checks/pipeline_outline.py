@@ -11,7 +11,7 @@ from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, ref
 from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
 from gpu_runtime.models.families.pipeline_model import PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
-from storage.config.model import OWN_SIDE, ModelConfig
+from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
@@ -46,14 +46,14 @@ class PipelineOutline:
     ) -> None:
         self.family = family
         self.folder = family.folder(settings)
-        self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
+        self.height, self.width = settings.size
         self._settings, self._device, self._frames = settings, device, frames
         # First, as the next checks read sizes from the configurations.
         self.transformer: torch.nn.Module = empty_transformer(
             self.family.TRANSFORMER, self.family.ENCODERS, self.family.VAE, self.folder,
             dtype_on(settings, device),
         )  # fmt: skip
-        self.family.check_size(self.folder, self.height, self.width)
+        self.family.check_size(self.folder, settings)
         self.family.check_settings(self.folder, settings)
         if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
             raise ConfigurationError(
@@ -72,7 +72,7 @@ class PipelineOutline:
             ConfigurationError: if so; with the prompt.
         """
         for prompt in prompts:
-            self.family.refuse_long(self._tokenizers, prompt, self._text_length)
+            self.family.refuse_long(self._tokenizers, prompt, self._settings)
 
     def check_machine(self, config: RunConfig | None = None) -> None:
         """Refuse a model if this machine lacks an attention kernel, a compiler or memory for it.
@@ -110,9 +110,7 @@ class PipelineOutline:
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, from the configurations of its parts."""
-        configs = self.folder.config("vae"), self.folder.config("transformer")
-        image_tokens = self.family.image_tokens(*configs, self.height, self.width)
-        image_tokens *= self.family.latent_frames(configs[0], self._settings.clip_frames)
+        image_tokens = self.family.image_tokens(self.folder.config("vae"), self._settings)
         return image_tokens, self._text_tokens(self._text_length)
 
     def text_length_for(self, degree: int) -> int | None:
@@ -121,7 +119,7 @@ class PipelineOutline:
         return next((n for n in longer if self._text_tokens(n) % degree == 0), None)
 
     def _text_tokens(self, text_length: int) -> int:
-        return self.family.text_tokens(self._tokenizers, text_length, self.height, self.width)
+        return self.family.text_tokens(self._tokenizers, text_length, self._settings)
 
     def blank_image(self) -> np.ndarray:
         """Return a grey image or clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""

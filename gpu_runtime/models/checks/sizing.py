@@ -7,6 +7,7 @@ no matrix), and the inputs of adapters again in float32, as peft computes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,6 @@ import torch
 
 from gpu_runtime.models.checks.memory_need import GIB, WorkNeed
 from gpu_runtime.models.published import PublishedModel
-from storage.config.model import OWN_SIDE
 from storage.config.run_config import RunConfig
 
 _BFLOAT16, _FLOAT32 = 2, 4
@@ -87,7 +87,7 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here
     image_tokens, text_tokens = model.tokens(config.model)
     batch, settings = config.sampling.batch_size, config.model
-    pixels = (settings.height or OWN_SIDE) * (settings.width or OWN_SIDE)
+    pixels = math.prod(settings.size)
     work = WorkNeed.of(transformer, image_tokens, config)
     weights = _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
     trained = weights if work.trains_all else work.adapters_bytes

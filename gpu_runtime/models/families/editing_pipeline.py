@@ -1,4 +1,4 @@
-"""The common base of the families that edit an image: its latents follow those of the sample.
+"""The common base of the families that edit an image: the latents of its sources follow those of the sample.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; Z tokens of the source.
 """
@@ -14,15 +14,18 @@ import numpy as np
 import torch
 
 from gpu_runtime.models.families.pipeline_model import PipelineModel, packed
+from gpu_runtime.models.family_options import source_count
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
+from storage.pictures import frames_of
 
 
 class EditingPipelineModel(PipelineModel):
     """A `gpu_runtime.models.protocol.EditingModel`; a family's class comes after it among the bases.
 
-    A source has the size of the image to make. The pipelines would first scale it to about a million pixels,
-    which changes nothing if it has that many.
+    Sources have the size of the image to make. The pipelines would first scale them to about a million
+    pixels, which changes nothing if they have that many.
     """
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -44,7 +47,7 @@ class EditingPipelineModel(PipelineModel):
             ConfigurationError: if a prompt is longer than the text length.
         """
         for prompt in prompts:
-            self.refuse_long(self._tokenizers, prompt, self.text_length)
+            self.refuse_long(self._tokenizers, prompt, self.settings)
         with self._encoders_at_work():
             return Conditioning.joined(
                 [self._encode_pair(*pair) for pair in zip(prompts, sources, strict=True)]
@@ -55,29 +58,25 @@ class EditingPipelineModel(PipelineModel):
         return self.decode(latents_BSC)
 
     @classmethod
-    def image_tokens(
-        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
-    ) -> int:
-        """Return the image tokens of the sample and of its source.
+    def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
+        """Return the image tokens of the sample and of its sources."""
+        return (1 + source_count(settings)) * super().image_tokens(vae, settings)
 
-        Args:
-            vae: configuration of the VAE.
-            transformer: configuration of the transformer.
-            height: height of an image, in pixels.
-            width: width of an image, in pixels.
-        """
-        return 2 * super().image_tokens(vae, transformer, height, width)
+    def _encode_pair(self, prompt: str, source: np.ndarray) -> Conditioning:
+        images = list(frames_of(source))
+        negative = self._encode_with(self.settings.negative_prompt, images) if self._guides else None
+        latents = [packed(self._encode_source(self._signed(image))) for image in images]
+        return replace(
+            self._encode_with(prompt, images), source_BZC=torch.cat(latents, dim=1), negative=negative
+        )
 
-    def _encode_pair(self, prompt: str, source_HWC: np.ndarray) -> Conditioning:
-        pixels_1CHW = torch.tensor(source_HWC, device=self.device).permute(2, 0, 1)[None].float() / 255
-        negative = None
-        if self._guides:
-            negative = self._encode_with(self.settings.negative_prompt, source_HWC)
-        source_1ZC = packed(self._encode_source(2 * pixels_1CHW - 1))
-        return replace(self._encode_with(prompt, source_HWC), source_BZC=source_1ZC, negative=negative)
+    def _signed(self, image_HWC: np.ndarray) -> torch.Tensor:
+        """Return an image as the VAE takes it: in [-1, 1], (1, 3, H, W)."""
+        pixels_1CHW = torch.tensor(image_HWC, device=self.device).permute(2, 0, 1)[None].float() / 255
+        return 2 * pixels_1CHW - 1
 
-    def _encode_with(self, prompt: str, source_HWC: np.ndarray) -> Conditioning:
-        """Return one row of text; most encoders do not see the image."""
+    def _encode_with(self, prompt: str, images: Sequence[np.ndarray]) -> Conditioning:
+        """Return one row of text; most encoders do not see the images."""
         return self._encode(prompt)
 
     @abstractmethod

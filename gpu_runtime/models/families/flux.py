@@ -5,14 +5,11 @@ Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 from transformers import CLIPTextModel, T5EncoderModel
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, unpacked
+from gpu_runtime.models.families.pipeline_model import PipelineModel, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -29,16 +26,7 @@ class FluxModel(PipelineModel):
     TOKENIZERS = ("tokenizer", "tokenizer_2")
     TEXT_LENGTH = 512
     TAKES_NEGATIVE = False
-
-    @classmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return the tokens of T5; CLIP sees the beginning of a longer prompt, as in the pipeline."""
-        return len(tokenizers["tokenizer_2"](prompt).input_ids)
-
-    @classmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of a token in image pixels: two latent pixels."""
-        return 2 * 2 ** (len(vae["block_out_channels"]) - 1)
+    PACKED = True
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
@@ -55,21 +43,11 @@ class FluxModel(PipelineModel):
 
     def _encode(self, prompt: str) -> Conditioning:
         clip = self._tokenizers["tokenizer"]
-        words = clip(
-            prompt,
-            padding="max_length",
-            max_length=clip.model_max_length,
-            truncation=True,
-            return_tensors="pt",
-        )
-        pooled_BE = self._encoders["text_encoder"](words.input_ids.to(self.device)).pooler_output
-        tokens = self._tokenizers["tokenizer_2"](
-            prompt, padding="max_length", max_length=self.text_length, return_tensors="pt"
-        )
-        # The model was trained with T5's padding: no mask.
-        embeds_BLE = self._encoders["text_encoder_2"](tokens.input_ids.to(self.device))[0]
-        mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=self.device)
-        return Conditioning(embeds_BLE, mask_BL, pooled_BE)
+        # CLIP sees the beginning of a longer prompt, as in the pipeline.
+        words = self._tokens(prompt, clip.model_max_length, "tokenizer")
+        pooled_BE = self._encoders["text_encoder"](words.input_ids).pooler_output
+        embeds_BLE = self._encoders["text_encoder_2"](self._prompt_tokens(prompt).input_ids)[0]
+        return unmasked(embeds_BLE, pooled_BE)
 
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
@@ -82,19 +60,11 @@ class FluxModel(PipelineModel):
         places = torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))
         return self.transformer(
             hidden_states=latents_BSC,
-            timestep=(sigma_B * 1000).to(self.dtype) / 1000,
+            timestep=self._time(sigma_B),
             guidance=guidance_B,
             pooled_projections=conditioning.pooled_BE.to(self.dtype),
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             txt_ids=torch.zeros(conditioning.embeds_BLE.shape[1], 3, device=self.device, dtype=self.dtype),
             img_ids=places.to(self.dtype),
             return_dict=False,
-        )[0]
-
-    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        rows, columns = self._grid
-        config = self.vae.config
-        latents = unpacked(latents_BSC, 2 * rows, 2 * columns)
-        return self.vae.decode(
-            latents / config["scaling_factor"] + config["shift_factor"], return_dict=False
         )[0]

@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from transformers import Qwen3ForCausalLM
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, unpacked
+from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -34,19 +34,13 @@ class Flux2KleinModel(PipelineModel):
     TRANSFORMER = Flux2Transformer2DModel
     VAE = AutoencoderKLFlux2
     ENCODERS = {"text_encoder": Qwen3ForCausalLM}  # noqa: RUF012
-    TOKENIZERS = ("tokenizer",)
     TEXT_LENGTH = 512
+    PACKED = True
 
     @classmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return the tokens of the prompt as a message to the language model."""
-        tokenizer = tokenizers["tokenizer"]
-        return len(tokenizer(chat_message(tokenizer, prompt, thinks=False)).input_ids)
-
-    @classmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of a token in image pixels: two latent pixels."""
-        return 2 * 2 ** (len(vae["block_out_channels"]) - 1)
+    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
+        """Return the prompt as a message to the language model."""
+        return chat_message(tokenizers["tokenizer"], prompt, thinks=False)
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
@@ -68,13 +62,7 @@ class Flux2KleinModel(PipelineModel):
             )
 
     def _encode(self, prompt: str) -> Conditioning:
-        tokenizer = self._tokenizers["tokenizer"]
-        tokens = tokenizer(
-            chat_message(tokenizer, prompt, thinks=False),
-            padding="max_length",
-            max_length=self.text_length,
-            return_tensors="pt",
-        ).to(self.device)
+        tokens = self._prompt_tokens(prompt)
         # Without the head of the language model: its scores of all words are not used.
         output = self._encoders["text_encoder"].model(
             input_ids=tokens.input_ids,
@@ -82,10 +70,7 @@ class Flux2KleinModel(PipelineModel):
             output_hidden_states=True,
             use_cache=False,
         )
-        embeds_BLE = torch.cat([output.hidden_states[layer] for layer in _LAYERS], dim=-1)
-        # The model was trained with the padding: no mask.
-        mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=self.device)
-        return Conditioning(embeds_BLE, mask_BL)
+        return unmasked(torch.cat([output.hidden_states[layer] for layer in _LAYERS], dim=-1))
 
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
@@ -93,7 +78,7 @@ class Flux2KleinModel(PipelineModel):
         embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
         return self.transformer(
             hidden_states=latents_BSC,
-            timestep=(sigma_B * 1000).to(self.dtype) / 1000,
+            timestep=self._time(sigma_B),
             encoder_hidden_states=embeds_BLE,
             txt_ids=self._places(1, 1, 1, embeds_BLE.shape[1]),
             img_ids=self._places(1, *self._grid, 1),
@@ -109,8 +94,7 @@ class Flux2KleinModel(PipelineModel):
         scheduler.set_timesteps(sigmas=even, mu=compute_empirical_mu(self._schedule_tokens(), steps))
 
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        rows, columns = self._grid
         norm = self.vae.bn
         deviation_C = torch.sqrt(norm.running_var + self.vae.config["batch_norm_eps"])
-        latents = unpacked(latents_BSC * deviation_C + norm.running_mean, 2 * rows, 2 * columns)
+        latents = self._picture(latents_BSC * deviation_C + norm.running_mean)
         return self.vae.decode(latents, return_dict=False)[0]

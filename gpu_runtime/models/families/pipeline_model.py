@@ -1,14 +1,15 @@
 """The common base of the families whose parts come from a diffusers pipeline.
 
-A family is a subclass: it names its parts, encodes a prompt, calls its transformer and decodes. Its
-`outline` describes a model without loading it (gpu_runtime/models/checks/pipeline_outline.py).
+A family is a subclass: it names its parts, encodes a prompt and calls its transformer; what most of them do
+alike is here. `gpu_runtime/models/checks/pipeline_outline.py` describes a model without loading it.
 
-Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels, H W pixels, h w
-latent rows and columns.
+Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels, H W pixels, T h w latent
+frames, rows and columns.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from gpu_runtime.models.files.finite_numbers import checked_pixels
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
-from storage.config.model import OWN_SIDE, ModelConfig
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
 
 
@@ -44,7 +45,8 @@ class PipelineModel(ABC):
     ENCODERS: ClassVar[Mapping[str, Any]]
     """Folders of the text encoders, and their classes."""
 
-    TOKENIZERS: ClassVar[tuple[str, ...]]
+    TOKENIZERS: ClassVar[tuple[str, ...]] = ("tokenizer",)
+    """Folders of the tokenizers; `text_length` limits the tokens of the last one."""
 
     TEXT_LENGTH: ClassVar[int]
     """Default text tokens L, as in the pipeline itself."""
@@ -58,6 +60,18 @@ class PipelineModel(ABC):
     TAKES_NEGATIVE: ClassVar[bool] = True
     """True if guidance is classifier-free, with a second pass for the negative prompt."""
 
+    DROPPED: ClassVar[int] = 0
+    """First tokens of every prompt, the same for all, which the transformer does not get."""
+
+    PATCH: ClassVar[int] = 2
+    """Side of the transformer's token in latent pixels."""
+
+    PACKED: ClassVar[bool] = False
+    """True if a latent token is a whole patch, False if it is a latent pixel that the transformer packs."""
+
+    FRAME_SCALE: ClassVar[str] = ""
+    """Name of the frames in a latent frame in the VAE's configuration; empty for families of images."""
+
     def __init__(self, parts: Parts, settings: ModelConfig, device: torch.device) -> None:
         self.settings = settings
         self.device = device
@@ -67,9 +81,9 @@ class PipelineModel(ABC):
         self.vae = parts.vae.to(device)
         self._scheduler = parts.scheduler
         self._encoders, self._tokenizers = parts.encoders, parts.tokenizers
-        self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
+        self.height, self.width = settings.size
         self.text_length = settings.text_length or self.TEXT_LENGTH
-        self.latent_shape = self._latent_shape()
+        self.latent_shape = math.prod(self._box), self._channels()
         if settings.encoders == "resident":
             self._move_encoders(device)
         self._guides = self.TAKES_NEGATIVE and settings.guidance > 1
@@ -129,7 +143,7 @@ class PipelineModel(ABC):
             ConfigurationError: if a prompt is longer than the text length.
         """
         for prompt in prompts:
-            self.refuse_long(self._tokenizers, prompt, self.text_length)
+            self.refuse_long(self._tokenizers, prompt, self.settings)
         with self._encoders_at_work():
             return Conditioning.joined([self._encode(prompt) for prompt in prompts])
 
@@ -159,11 +173,10 @@ class PipelineModel(ABC):
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""
-        config: Any = self.transformer.config
-        image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
-        image_tokens *= self.latent_frames(self.vae.config, self.settings.clip_frames)
-        size = self.height, self.width
-        return image_tokens, self.text_tokens(self._tokenizers, self.text_length, *size)
+        return (
+            self.image_tokens(self.vae.config, self.settings),
+            self.text_tokens(self._tokenizers, self.text_length, self.settings),
+        )
 
     def sigmas(self, steps: int) -> torch.Tensor:
         """Return the pipeline's schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
@@ -172,18 +185,20 @@ class PipelineModel(ABC):
         return scheduler.sigmas.double()
 
     @classmethod
-    def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, limit: int) -> None:
+    def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> None:
         """Refuse a prompt that the family would cut off.
 
         Args:
             tokenizers: tokenizers by the names of their folders.
             prompt: text of the prompt.
-            limit: most text tokens.
+            settings: settings of the model.
 
         Raises:
             ConfigurationError: if it has more tokens than the limit.
         """
-        count = cls.count_tokens(tokenizers, prompt)
+        text = cls._prompt_text(tokenizers, prompt, settings)
+        count = len(tokenizers[cls.TOKENIZERS[-1]](text).input_ids) - cls.DROPPED
+        limit = settings.text_length or cls.TEXT_LENGTH
         if count > limit:
             raise ConfigurationError(
                 f"prompt {prompt!r} has {count} tokens; model.text_length is {limit}: shorten the prompt, or "
@@ -191,25 +206,28 @@ class PipelineModel(ABC):
             )
 
     @classmethod
-    def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
-        """Refuse a size that the family cannot make.
-
-        Args:
-            folder: files of the model.
-            height: height in pixels.
-            width: width in pixels.
+    def check_size(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
+        """Refuse a size, or frames, that the family cannot make.
 
         Raises:
-            ConfigurationError: if a side is not a multiple of a token's.
+            ConfigurationError: if a side is not a multiple of a token's, or frames are left over.
         """
-        unit = cls.pixels_a_token(folder.config("vae"), folder.config("transformer"))
-        for name, value in (("height", height), ("width", width)):
+        vae = folder.config("vae")
+        unit = cls.pixels_a_token(vae)
+        for name, value in zip(("height", "width"), settings.size, strict=True):
             if value % unit:
                 near = max(unit, round(value / unit) * unit)
                 raise ConfigurationError(
                     f"model.{name} is {value}; this model makes images whose sides {unit} divides, such "
                     f"as {near}"
                 )
+        frames, unit = settings.clip_frames, vae[cls.FRAME_SCALE] if cls.FRAME_SCALE else 1
+        if (frames - 1) % unit:
+            near = max(1, round((frames - 1) / unit) * unit + 1)
+            raise ConfigurationError(
+                f"model.frames is {frames}; this model makes clips of 1 frame and a multiple of {unit}, such "
+                f"as {near}"
+            )
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
@@ -221,57 +239,54 @@ class PipelineModel(ABC):
         return
 
     @classmethod
-    @abstractmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return how many text tokens a prompt has, of those that `text_length` limits."""
+    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
+        """Return the text of a prompt that the tokenizer gets: in most families the prompt itself."""
+        return prompt
 
     @classmethod
-    @abstractmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the divisor of an image's sides, from the configurations of the parts."""
+    def latent_side(cls, vae: Mapping[str, Any]) -> int:
+        """Return the side of a latent pixel in image pixels, from the VAE's configuration."""
+        return 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod
-    def image_tokens(
-        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
-    ) -> int:
-        """Return the image tokens of the transformer's attention, for the size of an image.
-
-        Args:
-            vae: configuration of the VAE.
-            transformer: configuration of the transformer.
-            height: height in pixels.
-            width: width in pixels.
-        """
-        unit = cls.pixels_a_token(vae, transformer)
-        return (height // unit) * (width // unit)
+    def pixels_a_token(cls, vae: Mapping[str, Any]) -> int:
+        """Return the side of a token in image pixels, which divides an image's sides."""
+        return cls.PATCH * cls.latent_side(vae)
 
     @classmethod
-    def latent_frames(cls, vae: Mapping[str, Any], frames: int) -> int:
-        """Return the latent frames of a clip, each of as many tokens as an image; 1 where images are made.
-
-        Args:
-            vae: configuration of the VAE.
-            frames: frames of the clip.
-        """
-        return 1
+    def latent_frames(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
+        """Return the latent frames of a clip, of which the first is one frame; 1 of an image."""
+        return (settings.clip_frames - 1) // vae[cls.FRAME_SCALE] + 1 if cls.FRAME_SCALE else 1
 
     @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
+    def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
+        """Return the image tokens of the transformer's attention, from the VAE's configuration."""
+        unit = cls.pixels_a_token(vae)
+        height, width = settings.size
+        return (height // unit) * (width // unit) * cls.latent_frames(vae, settings)
+
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
         """Return the text tokens of the transformer's attention, including padding.
 
         Args:
             tokenizers: tokenizers by the names of their folders.
             text_length: text tokens of a prompt.
-            height: height of the image in pixels.
-            width: width of the image in pixels.
+            settings: settings of the model.
         """
         return text_length
 
     @property
     def _grid(self) -> tuple[int, int]:
-        """Rows and columns of a sample's latents: those of its tokens, unless a family overrides it."""
-        unit = self.pixels_a_token(self.vae.config, {})
+        """Rows and columns of a sample's latent tokens."""
+        unit = (self.pixels_a_token if self.PACKED else self.latent_side)(self.vae.config)
         return self.height // unit, self.width // unit
+
+    @property
+    def _box(self) -> tuple[int, ...]:
+        """Rows and columns of a sample's latent tokens; of a clip, latent frames before them."""
+        frames = (self.latent_frames(self.vae.config, self.settings),) if self.FRAME_SCALE else ()
+        return *frames, *self._grid
 
     @abstractmethod
     def _encode(self, prompt: str) -> Conditioning:
@@ -283,9 +298,55 @@ class PipelineModel(ABC):
     ) -> torch.Tensor:
         """Return the unguided v of all image tokens: (B, S, C), or (B, S + Z, C) with a source."""
 
-    @abstractmethod
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Decode to an image (1, 3, H, W), or a clip (1, 3, F, H, W), in [-1, 1]."""
+        config = self.vae.config
+        picture = self._picture(latents_BSC)
+        if config.get("latents_mean"):
+            mean, deviation = self._latents_scale()
+            return self.vae.decode(picture * deviation + mean, return_dict=False)[0]
+        scaled = picture / config["scaling_factor"] + (config.get("shift_factor") or 0)
+        return self.vae.decode(scaled, return_dict=False)[0]
+
+    def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Return latents as the VAE takes them: (B, C, h, w), or (B, C, T, h, w)."""
+        if self.PACKED:
+            rows, columns = self._grid
+            return unpacked(latents_BSC, 2 * rows, 2 * columns)
+        return self._as_box(latents_BSC)
+
+    def _as_box(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Return latents with a sample's tokens as rows and columns: (B, C, h, w), or (B, C, T, h, w)."""
+        return latents_BSC.unflatten(1, self._box).movedim(-1, 1)
+
+    def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation of each channel of the VAE's latents: (1, C, 1, 1, 1)."""
+        mean, deviation = (
+            torch.tensor(self.vae.config[name], device=self.device).view(1, -1, 1, 1, 1)
+            for name in ("latents_mean", "latents_std")
+        )
+        return mean, deviation
+
+    def _tokens(self, text: str, length: int, tokenizer: str = "") -> Any:
+        """Return a text's tokens, padded to a length or cut off there, and their mask.
+
+        Args:
+            text: what the tokenizer gets.
+            length: tokens of the result.
+            tokenizer: folder of the tokenizer; the last one unless it is given.
+        """
+        tokenize = self._tokenizers[tokenizer or self.TOKENIZERS[-1]]
+        return tokenize(
+            text, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+        ).to(self.device)
+
+    def _prompt_tokens(self, prompt: str) -> Any:
+        """Return the tokens of a prompt, padded to the text length, and their mask."""
+        return self._tokens(self._prompt_text(self._tokenizers, prompt, self.settings), self.text_length)
+
+    def _time(self, sigma_B: torch.Tensor) -> torch.Tensor:
+        """Return noise levels as most pipelines round them."""
+        return (sigma_B * 1000).to(self.dtype) / 1000
 
     def _pixels(self, latents_1SC: torch.Tensor) -> torch.Tensor:
         decoded = checked_pixels(self._decode(latents_1SC.float()))
@@ -301,9 +362,9 @@ class PipelineModel(ABC):
         even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
         scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._schedule_tokens()))
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
+    def _channels(self) -> int:
+        """Return the numbers of a latent token."""
+        return self.transformer.config["in_channels"]  # pyright: ignore
 
     def _schedule_tokens(self) -> int:
         """Return the image tokens as the schedule counts them."""
@@ -346,6 +407,12 @@ def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
     return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
 
 
+def unmasked(embeds_BLE: torch.Tensor, pooled_BE: torch.Tensor | None = None) -> Conditioning:
+    """Return embedded text of a model that was trained with its padding: all of its tokens count."""
+    mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=embeds_BLE.device)
+    return Conditioning(embeds_BLE, mask_BL, pooled_BE)
+
+
 def chat_message(tokenizer: Any, prompt: str, thinks: bool) -> str:
     """Return a prompt as a message to a language model, by its tokenizer's template.
 
@@ -373,6 +440,11 @@ def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor
     count, _, channels = latents_BSC.shape
     split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
     return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)
+
+
+def as_tokens(box: torch.Tensor) -> torch.Tensor:
+    """Return latents (B, C, h, w), or (B, C, T, h, w), as tokens: (B, S, C)."""
+    return box.movedim(1, -1).flatten(1, -2)
 
 
 def packed(picture_BCHW: torch.Tensor) -> torch.Tensor:

@@ -12,16 +12,15 @@ import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, unpacked
+from gpu_runtime.models.families.pipeline_model import PipelineModel
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
 
-# The template that the model was trained with; its first tokens are the same for all prompts and dropped.
 _TEMPLATE = (
     "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
     "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-_DROPPED = 34
 
 
 class QwenImageModel(PipelineModel):
@@ -31,32 +30,40 @@ class QwenImageModel(PipelineModel):
     TRANSFORMER = QwenImageTransformer2DModel
     VAE = AutoencoderKLQwenImage
     ENCODERS = {"text_encoder": Qwen2_5_VLForConditionalGeneration}  # noqa: RUF012
-    TOKENIZERS = ("tokenizer",)
     TEXT_LENGTH = 512
     MASKED = True
+    PACKED = True
+    DROPPED = 34
 
     @classmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return the tokens of the template with the prompt in it, less the dropped ones."""
-        return len(tokenizers["tokenizer"](_TEMPLATE.format(prompt)).input_ids) - _DROPPED
+    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
+        """Return the template with the prompt in it."""
+        return _TEMPLATE.format(prompt)
 
     @classmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of a token in image pixels: two latent pixels."""
-        return 2 * 2 ** len(vae["temperal_downsample"])
+    def latent_side(cls, vae: Mapping[str, Any]) -> int:
+        """Return the side of a latent pixel in image pixels."""
+        return 2 ** len(vae["temperal_downsample"])
 
     def _encode(self, prompt: str) -> Conditioning:
-        tokens = self._tokenizers["tokenizer"](_TEMPLATE.format(prompt), return_tensors="pt")
-        encoder = self._encoders["text_encoder"]
-        output = encoder(
-            input_ids=tokens.input_ids.to(self.device),
-            attention_mask=tokens.attention_mask.to(self.device),
-            output_hidden_states=True,
-        )
-        return self._padded(output.hidden_states[-1][0, _DROPPED:], self.text_length)
+        return self._embedded(self._prompt_text(self._tokenizers, prompt, self.settings), self.text_length)
 
-    def _padded(self, real_LE: torch.Tensor, length: int) -> Conditioning:
-        """Return one row of `length` tokens; a mask hides those after the real ones."""
+    def _embedded(self, text: str, length: int, **seen: torch.Tensor) -> Conditioning:
+        """Return one row of `length` tokens; a mask hides those after the text's own.
+
+        Args:
+            text: what the tokenizer gets.
+            length: tokens of the row.
+            **seen: what else the encoder gets.
+        """
+        tokens = self._tokenizers["tokenizer"](text, return_tensors="pt").to(self.device)
+        output = self._encoders["text_encoder"](
+            input_ids=tokens.input_ids,
+            attention_mask=tokens.attention_mask,
+            output_hidden_states=True,
+            **seen,
+        )
+        real_LE = output.hidden_states[-1][0, self.DROPPED :]
         embeds_BLE = real_LE.new_zeros(1, length, real_LE.shape[1])
         embeds_BLE[0, : len(real_LE)] = real_LE
         mask_BL = torch.arange(length, device=self.device)[None] < len(real_LE)
@@ -68,7 +75,7 @@ class QwenImageModel(PipelineModel):
         # The text keeps its full length and the mask hides the padding, as in the embedded model.
         return self.transformer(
             hidden_states=latents_BSC,
-            timestep=(sigma_B * 1000).to(self.dtype) / 1000,
+            timestep=self._time(sigma_B),
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             encoder_hidden_states_mask=conditioning.mask_BL,
             img_shapes=[[(1, *self._grid)] * self._frames(latents_BSC)] * len(latents_BSC),
@@ -81,15 +88,7 @@ class QwenImageModel(PipelineModel):
         return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        rows, columns = self._grid
-        latents = unpacked(latents_BSC, 2 * rows, 2 * columns)[:, :, None]
-        mean, std = self._latents_scale()
-        return self.vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]
+        return super()._decode(latents_BSC)[:, :, 0]
 
-    def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and deviation of each channel of the VAE's latents: (1, C, 1, 1, 1)."""
-        mean, std = (
-            torch.tensor(self.vae.config[name], device=self.device).view(1, -1, 1, 1, 1)
-            for name in ("latents_mean", "latents_std")
-        )
-        return mean, std
+    def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        return super()._picture(latents_BSC)[:, :, None]

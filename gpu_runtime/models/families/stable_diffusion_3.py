@@ -12,9 +12,10 @@ import torch
 from diffusers import AutoencoderKL, SD3Transformer2DModel, StableDiffusion3Pipeline
 from transformers import CLIPTextModelWithProjection, T5EncoderModel
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, shift_for
+from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, shift_for, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
 
 _CLIP_PAIRS = (("tokenizer", "text_encoder"), ("tokenizer_2", "text_encoder_2"))
@@ -35,29 +36,16 @@ class StableDiffusion3Model(PipelineModel):
     TEXT_LENGTH = 256
 
     @classmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return the tokens of T5; the CLIPs see the beginning of a longer prompt, as in the pipeline."""
-        return len(tokenizers["tokenizer_3"](prompt).input_ids)
-
-    @classmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of the transformer's patch, in image pixels."""
-        return transformer["patch_size"] * 2 ** (len(vae["block_out_channels"]) - 1)
-
-    @classmethod
-    def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
+    def check_size(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
         """Refuse a size that does not divide, or exceeds the table of positions.
-
-        Args:
-            folder: files of the model.
-            height, width: size of an image, in pixels.
 
         Raises:
             ConfigurationError: if so; with a side that fits.
         """
-        super().check_size(folder, height, width)
-        config = folder.config("transformer")
-        most = config["pos_embed_max_size"] * cls.pixels_a_token(folder.config("vae"), config)
+        super().check_size(folder, settings)
+        places = folder.config("transformer")["pos_embed_max_size"]
+        most = places * cls.pixels_a_token(folder.config("vae"))
+        height, width = settings.size
         if max(height, width) > most:
             raise ConfigurationError(
                 f"model.height and model.width are {height} and {width}; this model's table of positions "
@@ -65,14 +53,9 @@ class StableDiffusion3Model(PipelineModel):
             )
 
     @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
         """Return the tokens of the CLIPs, which share one length, plus those of T5."""
         return tokenizers["tokenizer"].model_max_length + text_length
-
-    @property
-    def _grid(self) -> tuple[int, int]:
-        scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)
-        return self.height // scale, self.width // scale
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         dynamic = scheduler.config.get("use_dynamic_shifting")
@@ -83,41 +66,28 @@ class StableDiffusion3Model(PipelineModel):
     def _encode(self, prompt: str) -> Conditioning:
         clips = [self._clip(*pair, prompt) for pair in _CLIP_PAIRS]
         clip_BLE = torch.cat([embeds for embeds, _ in clips], dim=-1)
-        tokens = self._tokenizers["tokenizer_3"](
-            prompt, padding="max_length", max_length=self.text_length, return_tensors="pt"
-        )
-        # The model was trained with T5's padding: no mask.
-        t5_BLE = self._encoders["text_encoder_3"](tokens.input_ids.to(self.device))[0]
+        t5_BLE = self._encoders["text_encoder_3"](self._prompt_tokens(prompt).input_ids)[0]
         wider = t5_BLE.shape[-1] - clip_BLE.shape[-1]
         embeds_BLE = torch.cat([torch.nn.functional.pad(clip_BLE, (0, wider)), t5_BLE], dim=1)
-        mask_BL = torch.ones(embeds_BLE.shape[:2], dtype=torch.bool, device=self.device)
-        return Conditioning(embeds_BLE, mask_BL, torch.cat([pooled for _, pooled in clips], dim=-1))
+        return unmasked(embeds_BLE, torch.cat([pooled for _, pooled in clips], dim=-1))
 
     def _clip(self, tokenizer: str, encoder: str, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the embeddings before the last layer, and the projected vector of the whole prompt."""
         length = self._tokenizers["tokenizer"].model_max_length
-        tokens = self._tokenizers[tokenizer](
-            prompt, padding="max_length", max_length=length, truncation=True, return_tensors="pt"
-        )
-        output = self._encoders[encoder](tokens.input_ids.to(self.device), output_hidden_states=True)
+        # CLIP sees the beginning of a longer prompt, as in the pipeline.
+        tokens = self._tokens(prompt, length, tokenizer)
+        output = self._encoders[encoder](tokens.input_ids, output_hidden_states=True)
         return output.hidden_states[-2], output[0]
 
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
         assert conditioning.pooled_BE is not None
-        latents_BChw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)
         velocity_BChw = self.transformer(
-            hidden_states=latents_BChw,
+            hidden_states=self._as_box(latents_BSC),
             timestep=sigma_B * 1000,
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             pooled_projections=conditioning.pooled_BE.to(self.dtype),
             return_dict=False,
         )[0]
-        return velocity_BChw.permute(0, 2, 3, 1).flatten(1, 2)
-
-    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        latents_BChw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)
-        config = self.vae.config
-        scaled = latents_BChw / config["scaling_factor"] + config["shift_factor"]
-        return self.vae.decode(scaled, return_dict=False)[0]
+        return as_tokens(velocity_BChw)

@@ -19,10 +19,9 @@ from diffusers import AutoencoderKL, ZImagePipeline, ZImageTransformer2DModel
 from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from transformers import Qwen3Model
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message
+from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, chat_message
 from gpu_runtime.models.protocol import Conditioning
-
-_PATCH = 2
+from storage.config.model import ModelConfig
 
 
 class ZImageModel(PipelineModel):
@@ -32,54 +31,28 @@ class ZImageModel(PipelineModel):
     TRANSFORMER = ZImageTransformer2DModel
     VAE = AutoencoderKL
     ENCODERS = {"text_encoder": Qwen3Model}  # noqa: RUF012
-    TOKENIZERS = ("tokenizer",)
     TEXT_LENGTH = 512
 
     @classmethod
-    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
-        """Return the tokens of the prompt as a message to the language model."""
-        tokenizer = tokenizers["tokenizer"]
-        return len(tokenizer(chat_message(tokenizer, prompt, thinks=True)).input_ids)
+    def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
+        """Return the prompt as a message to the language model."""
+        return chat_message(tokenizers["tokenizer"], prompt, thinks=True)
 
     @classmethod
-    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
-        """Return the side of a token in image pixels: two latent pixels."""
-        return _PATCH * 2 ** (len(vae["block_out_channels"]) - 1)
+    def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
+        """Return the tokens of the image, which the transformer itself pads to a multiple of 32."""
+        return -(-super().image_tokens(vae, settings) // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
     @classmethod
-    def image_tokens(
-        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
-    ) -> int:
-        """Return the tokens of the image, which the transformer itself pads to a multiple of 32.
-
-        Args:
-            vae, transformer: configurations of the two.
-            height, width: size of an image, in pixels.
-        """
-        tokens = super().image_tokens(vae, transformer, height, width)
-        return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
-
-    @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, settings: ModelConfig) -> int:
         """Return the multiple that the transformer pads each text to; they do not share one length."""
         return SEQ_MULTI_OF
 
     def _schedule_tokens(self) -> int:
-        return self.latent_shape[0] // _PATCH**2
-
-    @property
-    def _grid(self) -> tuple[int, int]:
-        scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)
-        return self.height // scale, self.width // scale
+        return self.latent_shape[0] // self.PATCH**2
 
     def _encode(self, prompt: str) -> Conditioning:
-        tokenizer = self._tokenizers["tokenizer"]
-        tokens = tokenizer(
-            chat_message(tokenizer, prompt, thinks=True),
-            padding="max_length",
-            max_length=self.text_length,
-            return_tensors="pt",
-        ).to(self.device)
+        tokens = self._prompt_tokens(prompt)
         mask_BL = tokens.attention_mask.bool()
         output = self._encoders["text_encoder"](
             input_ids=tokens.input_ids, attention_mask=mask_BL, output_hidden_states=True
@@ -89,7 +62,7 @@ class ZImageModel(PipelineModel):
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        latents_BCfhw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)[:, :, None]
+        latents_BCfhw = self._as_box(latents_BSC)[:, :, None]
         embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
         # This transformer's time runs from noise to image.
         time_B = (1000 - sigma_B * 1000) / 1000
@@ -102,10 +75,4 @@ class ZImageModel(PipelineModel):
             )[0][0]
             for row in range(len(latents_BSC))
         ]
-        return -torch.stack(rows)[:, :, 0].permute(0, 2, 3, 1).flatten(1, 2)
-
-    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        latents_BChw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)
-        config = self.vae.config
-        scaled = latents_BChw / config["scaling_factor"] + config["shift_factor"]
-        return self.vae.decode(scaled, return_dict=False)[0]
+        return -as_tokens(torch.stack(rows)[:, :, 0])

@@ -15,9 +15,6 @@ import httpx
 
 from gpu_runtime.rewards.options import LONGEST_WAIT_S, ServerOptions
 from storage.errors import ConfigurationError, RewardError
-from storage.pictures import picture_base64
-from storage.prompts.files import PromptRecord
-from storage.prompts.sources import read_source
 from storage.text import one_line
 
 Answer = TypeVar("Answer")
@@ -204,11 +201,6 @@ def checked_url(text: str, example: str) -> httpx.URL:
             f"reward.options.url = {text!r} is no address of a server; write it whole, as in {example}"
         )
     return url
-
-
-def source_base64(prompt: PromptRecord) -> str | None:
-    """Return the image that a prompt asks to change, as the base64 text of a PNG file; None without one."""
-    return picture_base64(read_source(prompt.source)) if prompt.source else None
 
 
 @cache

@@ -22,13 +22,13 @@ from gpu_runtime.rewards.judge_models.judge_server import (
     AttemptError,
     JudgeServer,
     checked_url,
-    source_base64,
 )
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import RewardError, quoted
 from storage.pictures import is_clip, picture_base64
 from storage.prompts.files import PromptRecord
+from storage.prompts.sources import read_source
 
 
 class RemoteScorer:
@@ -86,7 +86,9 @@ class RemoteScorer:
             "metadata": [prompt.metadata for prompt in prompts],
         }
         if any(prompt.source for prompt in prompts):
-            body["sources"] = [source_base64(prompt) for prompt in prompts]
+            body["sources"] = [
+                _encoded(read_source(prompt.source)) if prompt.source else None for prompt in prompts
+            ]
         return self._server.ask(body, lambda answer: _scores(answer, len(images)))
 
 

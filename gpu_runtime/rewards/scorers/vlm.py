@@ -22,13 +22,13 @@ from gpu_runtime.rewards.judge_models.judge_server import (
     AttemptError,
     JudgeServer,
     checked_url,
-    source_base64,
 )
 from gpu_runtime.rewards.options import VlmOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import ConfigurationError, RewardError, quoted, shortened
 from storage.pictures import frames_of, picture_base64
 from storage.prompts.files import PromptRecord
+from storage.prompts.sources import read_source
 from storage.text import one_line
 
 _COMPLETIONS = "/chat/completions"
@@ -98,12 +98,11 @@ class VlmScorer:
         return replace(score, usd=paid * self._settings.usd_per_image)
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-        # For an edit the source comes first.
-        pictures = [source_base64(prompt), *map(picture_base64, frames_of(image_HWC))]
+        # For an edit its sources come first.
+        sources = frames_of(read_source(prompt.source)) if prompt.source else ()
         content: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
-            for picture in pictures
-            if picture is not None
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture_base64(picture)}"}}
+            for picture in (*sources, *frames_of(image_HWC))
         ]
         text = self._settings.template.replace("{prompt}", prompt.text)
         content.append({"type": "text", "text": text})

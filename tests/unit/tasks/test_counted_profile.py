@@ -72,6 +72,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
     "sd3.5": (SD3Transformer2DModel, sd3_inputs),
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
+    "qwen-image-edit-plus": (QwenImageTransformer2DModel, qwen_inputs),
     "z-image": (ZImageTransformer2DModel, z_inputs),
 }
 
@@ -83,7 +84,8 @@ def test_every_counted_family_is_held_against_its_class():
 @pytest.mark.parametrize(
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
-     ("qwen-image", "x"), ("z-image", "x"), ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
+     ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"),
+     ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
 def test_operations_and_weights_are_those_of_the_real_class(family: str, path: str):
@@ -174,6 +176,8 @@ def test_work_follows_the_settings():
     # Four of eight samples are trained on, each with a pass of the reference.
     assert pairs["train_sample_s"] == pytest.approx(compared["train_sample_s"] / 2)
     assert seconds("model.encoders=resident")["driver_s"] < plain["driver_s"]
+    edits = [seconds("model.family=qwen-image-edit-plus", f"model.options={{images = {n}}}") for n in (1, 3)]
+    assert plain["step_s"] < edits[0]["step_s"] < edits[1]["step_s"], "sources are tokens"
     assert seconds("algorithm.kl_weight=0.1")["train_sample_s"] > 1.2 * plain["train_sample_s"]
     shared = counted_profile(load_config("qwen-image-ocr-512", [], {}), named_gpu("rtx 4090"))
     assert shared.degrees == (1,), "no links"

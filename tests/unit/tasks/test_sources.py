@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from PIL import Image
 
 from storage.errors import PromptFileError
 from storage.prompts.files import load_prompts, prompt_of, source_files
-from storage.prompts.sources import LONGEST_DATA_URI, as_data_uri, check_source, read_source
+from storage.prompts.sources import LONGEST_DATA_URI, as_data_uri, check_source, read_source, thumbnail
 from tasks.inputs import _digest_prompts
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -35,6 +37,32 @@ def test_an_image_is_found_from_the_prompt_files_folder_whatever_the_working_fol
         assert np.array_equal(read_source(record.source), IMAGE)
     assert first.metadata["image"] == "images/a.png"
     assert source_files(tmp_path / "p.jsonl") == [Path(first.source)]
+
+
+def test_several_images_are_read_in_their_order_and_counted(tmp_path: Path):
+    Image.fromarray(IMAGE).save(tmp_path / "a.png")
+    Image.fromarray(255 - IMAGE).save(tmp_path / "b.png")
+    Image.fromarray(IMAGE[:3]).save(tmp_path / "low.png")
+    path = write(tmp_path, ["b.png", "a.png"], ["a.png", as_data_uri(IMAGE[:3])], ["a.png", 3])
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join(lines[:2]))
+    several, uneven = load_prompts(path)
+    check_source(several.source, (2, 6, 8))
+    assert np.array_equal(read_source(several.source), [255 - IMAGE, IMAGE])
+    assert source_files(path) == [tmp_path / "b.png", tmp_path / "a.png", tmp_path / "a.png"]
+    shown = Image.open(io.BytesIO(base64.b64decode(thumbnail(several.source, 100).split(",")[1])))
+    assert np.array_equal(np.asarray(shown), np.concatenate([255 - IMAGE, IMAGE], axis=1))
+    for size, says in (
+        ((6, 8), "has 2 images, and the model takes 1"),
+        ((3, 6, 8), "2 images, and the model takes 3"),
+    ):
+        with pytest.raises(PromptFileError, match=says):
+            check_source(several.source, size)
+    with pytest.raises(PromptFileError, match="has 8 x 3 pixels"):
+        check_source(uneven.source, (2, 6, 8))
+    path.write_text(lines[2])
+    with pytest.raises(PromptFileError, match="must be the path of an image or a data URI"):
+        load_prompts(path)
 
 
 def test_a_prompt_without_an_image_has_none(tmp_path: Path):

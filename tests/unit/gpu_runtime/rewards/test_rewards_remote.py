@@ -66,11 +66,12 @@ def test_images_prompts_and_rows_arrive_and_scores_come_back_in_order(judge: Jud
 def test_of_edits_the_sources_arrive_too(judge: Judge):
     source = as_data_uri(np.full((4, 6, 3), 99, np.uint8))
     prompts = [PromptRecord(0, "make it red", {"tag": "0"}, source=source), PROMPTS[1]]
-    score_each(scorer(judge), IMAGES[:2], prompts)
+    both = PromptRecord(2, "put them together", {"tag": "2"}, source=f"{source}\n{source}")
+    score_each(scorer(judge), IMAGES[:3], [*prompts, both])
     score_each(scorer(judge), IMAGES[:1], PROMPTS[:1])
     edits, others = judge.bodies
     assert read_source(f"data:image/png;base64,{edits['sources'][0]}")[0, 0, 0] == 99
-    assert edits["sources"][1] is None
+    assert edits["sources"][1:] == [None, [edits["sources"][0]] * 2]
     assert "sources" not in others
 
 

@@ -52,6 +52,8 @@ _STOP_BUTTON = """() => {
 }"""
 """What Streamlit shows while it draws a page, which is too short a time to look at."""
 
+_LOADED = "name => performance.getEntriesByType('resource').some(one => one.name.includes(name))"
+
 
 @pytest.fixture(scope="module")
 def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -97,6 +99,17 @@ def test_a_page_counts_as_usable_once_all_of_it_is_drawn(new_page: NewPage, url:
         assert min(first, again) > 0
         assert page.locator(".js-plotly-plot .gtitle").count() == 8
         assert page.get_by_text("Settings and environment").is_visible(), "the last of the page"
+
+
+def test_the_scripts_of_charts_are_loaded_before_there_is_a_chart(new_page: NewPage, url: str):
+    with new_page() as page:
+        answer = page.goto(f"{url}/seeds?run=glyphs-1")
+        assert answer is not None
+        assert "PlotlyChart" in answer.headers["link"]
+        page.get_by_text("This run does not explore").wait_for()
+        page.wait_for_function(_LOADED, arg="/PlotlyChart.")
+        page.wait_for_function(_LOADED, arg="/withFullScreenWrapper.")  # running it loads what it imports
+        assert page.locator("[data-testid=stPlotlyChart]").count() == 0
 
 
 @pytest.mark.slow

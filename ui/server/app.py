@@ -16,6 +16,7 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from ui.server.early import running_scripts  # noqa: E402
 from ui.server.login import login_needed, passes_login  # noqa: E402
 
 # A file of ours: browsers fetch the icons that Streamlit knows by name from a foreign host.
@@ -57,5 +58,6 @@ if passes_login():
     page = st.navigation(_PAGES, position="top")
     # A narrow window hides the list of pages in a menu, and with it which one is open.
     st.html(Path(__file__).with_name("narrow.css"))
-    st.html(f'<div class="sl-page-name">{page.title}</div>')
+    scripts = running_scripts(page.url_path)
+    st.html(f'<div class="sl-page-name">{page.title}</div>{scripts}', unsafe_allow_javascript=True)
     page.run()

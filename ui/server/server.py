@@ -6,8 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import streamlit as st
@@ -21,11 +24,22 @@ if _ROOT not in sys.path:
 from storage.access.login import read_login  # noqa: E402
 from storage.access.server_guard import ServerGuard  # noqa: E402
 from storage.home import Home  # noqa: E402
+from ui.server.early import EarlyScripts  # noqa: E402
 from ui.server.login import require_login  # noqa: E402
 
-# Every page imports these, which takes half a second: no person waits for it here.
-for _name in ("pandas", "duckdb", "storage.record.run_store", "storage.evaluations.strategies"):
-    importlib.import_module(_name)
+
+@asynccontextmanager
+async def _prepared(_app: object) -> AsyncIterator[None]:
+    """Import what the pages import before the first browser asks.
+
+    Streamlit collects garbage after each drawing, which holds up its last messages: imports are left out.
+    """
+    for name in ("ui.report.report", "ui.pages.runs.comparison", "storage.evaluations.strategies"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    yield
+
 
 _LOGIN = read_login(Home.from_environment())
 if _LOGIN is not None:
@@ -37,12 +51,14 @@ _NAMES: list[str] = _PARSER.parse_known_args()[0].name
 
 app = st.App(
     Path(_ROOT) / "ui/server/app.py",
+    lifespan=_prepared,
     secrets=None if _LOGIN is None else _LOGIN.secrets(),
     middleware=[
         Middleware(
             ServerGuard,  # Streamlit's own check lets pages of this machine's other ports in
             host=st.get_option("server.address") or "127.0.0.1",
             names=_NAMES if _LOGIN is None else [*_NAMES, _LOGIN.host],
-        )
+        ),
+        Middleware(EarlyScripts),
     ],
 )

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN, InProcessCluster
 from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
-from gpu_runtime.runtime import Runtime, Trained
+from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
 from storage.prompts.of_a_run import draw_subset
@@ -42,6 +43,7 @@ class Curve:
             it was noted have none.
         spread: mean variance of what is learned from in a prompt group, one entry an iteration.
         dropped: groups without gradient.
+        trained: samples trained on, one entry an iteration; curves of before it was noted have none.
         spearman: of stale drafts with fresh scores, where the monitor has looked.
         notes: what the strategy says of itself, such as that it gave up training on its drafts.
     """
@@ -59,6 +61,7 @@ class Curve:
     beside_s: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    trained: list[int] = field(default_factory=list)
     spearman: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -116,8 +119,10 @@ class _Loop:
         scores = runtime.reward(rolled)
         following = None if ahead is None else self._explore_beside_training(iteration + 1, ahead)
         trained = runtime.train(rolled, scores)
-        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out)
+        in_turn = self._times_in_turn(trained, rolled, seconds, time.thread_time() - began_s)
+        evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
         review = runtime.review(rolled, scores, following, evidence)
+        self.curve.trained.append(in_turn.trained)
         passed_s, devices_s = time.thread_time() - began_s, self._times.devices_s - worked_s
         self.curve.driver_s.append(passed_s - devices_s)
         for kind in KINDS:
@@ -128,6 +133,22 @@ class _Loop:
         self.curve.drafts.append(made[_DRAFT])
         self._note(trained, review.figures, [message for _, message in review.notes])
         return review.next_plan
+
+    def _times_in_turn(
+        self, trained: Trained, rolled: Rollout, before: Mapping[str, float], whole_s: float
+    ) -> IterationTimes:
+        """Return what an iteration took whose devices take turns: drafts are not beside its training."""
+        took = {kind: self._times.seconds[kind] - before.get(kind, 0.0) for kind in KINDS}
+        kept = int(trained.advantages.kept_P.sum()) if trained.report.training_steps else 0
+        return IterationTimes(
+            rollout_s=took[_ROLLOUT],
+            judging_s=took[SCORE],
+            train_s=took[TRAIN],
+            draft_wait_s=took[_DRAFT],
+            whole_s=whole_s,
+            trained=kept * (len(rolled.delivered) // rolled.prompt_count),
+            rollers=1,
+        )
 
     def _explore_beside_training(self, iteration: int, ahead: Ahead) -> SeedPlan:
         began_s, worked_s = time.thread_time(), self._times.devices_s

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN
 from benchmarks.exploration.learning_curve import Curve
+from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.scheduling.requests import RequestKind
 
@@ -151,15 +152,47 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, strategy: Strategy, up
         updates: training steps of an iteration.
     """
     rollouts, drafts = (_usual(counts) for counts in (curve.rollouts, curve.drafts))
-    generated, judged = rollouts * costs.rollout / fleet.devices, rollouts * costs.score / fleet.scorers
-    train = curve.samples[TRAIN] / len(curve.rollouts) * costs.train / fleet.trainers
-    ends = max(generated + train / updates, judged) + train - train / updates
+    trained = curve.samples[TRAIN] / len(curve.rollouts)
+    if strategy.drafts_beside_training and fleet.devices > fleet.trainers:
+        return times_with_window(rollouts, drafts, trained, costs, fleet, updates).whole_s
+    alone = times_with_window(rollouts, 0, trained, costs, fleet, updates)
     judging = drafts * costs.score / fleet.scorers
-    free = fleet.devices - fleet.trainers
-    if strategy.drafts_beside_training and free:
-        drafted = generated + _drafting_s(drafts, costs, free)
-        return costs.driver + max(ends, drafted, judged + judging)
-    return costs.driver + max(_drafting_s(drafts, costs, fleet.devices), judging) + ends
+    return max(_drafting_s(drafts, costs, fleet.devices), judging) + alone.whole_s
+
+
+def times_with_window(
+    rollouts: float, drafts: float, trained: float, costs: Costs, fleet: Fleet, updates: int
+) -> IterationTimes:
+    """Return what an iteration takes on a fleet if its drafts are made beside its training.
+
+    Args:
+        rollouts: samples rolled out.
+        drafts: drafts made, on the devices that do not train.
+        trained: samples trained on.
+        costs: costs of the samples.
+        fleet: the devices.
+        updates: training steps of an iteration.
+    """
+    generated, judged = rollouts * costs.rollout / fleet.devices, rollouts * costs.score / fleet.scorers
+    train = trained * costs.train / fleet.trainers
+    scored = max(generated, judged)
+    ends = max(generated + train / updates, judged) + train - train / updates
+    drafted = 0.0
+    if drafts:
+        judging = drafts * costs.score / fleet.scorers
+        drafted = max(
+            generated + _drafting_s(drafts, costs, fleet.devices - fleet.trainers), judged + judging
+        )
+    return IterationTimes(
+        rollout_s=generated,
+        judging_s=scored - generated,
+        train_s=ends - scored,
+        draft_wait_s=max(0.0, drafted - ends),
+        whole_s=costs.driver + max(ends, drafted),
+        trained=round(trained),
+        rollers=fleet.devices,
+        beside_s=train - (ends - scored),
+    )
 
 
 def _drafting_s(drafts: float, costs: Costs, devices: int) -> float:

@@ -83,7 +83,9 @@ class SeedExplorer:
     def plain(self, iteration: int, *notes: Note) -> SeedPlan:
         """Return the plan without exploration: the first prompts and seeds."""
         algorithm = self._config.algorithm
-        prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
+        prompts = self.prompts(iteration)
+        if not self.strategy.trains_on_all_undrafted:
+            prompts = prompts[: algorithm.prompts_per_iteration]
         plan = plain_plan(prompts, algorithm.group_size, iteration)
         if not self.strategy.drafts:
             return plan

@@ -168,13 +168,13 @@ class MeasuredIterations:
         )
         return Times(
             rollout_s=rollout_s,
-            judging_s=statistics.median(one.times.judging_s * one.samples / one.rolled for one in rolling),
+            judging_s=statistics.median(one.times.judging_s / one.rolled for one in rolling),
             train_s=statistics.median(map(_train_s, training)),
             draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
             drafters=statistics.median(self._drafters or [0]),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
-            beside_s=statistics.median(one.times.beside_s * one.samples / one.rolled for one in rolling),
+            beside_s=statistics.median(one.times.beside_s / one.rolled for one in rolling),
         )
 
     @property

@@ -102,13 +102,13 @@ class Times:
 
     Attributes:
         rollout_s: wall-clock per sample rolled out, on all devices together.
-        judging_s: wait of an iteration for its last scores, if it rolls all samples out.
+        judging_s: wait for the last scores, per sample rolled out.
         train_s: wall-clock of training per trained sample.
         draft_s: seconds of one device per draft, its judgement included.
         rest_s: everything else in an iteration without drafts.
         drafters: devices that neither train nor roll out meanwhile.
         overhead_s: what everything else takes longer in an iteration with drafts.
-        beside_s: training of an iteration before its last score, if it rolls all samples out.
+        beside_s: training before the last score, per sample rolled out.
     """
 
     rollout_s: float
@@ -120,13 +120,13 @@ class Times:
     overhead_s: float = 0.0
     beside_s: float = 0.0
 
-    def waiting_s(self, rolled_share: float) -> float:
-        """Return the wait for the last scores if this share of the samples is rolled out."""
-        return self.judging_s * rolled_share
+    def waiting_s(self, rolled: float) -> float:
+        """Return the wait for the last scores if so many samples are rolled out."""
+        return self.judging_s * rolled
 
-    def training_left_s(self, trained: float, rolled_share: float) -> float:
+    def training_left_s(self, trained: float, rolled: float) -> float:
         """Return the training of so many samples that is left after that wait."""
-        return max(0.0, self.train_s * trained - self.beside_s * rolled_share)
+        return max(0.0, self.train_s * trained - self.beside_s * rolled)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
         times: measured seconds.
         random: contrast of groups that nothing chose.
     """
-    window_s = times.waiting_s(1.0) + times.training_left_s(work.trained(random), 1.0)
+    window_s = times.waiting_s(work.samples) + times.training_left_s(work.trained(random), work.samples)
     whole_s = times.rest_s + times.rollout_s * work.samples + window_s
     return Prediction(random, 0.0, random.signal(work.samples), whole_s)
 
@@ -226,9 +226,9 @@ def _with_drafts(
         rolled = max(0.0, rolled - drafts * work.saving)
     else:
         contrast, each = contrast.rolled_out_again(random, holds), 1 + work.rescored
-    waiting_s = times.waiting_s(rolled / work.samples)
-    left_s = times.training_left_s(work.trained(contrast), rolled / work.samples)
-    made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s / work.samples
+    waiting_s = times.waiting_s(rolled)
+    left_s = times.training_left_s(work.trained(contrast), rolled)
+    made_s, judged_s = each * times.draft_s / times.drafters, each * times.judging_s
     return _WithDrafts(
         contrast,
         rolled,

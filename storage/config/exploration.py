@@ -35,7 +35,8 @@ class ExplorationConfig(Section):
 
     prompts: int = Field(default=0, ge=0, le=65536)
     """Prompt groups explored in an iteration, of which the `algorithm.prompts_per_iteration` whose samples
-    differ most are trained on; 0: as many as are trained on."""
+    differ most are trained on; 0: as many as are trained on. While `auto` explores nothing, it trains on
+    all of them."""
 
     fidelities: tuple[str, ...] = ("full",)
     """Kinds of draft that may be used: `full`; `preview-K`, the image predicted after K denoising steps;

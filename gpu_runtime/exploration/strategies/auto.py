@@ -1,10 +1,11 @@
 """The strategy that follows `plain`, `stale` or `off_policy`: whichever has most signal per second.
 
-A run begins without exploration. After some iterations this strategy looks: from the scores and times so far
-it predicts the signal per second of each of the three (`signal_rate`), and follows the best one from the next
-call of `ahead` on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring
-replaces what was assumed, so a worse one is given up at a later look; as drafts are under way by then, it
-takes effect one iteration after it.
+A run begins without exploration. While it explores nothing, it trains on all prompt groups that it would
+have explored (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them. After some
+iterations this strategy looks: from the scores and times so far it predicts the signal per second of each of
+the three (`signal_rate`), and follows the best one from the next call of `ahead` on. A look is arithmetic on
+what was recorded anyway. What a choice turns out to bring replaces what was assumed, so a worse one is given
+up at a later look; as drafts are under way by then, it takes effect one iteration after it.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -13,6 +14,7 @@ whatever its own times are.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_runtime.exploration.fidelity import FULL
@@ -54,6 +56,7 @@ class Auto(Strategy):
 
     drafts_beside_training = True
     decides_by_times = True
+    trains_on_all_undrafted = True
 
     def __init__(self) -> None:
         self._off_policy = OffPolicy()
@@ -205,7 +208,7 @@ class Auto(Strategy):
         )
         random, chosen = contrast.random, contrast.chosen
         found = {
-            _PLAIN: predict_plain(work, times, random),
+            _PLAIN: predict_plain(replace(work, samples=explored * algorithm.group_size), times, random),
             _STALE: predict_drafting(work, times, random, chosen, self._measured.holds),
         }
         # Cheaper drafts are no samples of the policy.

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.measured_iterations import IterationTimes, SeedEvidence
 from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.exploration.registry import read_strategy_options, strategy_of
 from gpu_runtime.exploration.strategies.auto import Auto
+from gpu_runtime.exploration.strategies.plain import Plain
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
@@ -102,6 +104,25 @@ def test_it_explores_from_the_iteration_after_next_once_a_look_says_so():
     # The seeds of the third were chosen beside the second, before anything was decided.
     assert run.ways == {1: "plain", 2: "plain", 3: "plain", 4: "off_policy", 5: "off_policy"}
     assert run.strategy.decisions() == {2: "off_policy"}
+
+
+def test_without_drafts_it_trains_on_every_group_that_it_would_have_explored():
+    config = config_of(prompts=12)
+    for strategy, prompts in ((Auto(), 12), (Plain(), 8)):
+        plan = SeedExplorer(config, range(100), strategy).plain(1)
+        assert len(plan.seeds) == prompts and {len(seeds) for seeds in plan.seeds.values()} == {4}
+
+
+def test_it_counts_what_it_would_train_on_without_drafts():
+    """Where samples take next to no time, sixteen times as many of them are worth more than any choice."""
+    waiting = replace(TRAINING, whole_s=10_000.0)
+    decided = {}
+    for prompts in (8, 128):
+        run = Driven(config=config_of(prompts=prompts))
+        for iteration in (1, 2):
+            run.iterate(iteration, waiting)
+        decided[prompts] = run.strategy.decisions()[2]
+    assert decided == {8: "off_policy", 128: "plain"}
 
 
 @pytest.mark.parametrize("scores", [graded(), exact(0.3)], ids=["graded", "exact"])

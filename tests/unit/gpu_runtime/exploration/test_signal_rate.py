@@ -24,7 +24,7 @@ from gpu_runtime.exploration.signal_rate import (
 )
 
 WORK = Workload(samples=16, most_drafts=1000)
-TIMES = Times(rollout_s=0.5, judging_s=2.0, train_s=1.0, draft_s=1.0, rest_s=3.0, drafters=2)
+TIMES = Times(rollout_s=0.5, judging_s=2 / 16, train_s=1.0, draft_s=1.0, rest_s=3.0, drafters=2)
 RANDOM, CHOSEN = Contrast(0.25, 0.4), Contrast(1.0, 0.5)
 
 
@@ -79,14 +79,14 @@ def test_drafts_trained_on_save_rollouts_and_the_wait_for_their_scores():
 def test_drafts_trained_on_shorten_their_window_until_it_agrees_with_them():
     """Of 32 samples each draft saves a second's judging, 30 s of training follow, and a draft takes 2 s:
     d = (32 - d + 30) / 2."""
-    times = replace(TIMES, judging_s=32.0, train_s=30 / 32, draft_s=2.0, drafters=1)
+    times = replace(TIMES, judging_s=1.0, train_s=30 / 32, draft_s=2.0, drafters=1)
     found = predict_drafting(Workload(32, 256), times, RANDOM, lambda drafts: CHOSEN)
     assert found.drafts == pytest.approx(62 / 3, rel=1e-4)
 
 
 def test_scorers_that_are_waited_for_judge_drafts_only_in_the_training_after_it():
     """They take two seconds a sample, so ten of training hold the judging of five drafts."""
-    times = replace(TIMES, judging_s=64.0, train_s=10 / 32, draft_s=0.1, drafters=10)
+    times = replace(TIMES, judging_s=2.0, train_s=10 / 32, draft_s=0.1, drafters=10)
     found = predict_drafting(Workload(32, 256), times, RANDOM, lambda drafts: CHOSEN, 1.0)
     assert found.drafts == pytest.approx(5)
     # The monitor's re-scores are judged, too.
@@ -102,7 +102,7 @@ def test_scorers_that_are_waited_for_judge_drafts_only_in_the_training_after_it(
 
 
 def test_training_begun_beside_the_rollout_shortens_what_follows():
-    begun = replace(TIMES, beside_s=4.0)
+    begun = replace(TIMES, beside_s=4 / 16)
     assert predict_plain(WORK, begun, CHOSEN).iteration_s == pytest.approx(3 + 8 + 2 + 16 - 4)
     # A quarter is rolled out, and so is a quarter of what trains beside it.
     found = predict_drafting(replace(WORK, most_drafts=12), begun, RANDOM, lambda drafts: CHOSEN)
@@ -174,8 +174,8 @@ def test_none_below_plain_is_preferred_and_dearer_training_takes_longer(
     def fits(drafts: float, contrast: Contrast, rolled: float) -> bool:
         """True if devices make them in the window, and scorers judge them after the rollout's samples."""
         training_s = times.train_s * work.trained(contrast)
-        window_s = times.judging_s * rolled / 64 + training_s
-        judged = drafts * times.judging_s / 64 <= training_s * (1 + 1e-5)
+        window_s = times.judging_s * rolled + training_s
+        judged = drafts * times.judging_s <= training_s * (1 + 1e-5)
         return judged and drafts * times.draft_s <= times.drafters * window_s * (1 + 1e-5)
 
     if ends:

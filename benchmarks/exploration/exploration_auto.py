@@ -1,0 +1,294 @@
+"""Whether `exploration.strategy=auto` is ever worse than a strategy that is set, on several tasks and fleets.
+
+    python -m benchmarks.exploration_auto [--seeds 4] [--cases ...] [--after COMMIT] [--keep]
+
+A case is a task, a fleet and what a sample costs there. Its fixed arms follow `plain`, `stale` and
+`off_policy` with the settings that `auto` has: the same learning rate, warm-up and explored prompts. Curves
+are measured, as in `benchmarks.exploration`; their seconds are modelled, iteration by iteration, from their
+counts (`modelled_fleet.times_with_window`). `auto` decides by these modelled times, so it has a curve of its
+own in each case, and fixed arms have one for all cases of a task.
+
+A run seed reaches the target, `SHARE` of the median gain with which `plain` ends, where its rising curve
+does. One that never does counts as if it did at its end in the arm compared with, and as never in `auto`.
+`against_plain` is the time of `plain` over that of `auto`, `against_best_fixed` that of the fixed arm that
+takes least in the case, which no user knows before a run. `look_share` is the processor time of the looks over
+that of the driver and devices.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.exploration.arms import Recipe, arm_config
+from benchmarks.exploration.curve_store import add_after_option, commits_since, curve_name
+from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
+from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.modelled_fleet import MIXED, Costs, Fleet, public_costs, times_with_window
+from benchmarks.exploration.summary import ratio_of_medians
+from benchmarks.report import finish, options
+from gpu_runtime.exploration.plan import Note
+from gpu_runtime.exploration.registry import StrategyPlugin
+from gpu_runtime.exploration.strategies.auto import Auto
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
+from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
+from storage.config.run_config import RunConfig
+from storage.config.section import Section
+
+SHARE = 0.75
+"""Share of plain's gain that is the target."""
+
+ITERATIONS = 20
+"""Iterations of a curve."""
+
+RECIPE = Recipe(3e-4, 8)
+"""Learning rate and warm-up of every arm: the ones tuned for `off_policy` on graded texts."""
+
+ON_THE_CPU = Costs(rollout=0.0125, draft=0.0124, score=0.0088, train=0.0253, driver=0.019, planning=0.123)
+"""Seconds of one core, as `benchmarks.exploration --task ocr-graded` has measured them."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task on a fleet.
+
+    Attributes:
+        task: name of the task.
+        fleet: devices that the seconds of one core are placed on.
+        costs: costs of the samples.
+    """
+
+    task: str
+    fleet: Fleet
+    costs: Costs
+
+
+CASES = {
+    "graded texts": Case("ocr-graded", MIXED, ON_THE_CPU),
+    "graded texts, one spot device": Case("ocr-graded", Fleet(8, 1, trainers=8), ON_THE_CPU),
+    "exact texts": Case("ocr", MIXED, ON_THE_CPU),
+    "exact texts, rollout-bound": Case("ocr", MIXED, public_costs(0.15)),
+    "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65)),
+    "exact shapes": Case("shapes", MIXED, ON_THE_CPU),
+}
+"""By name. The costs that are not this CPU's give training's share of an iteration without exploration."""
+
+FIXED = {"plain": "plain_nft_shared", "stale": "stale_32", "off_policy": "off_policy_32"}
+"""Arms of `benchmarks.exploration`, by strategy."""
+
+_LOOK = re.compile(r"the look took ([\d.e-]+) s")
+
+
+class CaseName(Section):
+    """Options of `PLACED`."""
+
+    case: str
+    """One of `CASES`, whose times it decides by."""
+
+
+class PlacedAuto(Auto):
+    """`auto` in a process whose devices take turns, deciding by the times of a case's fleet.
+
+    Args:
+        chosen: the case.
+    """
+
+    def __init__(self, chosen: CaseName) -> None:
+        super().__init__()
+        self._case = CASES[chosen.case]
+
+    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
+        """Decide by the fleet's times, and note the processor time of it."""
+        seeds, in_turn = evidence.seeds, evidence.times
+        if seeds is None or in_turn is None:
+            return super().after_training(iteration, evidence)
+        fleet, updates = self._case.fleet, seeds.config.algorithm.updates_per_iteration
+        placed = replace(
+            evidence,
+            times=times_with_window(
+                seeds.rolled, seeds.drafts or 0, in_turn.trained, self._case.costs, fleet, updates
+            ),
+            seeds=replace(seeds, drafters=fleet.devices - fleet.trainers),
+        )
+        began_s = time.thread_time()
+        notes = super().after_training(iteration, placed)
+        return (*notes, ("look", f"the look took {time.thread_time() - began_s:.3g} s"))
+
+
+PLACED = StrategyPlugin(PlacedAuto, CaseName)
+
+
+def auto_config(name: str, run_seed: int) -> RunConfig:
+    """Return the configuration of a case's curve of `auto`: that of `off_policy`, but for the strategy."""
+    config = arm_config(CASES[name].task, FIXED["off_policy"], run_seed, RECIPE)
+    chosen = {"strategy": "benchmarks.exploration.exploration_auto:PLACED", "options": {"case": name}}
+    return config.model_copy(update={"exploration": config.exploration.model_copy(update=chosen)})
+
+
+def fixed_config(name: str, strategy: str, run_seed: int) -> RunConfig:
+    """Return the configuration of a fixed arm of a case."""
+    return arm_config(CASES[name].task, FIXED[strategy], run_seed, RECIPE)
+
+
+def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int], CurveWanted]:
+    """Return the curves of some cases by case, strategy and run seed, run seed by run seed."""
+    wanted = {}
+    for run_seed in range(seeds):
+        for name in names:
+            for strategy in (*FIXED, "auto"):
+                config = (
+                    auto_config(name, run_seed)
+                    if strategy == "auto"
+                    else fixed_config(name, strategy, run_seed)
+                )
+                kept_as = FIXED.get(strategy, "auto")
+                wanted[name, strategy, run_seed] = CurveWanted(
+                    curve_name(kept_as, config, ITERATIONS, 1), config, ITERATIONS
+                )
+    return wanted
+
+
+def elapsed_s(curve: Curve, case: Case, config: RunConfig) -> list[float]:
+    """Return the modelled seconds after each iteration of a curve, 0 before the first.
+
+    Args:
+        curve: counts of the run.
+        case: fleet and costs.
+        config: settings of the run.
+    """
+    algorithm = config.algorithm
+    trained = curve.trained or [
+        (algorithm.prompts_per_iteration - dropped) * algorithm.group_size for dropped in curve.dropped
+    ]
+    whole_s = [
+        times_with_window(*counts, case.costs, case.fleet, algorithm.updates_per_iteration).whole_s
+        for counts in zip(curve.rollouts, curve.drafts, trained, strict=True)
+    ]
+    return [0.0, *np.cumsum(whole_s).tolist()]
+
+
+def gains_of(curve: Curve, config: RunConfig) -> list[float]:
+    """Return what each evaluation gains over the untouched model, in what is learned from."""
+    values = curve.score if config.reward.signal == "graded" else curve.exact
+    return [value - values[0] for value in values]
+
+
+def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Any]:
+    """Return the figures of a case.
+
+    Args:
+        name: name of the case.
+        curves: by strategy and run seed; run seeds that lack a strategy are left out.
+    """
+    case = CASES[name]
+    run_seeds = sorted(set.intersection(*(set(members) for members in curves.values())))
+    configs = {
+        strategy: auto_config(name, 0) if strategy == "auto" else fixed_config(name, strategy, 0)
+        for strategy in curves
+    }
+    gains = {
+        strategy: {seed: gains_of(members[seed], configs[strategy]) for seed in run_seeds}
+        for strategy, members in curves.items()
+    }
+    target = SHARE * statistics.median(end_of(gains["plain"][seed]) for seed in run_seeds)
+    if target <= 0:
+        return {"run_seeds": len(run_seeds), "target_gain": round(target, 4)}
+
+    def seconds(strategy: str, never_s: float | None) -> list[float]:
+        """Return each run seed's seconds to the target; `never_s`, or else its end, where it misses it."""
+        found = []
+        for seed in run_seeds:
+            curve = curves[strategy][seed]
+            clock_s = elapsed_s(curve, case, configs[strategy])
+            at = reached_at(curve.iterations, gains[strategy][seed], target)
+            if at is not None:
+                found.append(float(np.interp(at, range(len(clock_s)), clock_s)))
+            else:
+                found.append(clock_s[-1] if never_s is None else never_s)
+        return found
+
+    ours = seconds("auto", math.inf)
+    medians = {strategy: statistics.median(seconds(strategy, math.inf)) for strategy in FIXED}
+    best = min(medians, key=lambda strategy: medians[strategy])
+    looks = [_looks_s(curves["auto"][seed]) for seed in run_seeds]
+    whole = [_worked_s(curves["auto"][seed]) for seed in run_seeds]
+    return {
+        "run_seeds": len(run_seeds),
+        "target_gain": round(target, 4),
+        "against_plain": ratio_of_medians(seconds("plain", None), ours),
+        "best_fixed": best,
+        "against_best_fixed": ratio_of_medians(seconds(best, None), ours),
+        "seconds_to_target": {
+            name: None if math.isinf(value) else round(value, 2)
+            for name, value in {**medians, "auto": statistics.median(ours)}.items()
+        },
+        "look_share": round(sum(looks) / sum(whole), 5),
+        "decisions": [
+            [note for note in curves["auto"][seed].notes if "from here on" in note] for seed in run_seeds
+        ],
+    }
+
+
+def summarise(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures over all cases that have a target."""
+    measured = {name: one for name, one in cases.items() if "against_plain" in one}
+    plain = {name: one["against_plain"] for name, one in measured.items()}
+    return {
+        "worst_against_best_fixed": min(one["against_best_fixed"]["median"] for one in measured.values()),
+        "median_against_plain": round(statistics.median(one["median"] for one in plain.values()), 3),
+        "worst_against_plain": min(one["median"] for one in plain.values()),
+        "wholly_below_plain": [name for name, one in plain.items() if one["high"] < 1],
+        "look_share": max(one["look_share"] for one in measured.values()),
+        "tasks": len(measured),
+        "cases": cases,
+    }
+
+
+def _looks_s(curve: Curve) -> float:
+    return sum(float(found[1]) for note in curve.notes if (found := _LOOK.search(note)))
+
+
+def _worked_s(curve: Curve) -> float:
+    return sum(curve.driver_s) + sum(curve.seconds.values())
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = options(__doc__)
+    parser.add_argument("--seeds", type=int, default=4, help="run seeds of each arm")
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
+    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
+    add_after_option(parser)
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    earlier = commits_since(arguments.after)
+    curves: dict[str, dict[str, dict[int, Curve]]] = {}
+    wanted = curves_wanted(arguments.cases, arguments.seeds)
+    for task in dict.fromkeys(CASES[name].task for name in arguments.cases):
+        store = curve_store(f"exploration-{task}", arguments.commit, earlier)
+        mine = {key: want for key, want in wanted.items() if CASES[key[0]].task == task}
+        # Cases of a task share the curves of its fixed arms.
+        once = {want.name: want for want in mine.values()}
+        made = make_curves(store, once, 0 if arguments.as_is else arguments.jobs)
+        for (name, strategy, seed), want in mine.items():
+            members = curves.setdefault(name, {}).setdefault(strategy, {})
+            if want.name in made:
+                members[seed] = made[want.name]
+        if arguments.keep:
+            store.keep()
+    cases = {name: case_figures(name, members) for name, members in curves.items() if all(members.values())}
+    figures = {"curves_after": arguments.after, **summarise(cases)}
+    finish("exploration_auto", figures, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,8 +11,8 @@ own in each case, and fixed arms have one for all cases of a task.
 A run seed reaches the target, `SHARE` of the median gain with which `plain` ends, where its rising curve
 does. One that never does counts as if it did at its end in the arm compared with, and as never in `auto`.
 `against_plain` is the time of `plain` over that of `auto`, `against_best_fixed` that of the fixed arm that
-takes least in the case, which no user knows before a run. `look_share` is the processor time of the looks over
-that of the driver and devices.
+takes least in the case, which no user knows before a run. `look_share` is the processor time of the looks
+over that of the driver and devices.
 """
 
 from __future__ import annotations

@@ -274,8 +274,8 @@ def _shared_steps(config: RunConfig, gpu: Gpu, alone: StepTime) -> tuple[StepTim
 
 
 def _decoding(config: RunConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
-    """Return the time to decode an image, in float32: between tensor cores with TF32 and none."""
-    operations = model.decoding * (config.model.height or OWN_SIDE) * (config.model.width or OWN_SIDE)
+    """Return the time to decode a sample, in float32: between tensor cores with TF32 and none."""
+    operations = model.decoding * model.pixels(config.model)
     tensor_cores = gpu.peak / 2
     return Quantity.counted(
         operations / (tensor_cores * gpu.share[1]),

@@ -43,15 +43,18 @@ SOURCES = tuple(
 
 _GUIDANCE = {
     "qwen-image": 4.0, "qwen-image-edit": 4.0, "qwen-image-edit-plus": 4.0, "sd3.5": 4.5, "flux": 3.5,
-    "flux-kontext": 2.5, "z-image": 3.0, "flux2-klein": 4.0, "wan2.2": 5.0,
+    "flux-kontext": 2.5, "z-image": 3.0, "flux2-klein": 4.0, "sana": 4.5, "wan2.2": 5.0,
 }  # fmt: skip
 TEXT_LENGTH = {"qwen-image-edit": 256, "qwen-image-edit-plus": 256}
 """128 of the others; the tiny tokenizer cuts the longer templates of these into more tokens."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"qwen-image-edit-plus": {"images": 2}}
 
-CLIP = {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5}
-"""Size of a clip: two latent frames of 4 x 6."""
+SIZES: dict[str, dict[str, int]] = {
+    "sana": {"height": 2 * SIDE, "width": 2 * SIDE},  # its pipeline divides by 32
+    "wan2.2": {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5},  # two latent frames of 4 x 6
+}
+"""Sizes of the families that do not make images of `SIDE`."""
 
 EXACT = 1e-4
 """Largest difference of latents, float32."""
@@ -68,7 +71,7 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
             "guidance": _GUIDANCE[family], "negative_prompt": negative,
             "text_length": TEXT_LENGTH.get(family, 128), "options": OPTIONS.get(family, {}),
-            **(CLIP if family == "wan2.2" else {}),
+            **SIZES.get(family, {}),
         },
         "sampling": {
             "rollout_steps": STEPS, "evaluate_steps": STEPS, "window_size": 2,
@@ -164,6 +167,8 @@ def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]
         arguments["num_frames"] = config.model.frames
     if family.startswith("qwen-image"):
         arguments = {"true_cfg_scale": config.model.guidance}
+    if family == "sana":  # else it takes one of its own sizes, and scales the image
+        arguments["use_resolution_binning"] = False
     if family == "z-image":  # it counts from 0
         arguments = {"guidance_scale": config.model.guidance - 1}
     if family not in _NO_NEGATIVE:

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from diffusers import (
+    AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
+    DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Transformer2DModel,
@@ -27,6 +29,8 @@ from diffusers import (
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
     UniPCMultistepScheduler,
@@ -44,6 +48,8 @@ from transformers import (
     CLIPTextModel,
     CLIPTextModelWithProjection,
     CLIPTokenizer,
+    Gemma2Config,
+    Gemma2Model,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Tokenizer,
@@ -328,6 +334,46 @@ def _z_image() -> Any:
     )  # fmt: skip
 
 
+def _sana() -> Any:
+    tokenizer = _bpe_tokenizer()
+    encoder: Any = Gemma2Config
+    vae: Any = AutoencoderDC  # its annotations are of tuples
+    return SanaPipeline(
+        tokenizer=tokenizer,
+        text_encoder=_lively(
+            Gemma2Model(
+                encoder(
+                    vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
+                    num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                    query_pre_attn_scalar=16,
+                )
+            )
+        ),
+        vae=_lively(
+            vae(
+                latent_channels=LATENT, attention_head_dim=8,
+                encoder_block_types=("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+                decoder_block_types=("ResBlock", "EfficientViTBlock", "EfficientViTBlock"),
+                encoder_block_out_channels=(8, 8, 16), decoder_block_out_channels=(8, 8, 16),
+                encoder_layers_per_block=(1, 1, 1), decoder_layers_per_block=(1, 1, 1),
+                encoder_qkv_multiscales=((), (5,), (5,)), decoder_qkv_multiscales=((), (5,), (5,)),
+                scaling_factor=0.41, downsample_block_type="Conv", upsample_block_type="interpolate",
+            )
+        ),
+        # Of first order, as steps are here.
+        scheduler=DPMSolverMultistepScheduler(
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0, solver_order=1,
+        ),
+        transformer=_lively(
+            SanaTransformer2DModel(
+                in_channels=LATENT, out_channels=LATENT, num_attention_heads=2, attention_head_dim=16,
+                num_layers=2, num_cross_attention_heads=2, cross_attention_head_dim=16,
+                cross_attention_dim=WIDTH, caption_channels=WIDTH, sample_size=32,
+            )
+        ),
+    )  # fmt: skip
+
+
 def _wan() -> Any:
     tokenizer = _t5_tokenizer()
     kind: Any = UniPCMultistepScheduler  # the pipeline's annotation names another one than its models have
@@ -367,5 +413,6 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "flux2-klein": _flux2_klein,
     "flux-kontext": partial(_flux, FluxKontextPipeline),
     "z-image": _z_image,
+    "sana": _sana,
     "wan2.2": _wan,
 }

@@ -27,8 +27,8 @@ class StepTimes:
     Attributes:
         sigma_B: noise level before the step, in (0, 1].
         sigma_next_B: noise level after it, in [0, sigma).
-        sigma_guard_B: sigma, or the schedule's second value where sigma is 1: the SDE's
-            coefficient sigma / (1 - sigma) is infinite there.
+        sigma_guard_B: sigma, or the schedule's second value at the first step, where sigma is 1 or almost:
+            the SDE's coefficient sigma / (1 - sigma) is infinite there, or nearly so.
     """
 
     sigma_B: torch.Tensor
@@ -37,9 +37,9 @@ class StepTimes:
 
     @classmethod
     def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
-        """Read a schedule of shape (T + 1,), from 1 to 0, at denoising steps of any shape."""
+        """Read a schedule of shape (T + 1,), from about 1 to 0, at denoising steps of any shape."""
         sigma_B = sigmas[step_B]
-        guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
+        guard_B = torch.where(step_B == 0, sigmas[1], sigma_B)
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
 
     def to(self, device: torch.device) -> StepTimes:

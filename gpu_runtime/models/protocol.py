@@ -122,7 +122,7 @@ class DiffusionModel(Protocol):
         ...
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """Return the family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
+        """Return the family's noise schedule: float64, shape (steps + 1,), falling from about 1 to 0."""
         ...
 
 

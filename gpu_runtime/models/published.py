@@ -10,6 +10,7 @@ operations by torch's counter at 512x512.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,10 @@ class Architecture:
         single: blocks in which they share them.
         image_only, text_only: blocks that only one of them passes.
         dual: blocks with a second attention, of the image alone.
+        cross: blocks that the image passes alone, with a cross-attention to the text.
+        linear_head: width of a head where the attention of these is linear; 0 where it compares all tokens.
         channels: numbers of an image token outside.
-        text_width: numbers of a text token as the encoder gives it.
+        text_width: numbers of a text token as the encoder gives it, and those inside its projection.
         feed_forward: weights of a stream's feed-forward, per squared width.
         modulation: weights of the modulations, per squared width, where blocks share them or have small ones;
             None if each block computes its own at full width.
@@ -66,16 +69,18 @@ class Architecture:
     image_only: int = 0
     text_only: int = 0
     dual: int = 0
+    cross: int = 0
+    linear_head: int = 0
     channels: int = 64
     text_width: int = 4096
-    feed_forward: int = 8
+    feed_forward: float = 8
     modulation: int | None = None
     ends_in_image: bool = False
 
     @property
     def blocks(self) -> int:
         """Blocks that an image token passes."""
-        return self.double + self.single + self.image_only
+        return self.double + self.single + self.image_only + self.cross
 
     @property
     def numbers(self) -> float:
@@ -83,7 +88,8 @@ class Architecture:
         squared = self.width**2
         streams = 2 * self.double + self.single + self.image_only + self.text_only
         edges = self.width * (2 * self.channels + self.text_width)
-        return squared * (self._of_stream * streams + 4 * self.dual + self._modulation) + edges
+        crossing = self.cross * (8 + self.feed_forward)
+        return squared * (self._of_stream * streams + 4 * self.dual + crossing + self._modulation) + edges
 
     @property
     def _modulation(self) -> int:
@@ -92,13 +98,19 @@ class Architecture:
         return 12 * self.double + 3 * (self.single + self.dual)
 
     @property
-    def _of_stream(self) -> int:
+    def _of_stream(self) -> float:
         return 4 + self.feed_forward
+
+    def _crossing_adapters(self, feed_forward: bool) -> float:
+        """Return the numbers in and out of the layers with adapters of an image token in `cross` blocks."""
+        # Where attention is linear, the feed-forward consists of convolutions, which have none.
+        return self.cross * (12 + (2 + self.feed_forward) * (feed_forward and not self.linear_head))
 
     def adapters(self, rank: int, feed_forward: bool) -> float:
         """Return the weights of LoRA on all linear layers of attention, and of the feed-forward if asked."""
         streams = 2 * self.double + self.single + self.image_only + self.text_only
-        return rank * self.width * ((8 + 10 * feed_forward) * streams + 8 * self.dual)
+        crossing = self._crossing_adapters(feed_forward) + 4 * self.cross
+        return rank * self.width * ((8 + 10 * feed_forward) * streams + 8 * self.dual + crossing)
 
     def operations(
         self,
@@ -121,16 +133,21 @@ class Architecture:
         passed = streams * tokens + self.image_only * image_tokens + self.text_only * text_tokens
         # Queries, keys, values and output are 4 of width x width; then the feed-forward.
         linear = 2 * squared * (self._of_stream * passed + 4 * self.dual * image_tokens)
+        linear += 2 * squared * self.cross * ((6 + self.feed_forward) * image_tokens + 2 * text_tokens)
         if self.ends_in_image:
             linear -= 2 * (1 + self.feed_forward) * squared * text_tokens
         pairs = streams * tokens**2 + (self.dual + self.image_only) * image_tokens**2
+        compared = self.linear_head + 1 if self.linear_head else image_tokens
+        pairs += self.cross * image_tokens * (compared + text_tokens)
         attention = 4 * self.width * (pairs + self.text_only * text_tokens**2)
         modulation = 2 * squared * (self._modulation + 3) + 2 * _TIME_WIDTH * self.width
         output = 2 * image_tokens * self.channels * self.width
         edges = 2 * output + 2 * text_tokens * self.text_width * self.width
         forward = linear + attention + modulation + edges
         # An adapter of a linear layer: in x rank and rank x out.
-        adapters = 2 * rank * self.width * ((8 + 10 * feed_forward) * passed + 8 * self.dual * image_tokens)
+        adapted = (8 + 10 * feed_forward) * passed + 8 * self.dual * image_tokens
+        adapted += self._crossing_adapters(feed_forward) * image_tokens + 4 * self.cross * text_tokens
+        adapters = 2 * rank * self.width * adapted
         # Through a matrix product once to its input, and once more to its weight if that is trained. Nothing
         # trained stands before the modulations and the edges but in full training; the output's input counts.
         backward = linear + 2 * attention + output + 2 * adapters
@@ -166,6 +183,8 @@ class PublishedModel:
         more_text: text tokens that come on top of them.
         cuts_padding: True if only the tokens of a prompt pass the transformer.
         takes_negative: True if guidance takes a second pass.
+        side: side of an image token in pixels.
+        frames: frames of a clip in a latent frame; 0 of images.
         seen: text tokens that the encoder makes of each source image; 0 in families that edit none.
         vae: weights of the VAE.
         decoding: operations of decoding, for each pixel.
@@ -183,6 +202,8 @@ class PublishedModel:
     more_text: int = 0
     cuts_padding: bool = False
     takes_negative: bool = True
+    side: int = 16
+    frames: int = 0
     seen: int = 0
 
     def passes(self, settings: ModelConfig) -> int:
@@ -192,17 +213,20 @@ class PublishedModel:
     def tokens(self, settings: ModelConfig) -> tuple[int, int]:
         """Return the image and text tokens of a sample."""
         height, width = settings.size
-        image = height // _PIXELS * (width // _PIXELS)
+        image = height // self.side * (width // self.side)
+        image *= (settings.clip_frames - 1) // self.frames + 1 if self.frames else 1
         text = self.text_length if self.cuts_padding else settings.text_length or self.text_length
         sources = source_count(settings) if self.seen else 0
         return (1 + sources) * image, text + self.more_text + sources * self.seen
 
+    def pixels(self, settings: ModelConfig) -> int:
+        """Return the pixels of a sample, which are decoded."""
+        return math.prod(settings.size) * (settings.clip_frames if self.frames else 1)
 
-_PIXELS = 16
-"""Side of an image token in pixels, in all of them: the VAE divides by 8, the transformer's patch by 2."""
 
-_CLIP, _BIG_CLIP, _T5 = 0.124e9, 0.695e9, 4.762e9
-"""Weights of CLIP ViT-L/14's text encoder, of OpenCLIP ViT-bigG/14's, and of T5 v1.1 XXL's encoder."""
+_CLIP, _BIG_CLIP, _T5, _UMT5, _GEMMA = 0.124e9, 0.695e9, 4.762e9, 5.681e9, 2.614e9
+"""Weights of CLIP ViT-L/14's text encoder, of OpenCLIP ViT-bigG/14's, of T5 v1.1 XXL's and of UMT5 XXL's
+encoder, and of Gemma 2 2B."""
 
 _KL_VAE, _KL_DECODING = 83.8e6, 9.6e6
 _STABLE_DIFFUSION_3: Mapping[str, Any] = {"joint_attention_dim": 4096, "qk_norm": "rms_norm"}
@@ -270,6 +294,19 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
     "flux2-klein": (
         _flux2_klein("4B", width=3072, double=5, single=20, encoder=4.02e9),
         _flux2_klein("9B", width=4096, double=8, single=24, encoder=8.19e9),
+    ),
+    "sana": (
+        PublishedModel(
+            "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
+            # 7.5 and a depthwise convolution of 3x3 over five widths.
+            Architecture(
+                2240, cross=20, linear_head=32, channels=32, text_width=2304 + 2240, modulation=4,
+                feed_forward=7.5 + 45 / 2240,
+            ),
+            "SanaTransformer2DModel",
+            {},
+            text_length=300, side=32, vae=312.3e6, decoding=8.0e6, encoders=_GEMMA,
+        ),
     ),
     "z-image": (
         PublishedModel(

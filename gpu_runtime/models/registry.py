@@ -233,6 +233,7 @@ _FAMILIES = {
     "flux-kontext": pipeline_family(
         "gpu_runtime.models.families.flux_kontext", "FluxKontextModel", edits=True
     ),
+    "sana": pipeline_family("gpu_runtime.models.families.sana", "SanaModel"),
     "z-image": pipeline_family("gpu_runtime.models.families.z_image", "ZImageModel"),
     "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True),
 }

@@ -23,7 +23,7 @@ class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein` or `z-image`; `qwen-image-edit`,
+    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; `qwen-image-edit`,
     `qwen-image-edit-plus` or `flux-kontext` to edit images; `wan2.2` for clips; or a plug-in,
     `package.module:Name` (docs/reference/models.md)."""
 

@@ -87,7 +87,7 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here
     image_tokens, text_tokens = model.tokens(config.model)
     batch, settings = config.sampling.batch_size, config.model
-    pixels = math.prod(settings.size)
+    pixels = math.prod(settings.size) * (model.frames or 1)  # a latent frame at a time
     work = WorkNeed.of(transformer, image_tokens, config)
     weights = _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
     trained = weights if work.trains_all else work.adapters_bytes

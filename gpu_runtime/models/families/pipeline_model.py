@@ -24,7 +24,13 @@ from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, ModelError
+
+_BELOW_ONE = 1 - 1e-6
+"""UniPC's first noise level, which stands for 1."""
+
+_ROUNDING = 1e-4
+"""More than a time loses when its noise level is rounded to float32."""
 
 
 class PipelineModel(ABC):
@@ -179,7 +185,7 @@ class PipelineModel(ABC):
         )
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """Return the pipeline's schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
+        """Return the pipeline's schedule for this size: float64, shape (steps + 1,), falling to 0."""
         scheduler = type(self._scheduler).from_config(self._scheduler.config)
         self._set_timesteps(scheduler, steps)
         return scheduler.sigmas.double()
@@ -197,7 +203,7 @@ class PipelineModel(ABC):
             ConfigurationError: if it has more tokens than the limit.
         """
         text = cls._prompt_text(tokenizers, prompt, settings)
-        count = len(tokenizers[cls.TOKENIZERS[-1]](text).input_ids) - cls.DROPPED
+        count = len(tokenizers[cls.TOKENIZERS[-1]](text).input_ids) - cls._dropped(tokenizers)
         limit = settings.text_length or cls.TEXT_LENGTH
         if count > limit:
             raise ConfigurationError(
@@ -234,14 +240,25 @@ class PipelineModel(ABC):
         """Refuse other settings that this family cannot work with; most families refuse none.
 
         Raises:
-            ConfigurationError: if so; with the setting.
+            ConfigurationError, ModelError: if so; with the setting.
         """
-        return
+        scheduler = folder.config("scheduler")
+        flows = scheduler.get("use_flow_sigmas") and scheduler.get("prediction_type") == "flow_prediction"
+        if cls.SCHEDULER is not FlowMatchEulerDiscreteScheduler and not flows:
+            raise ModelError(
+                f"{folder.path / 'scheduler'} is not that of a flow matching model (use_flow_sigmas, "
+                "prediction_type = flow_prediction); name a model as it is published"
+            )
 
     @classmethod
     def _prompt_text(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> str:
         """Return the text of a prompt that the tokenizer gets: in most families the prompt itself."""
         return prompt
+
+    @classmethod
+    def _dropped(cls, tokenizers: Mapping[str, Any]) -> int:
+        """Return how many tokens of every prompt the transformer does not get."""
+        return cls.DROPPED
 
     @classmethod
     def latent_side(cls, vae: Mapping[str, Any]) -> int:
@@ -399,6 +416,11 @@ def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:
     least, most = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
     slope = (most - least) / (high - low)
     return image_tokens * slope + (least - slope * low)
+
+
+def whole_times(sigma_B: torch.Tensor) -> torch.Tensor:
+    """Return noise levels as the whole numbers below 1000 that solvers of other kinds give as times."""
+    return (sigma_B.double().clamp(max=_BELOW_ONE) * 1000 + _ROUNDING).floor().float()
 
 
 def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:

@@ -16,18 +16,11 @@ from diffusers import AutoencoderKLWan, UniPCMultistepScheduler, WanPipeline, Wa
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from transformers import UMT5EncoderModel
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, unmasked
+from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, unmasked, whole_times
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 from storage.errors import ModelError
-
-_TIMES = 1000
-_BELOW_ONE = 1 - 1e-6
-"""UniPC's first noise level, which stands for 1."""
-
-_ROUNDING = 1e-4
-"""More than a time loses when its noise level is rounded to float32."""
 
 
 class WanModel(PipelineModel):
@@ -73,12 +66,7 @@ class WanModel(PipelineModel):
                 f"{settings.path} has two transformers, for high and for low noise, and one is trained here; "
                 "name the dense model, Wan-AI/Wan2.2-TI2V-5B-Diffusers"
             )
-        scheduler = folder.config("scheduler")
-        if not scheduler.get("use_flow_sigmas") or scheduler.get("prediction_type") != "flow_prediction":
-            raise ModelError(
-                f"{folder.path / 'scheduler'} is not that of a flow matching model (use_flow_sigmas, "
-                "prediction_type = flow_prediction); name a Wan model as it is published"
-            )
+        super().check_settings(folder, settings)
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         scheduler.set_timesteps(steps)
@@ -93,11 +81,9 @@ class WanModel(PipelineModel):
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        # Whole numbers, as UniPC gives them. The pipeline repeats the time for each token; one is enough.
-        time_B = (sigma_B.double().clamp(max=_BELOW_ONE) * _TIMES + _ROUNDING).floor()
         velocity_BCThw = self.transformer(
             hidden_states=self._as_box(latents_BSC),
-            timestep=time_B.float(),
+            timestep=whole_times(sigma_B),  # the pipeline repeats it for each token; one is enough
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             return_dict=False,
         )[0]

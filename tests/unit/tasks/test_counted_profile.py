@@ -12,6 +12,7 @@ from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     QwenImageTransformer2DModel,
+    SanaTransformer2DModel,
     SD3Transformer2DModel,
     ZImageTransformer2DModel,
 )
@@ -67,12 +68,20 @@ def z_inputs(width: int) -> dict[str, Any]:
     return {"x": [image], "t": torch.empty(1), "cap_feats": [text]}
 
 
+def sana_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, 32, SIDE, SIDE), "timestep": torch.empty(1),
+        "encoder_hidden_states": torch.empty(1, TEXT, 2304), "encoder_attention_mask": torch.empty(1, TEXT),
+    }  # fmt: skip
+
+
 CLASSES: dict[str, tuple[Any, Any]] = {
     "flux": (FluxTransformer2DModel, flux_inputs),
     "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
     "sd3.5": (SD3Transformer2DModel, sd3_inputs),
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
     "qwen-image-edit-plus": (QwenImageTransformer2DModel, qwen_inputs),
+    "sana": (SanaTransformer2DModel, sana_inputs),
     "z-image": (ZImageTransformer2DModel, z_inputs),
 }
 
@@ -84,7 +93,7 @@ def test_every_counted_family_is_held_against_its_class():
 @pytest.mark.parametrize(
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
-     ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"),
+     ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"), ("sana", "x"),
      ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks.checks import preflight
-from tests.pipeline_reference import family_config
+from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import save_pipeline
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
@@ -166,6 +166,39 @@ def test_a_flux2_klein_is_refused_guidance_it_does_not_take_and_text_it_cannot_m
     encoder.write_text(json.dumps(few))
     plain = run_config(folder, family="flux2-klein", model={"guidance": 1.0})
     assert "has 20 layers, and FLUX.2-klein reads layer 27" in refusal(plain, monkeypatch)
+
+
+def test_a_sana_is_refused_sides_long_text_shared_samples_and_a_noise_schedule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save_pipeline("sana", tmp_path / "model")
+
+    def run(**sections: dict[str, Any]) -> RunConfig:
+        return run_config(folder, family="sana", **sections)
+
+    preflight.check(run())
+    assert outline_model(run().model).sequence_lengths() == (8 * 8, 128)
+    assert "model.height is 30; this model makes images whose sides 4 divides" in refusal(
+        run(model={"height": 30}), monkeypatch
+    )
+    # The instruction before a prompt does not count.
+    words = len(folder_tokens(folder, "a sign number 0"))
+    preflight.check(run(model={"text_length": words + 2}))
+    assert f"model.text_length is {words - 1}: shorten" in refusal(
+        run(model={"text_length": words - 1}), monkeypatch
+    )
+    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
+    assert "sequence parallelism does not know SanaTransformer2DModel; use degree 1" in refusal(
+        shared, monkeypatch
+    )
+    file = folder / "scheduler/scheduler_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_flow_sigmas": False}))
+    assert "is not that of a flow matching model" in refusal(run(), monkeypatch)
+
+
+def folder_tokens(folder: Path, prompt: str) -> list[int]:
+    """Tokens of a text as the pipeline's own tokenizer cuts it."""
+    return own_pipeline("sana", folder).tokenizer(prompt).input_ids
 
 
 def test_a_wan_is_refused_frames_a_second_transformer_and_shared_samples(

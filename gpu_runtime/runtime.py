@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
+from gpu_runtime.dispatch.given_pairs import given_samples
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
@@ -200,7 +202,8 @@ class Runtime:
     def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
 
-        Drafts to train on are used as they are: their seeds are not generated again.
+        Drafts to train on are used as they are: their seeds are not generated again. So are pairs of the
+        prompt file.
 
         Args:
             plan: seeds.
@@ -210,12 +213,14 @@ class Runtime:
         self.enter("rollout", plan.iteration)
         drafts = self._search.kept.of(plan.iteration)
         wanted = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
+        encode = partial(self._fleet.trainers.ask_leader, Worker.encode_pictures)
+        ready = {**drafts, **given_samples(wanted, self._train_by_id, encode)}
         # By prompts, in the order of training: the trainers begin with the first groups.
-        requests = sorted(one for one in wanted if (one.prompt_id, one.seed_index) not in drafts)
+        requests = sorted(one for one in wanted if (one.prompt_id, one.seed_index) not in ready)
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
         self._feed.expect(wanted, self.policy_version)
-        for one in drafts.values():
+        for one in ready.values():
             if one.score is not None:
                 self._feed.note(one.sample, one.score)
         left = self.config.iterations - plan.iteration + 1
@@ -233,7 +238,7 @@ class Runtime:
         rolled = zip(requests, delivered, strict=True)
         made = {(one.prompt_id, one.seed_index): done for one, done in rolled}
         identities = [(one.prompt_id, one.seed_index) for one in wanted]
-        samples = [drafts.get(identity) or made[identity] for identity in identities]
+        samples = [ready.get(identity) or made[identity] for identity in identities]
         return Rollout(plan, self.policy_version, samples)
 
     def reward(self, rollout: Rollout) -> list[Score]:

@@ -19,7 +19,6 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from gpu_runtime.learning.registry import passes_reference, rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
-from storage.config.model import OWN_SIDE
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted
 from storage.text import read_json_model, read_text_file
@@ -338,7 +337,7 @@ def gpu_profile(path: Path, config: RunConfig) -> Profile:
         ConfigurationError: the file is not a result, or has no step of this model and size.
     """
     result, model = read_gpu_result(path), config.model
-    size, height = model.width or OWN_SIDE, model.height or OWN_SIDE
+    height, size = model.size
     if model.family != _FAMILY or size != height:
         raise ConfigurationError(
             f"GPU result {path} is of {_FAMILY} at square sizes, and the run has {model.family} at "
@@ -365,7 +364,7 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
         config: configuration of the run.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
-    size, passes = config.model.width or OWN_SIDE, counted_model(config).passes(config.model)
+    size, passes = config.model.size[1], counted_model(config).passes(config.model)
     found = result.steps(size, config.model.compile)
     # A small batch takes no longer than a large one, which it could be filled up to; single timings say so.
     found = {batch: min(found[other] for other in found if other >= batch) for batch in found}

@@ -78,6 +78,13 @@ class TinyModel:
         pixels = (latents_BSC[..., :3].clamp(-2, 2) + 2) / 4 * 255
         return pixels.round().to(torch.uint8).reshape(-1, GRID[1], GRID[2], 3)
 
+    def encode_images(self, images: Sequence[np.ndarray]) -> torch.Tensor:
+        """Invert `decode`; the channels that it does not show are 0."""
+        pixels = torch.from_numpy(np.stack(images)).reshape(len(images), -1, 3).float()
+        latents_BSC = torch.zeros(len(images), *self.latent_shape)
+        latents_BSC[..., :3] = pixels / 255 * 4 - 2
+        return latents_BSC
+
     def sequence_lengths(self) -> tuple[int, int]:
         """Image and text tokens of a sample."""
         return self.latent_shape[0], TEXT_LENGTH

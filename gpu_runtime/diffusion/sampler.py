@@ -64,7 +64,7 @@ class Sampler:
             evaluate = request.kind is RequestKind.EVALUATE
             purpose = Purpose.EVALUATE_INITIAL if evaluate else Purpose.INITIAL
             latents = normal([stream_of(request)], purpose, 0, shape)[0].numpy()
-            states.append(SampleState(request, 0, start, latents, _empty_trajectory(shape)))
+            states.append(SampleState(request, 0, start, latents, Trajectory.empty(shape)))
         return states
 
     def advance(self, states: Sequence[SampleState], steps: int | None = None) -> list[SampleState]:
@@ -292,15 +292,6 @@ def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _empty_trajectory(shape: tuple[int, int]) -> Trajectory:
-    return Trajectory(
-        np.empty(0, np.int64),
-        np.empty((0, *shape), np.float32),
-        np.empty((0, *shape), np.float32),
-        np.empty(0, np.float32),
-    )
 
 
 def _extend(

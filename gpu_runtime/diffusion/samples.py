@@ -8,6 +8,7 @@ Shape suffixes: W stochastic steps, S tokens, C latent channels, H W pixels.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -28,6 +29,12 @@ class Trajectory:
     before_WSC: np.ndarray
     after_WSC: np.ndarray
     log_prob_W: np.ndarray
+
+    @classmethod
+    def empty(cls, shape: tuple[int, int]) -> Self:
+        """Return a trajectory without steps, for latents of a shape (S, C)."""
+        none = np.empty((0, *shape), np.float32)
+        return cls(np.empty(0, np.int64), none, none, np.empty(0, np.float32))
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def training_samples(
 
     Groups without variance are included if `algorithm.zero_variance_groups` is `train`.
     A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
-    Rewards are the `normalised_sum` of scores' terms, if they have terms, and else the scores' values.
+    Rewards are the `normalised_sum` of scores' terms, if some have terms, and else the scores' values.
 
     Args:
         samples: P * G samples, the groups one after another.
@@ -158,8 +158,11 @@ def training_samples(
         )
     weights = next(([term.weight for term in score.terms] for score in scores if score.terms), [])
     if weights:
-        nothing = [0.0] * len(weights)  # of a dropped group, whose values do not matter
-        term_BK = np.array([[term.value for term in score.terms] or nothing for score in scores], np.float64)
+        # Without terms are pairs of the prompt file, and dropped groups, whose values do not matter.
+        term_BK = np.array(
+            [[term.value for term in score.terms] or [score.value] * len(weights) for score in scores],
+            np.float64,
+        )
         reward_PG = normalised_sum(term_BK.T.reshape(len(weights), *reward_PG.shape), weights)
     drop_equal = algorithm.zero_variance_groups == "drop"
     advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P, drop_equal)

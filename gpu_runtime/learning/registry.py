@@ -34,6 +34,7 @@ class ObjectivePlugin:
         title: name of the method in texts; empty for the name in the settings.
         clips_ratio: True if it clips the ratio of new to old probabilities.
         needs_reference: True if it needs the reference policy, whatever `algorithm.kl_weight` is.
+        takes_pairs: True if it can train on two pictures of a prompt file, of which one is preferred.
         rows: function of the settings and options that returns the rows of a sample in training, on average.
         check: function that refuses settings that do not fit its options; raises `ConfigurationError`.
     """
@@ -43,6 +44,7 @@ class ObjectivePlugin:
     title: str = ""
     clips_ratio: bool = True
     needs_reference: bool = False
+    takes_pairs: bool = False
     rows: Callable[[RunConfig, Any], float] = lambda config, options: config.sampling.window_size
     check: Callable[[RunConfig, Any], None] = lambda config, options: None
 
@@ -198,6 +200,7 @@ OBJECTIVES = Registry(
             "Diffusion-DPO",
             clips_ratio=False,
             needs_reference=True,
+            takes_pairs=True,
             rows=_dpo_rows,
             check=_check_dpo,
         ),

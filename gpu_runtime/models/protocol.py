@@ -117,6 +117,16 @@ class DiffusionModel(Protocol):
         """
         ...
 
+    def encode_images(self, images: Sequence[np.ndarray]) -> torch.Tensor:
+        """Encode B uint8 RGB images (H, W, 3) to latents (B, S, C), float32; the inverse of `decode`.
+
+        The same image gives the same bits in any list.
+
+        Raises:
+            ConfigurationError: if the family encodes no images.
+        """
+        ...
+
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         ...

@@ -45,6 +45,7 @@ class FamilyPlugin:
         options: model of its `[model.options]`.
         source_size: function for height and width of the image that every prompt must come with, after the
             number of images where there are several; None if the family takes text alone.
+        size: function for height and width of the images that it makes.
         frames: function for the number of frames of its clips; None if it makes images.
     """
 
@@ -58,6 +59,7 @@ class FamilyPlugin:
     prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
     source_size: Callable[[ModelConfig], tuple[int, ...] | None] = lambda settings: None
+    size: Callable[[ModelConfig], tuple[int, int]] = lambda settings: settings.size
     frames: Callable[[ModelConfig], int | None] = lambda settings: None
 
 
@@ -198,9 +200,13 @@ def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
     return lambda prompt: fitting_tokens(prompt, length)
 
 
-def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:
+def _embedded_size(settings: ModelConfig) -> tuple[int, int]:
     model = _embedded_settings(settings)
-    return (model.height, model.width) if model.edits else None
+    return model.height, model.width
+
+
+def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:
+    return _embedded_size(settings) if _embedded_settings(settings).edits else None
 
 
 def _embedded_files(settings: ModelConfig) -> list[Path]:
@@ -254,6 +260,7 @@ FAMILIES = Registry(
             check=_refuse_pipeline_settings,
             prompt_check=_embedded_prompt_check,
             source_size=_embedded_source_size,
+            size=_embedded_size,
         ),
         **_FAMILIES,
     },

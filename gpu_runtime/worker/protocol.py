@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
     from gpu_runtime.learning.objectives.protocol import TrainingSample
     from gpu_runtime.learning.report import TrainingReport
@@ -129,6 +131,8 @@ class Worker(Protocol):
     def set_kl_weight(self, weight: float) -> None: ...
 
     def weights(self) -> WeightState: ...
+
+    def encode_pictures(self, pictures: Sequence[str]) -> np.ndarray: ...
 
     def average_weights(self) -> WeightState: ...
 

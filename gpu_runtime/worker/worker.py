@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import psutil
 import torch
 
@@ -44,6 +45,7 @@ from storage.clock import process_age_s
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import DeviceFaultError, GroupBrokenError, RuntimeFailure
+from storage.prompts.sources import read_picture
 from storage.text import one_line
 
 if TYPE_CHECKING:  # all families of diffusers: seconds that the driver and devices that work alone save
@@ -330,6 +332,14 @@ class DeviceWorker:
     def weights(self) -> WeightState:
         """Return a copy of the weights held."""
         return self._policy.state()
+
+    def encode_pictures(self, pictures: Sequence[str]) -> np.ndarray:
+        """Return the latents of pictures that a prompt file names: float32, shape (B, S, C).
+
+        Raises:
+            PromptFileError: if one cannot be read on this machine.
+        """
+        return self._model.encode_images([read_picture(one) for one in pictures]).cpu().numpy()
 
     def average_weights(self) -> WeightState:
         """Return the moving average of the trained weights, for trainers only; {} on all but the first."""

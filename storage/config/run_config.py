@@ -27,10 +27,11 @@ _MOST_FRAMES = 1024
 
 
 class PromptsConfig(Section):
-    """Prompt files: one prompt a line (.txt), GenEval rows or edits (.jsonl), or a dataset on disk."""
+    """Prompt files: one prompt a line (.txt), GenEval rows, edits or pairs (.jsonl), or a dataset on disk."""
 
     train: str = "builtin:glyphs-train"
-    """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries."""
+    """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries. Rows with
+    `preferred` and `rejected` pictures are trained on as they are, by `dpo` (docs/reference/rewards.md)."""
 
     evaluate: str = "builtin:glyphs-evaluate"
     """Held-out prompts, never trained on."""

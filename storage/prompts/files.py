@@ -1,4 +1,4 @@
-"""Prompt files: a prompt per line (.txt), a GenEval row or edit per line (.jsonl), or a dataset on disk."""
+"""Prompt files: a prompt per line (.txt), a GenEval row, edit or pair (.jsonl), or a dataset on disk."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from storage.text import NOT_TEXT, is_text, read_text_file
 BUILTIN_PREFIX = "builtin:"
 BUILTIN_FOLDER = Path(__file__).resolve().parents[2] / "presets" / "prompts"
 _SUFFIXES = (".txt", ".jsonl")
+
+PAIR = ("preferred", "rejected")
+"""The keys of a row that name two pictures of its prompt, the better one first."""
 
 LONGEST_PROMPT = 10_000
 """The most characters of a prompt; no text encoder accepts a tenth of it."""
@@ -39,6 +42,7 @@ class PromptRecord:
         line: 1-based line of the file, or row of a dataset; for messages.
         source: image that `text` asks to edit: an absolute path or a data URI, or several, one a line; empty
             for none.
+        pair: preferred and rejected picture of the prompt, each named like a source; empty for none.
     """
 
     prompt_id: int
@@ -46,6 +50,7 @@ class PromptRecord:
     metadata: dict[str, Any] = field(default_factory=dict)
     line: int = field(default=0, compare=False)
     source: str = ""
+    pair: tuple[str, ...] = ()
 
     @property
     def tag(self) -> str:
@@ -73,7 +78,7 @@ def resolve_prompt_path(path: str | Path) -> Path:
     if found.suffix not in (*_SUFFIXES, *DATA_SUFFIXES):
         raise PromptFileError(
             f"prompt file {quoted(text)} has suffix {quoted(found.suffix)}; name a .txt file (one prompt a "
-            f"line), a .jsonl file (GenEval rows or edits), a dataset's folder, "
+            f"line), a .jsonl file (GenEval rows, edits or pairs), a dataset's folder, "
             f"{' or '.join(DATA_SUFFIXES)} file, or one of {_builtin_names()}"
         )
     if not os.path.isfile(found):
@@ -114,8 +119,9 @@ def source_files(path: str | Path) -> list[Path]:
     """
     if resolve_prompt_path(path).suffix != ".jsonl":
         return []
-    sources = (source for record in load_prompts(path) for source in record.source.split("\n"))
-    return [Path(source) for source in sources if source and is_file(source)]
+    records = load_prompts(path)
+    named = (one for record in records for one in (*record.source.split("\n"), *record.pair))
+    return [Path(one) for one in named if one and is_file(one)]
 
 
 def load_prompts(path: str | Path) -> list[PromptRecord]:
@@ -181,7 +187,10 @@ def _record(line: str, is_row: bool, folder: Path, where: str, prompt_id: int, n
         return PromptRecord(prompt_id, line, line=number)
     row = _parse_row(line, where)
     source = resolve_source(row["image"], folder, where) if "image" in row else ""
-    return PromptRecord(prompt_id, row["prompt"], row, number, source)
+    pair = tuple(resolve_source(row[key], folder, where, key) for key in PAIR if key in row)
+    if len(pair) == 1:
+        raise PromptFileError(f"{where}: a pair has both {' and '.join(PAIR)}; give the other one, or none")
+    return PromptRecord(prompt_id, row["prompt"], row, number, source, pair)
 
 
 def _parse_row(line: str, where: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Source images that prompts ask to edit, named by a path or carried by the prompt file as a data URI.
+"""Images of a prompt file, to edit or to learn preferences from: named by a path, or carried as a data URI.
 
 Pillow is imported only when an image is read: most runs read none.
 """
@@ -9,6 +9,7 @@ import base64
 import binascii
 import io
 import os
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,40 +37,41 @@ def is_file(source: str) -> bool:
     return not source.startswith(_DATA_PREFIX)
 
 
-def resolve_source(value: Any, folder: Path, where: str) -> str:
-    """Return the source image that a row names: a data URI unchanged, a path as absolute.
+def resolve_source(value: Any, folder: Path, where: str, key: str = "image") -> str:
+    """Return the image that a row names: a data URI unchanged, a path as absolute.
 
     Args:
-        value: value of the row's key `image`; the images of a list are one a line in the result.
+        value: value of the row's key; the images of a list are one a line in the result.
         folder: folder of the prompt file, which a relative path starts from.
         where: file and line, for messages.
+        key: key of the row.
 
     Raises:
         PromptFileError: the value is not text, the data URI is too long or not base64, or there is no such
             file.
     """
-    if isinstance(value, list) and value:
+    if isinstance(value, list) and value and key == "image":
         return "\n".join(resolve_source(each, folder, where) for each in value)
     if not isinstance(value, str) or not value.strip() or not is_text(value) or "\n" in value:
         raise PromptFileError(
-            f"{where}: `image` must be the path of an image or a data URI and {NOT_TEXT}, got {quoted(value)}"
+            f"{where}: `{key}` must be the path of an image or a data URI and {NOT_TEXT}, got {quoted(value)}"
         )
     if not is_file(value):
         if _BASE64 not in value[:64]:
             raise PromptFileError(
-                f"{where}: `image` is a data URI without base64, {quoted(value)}; write it as in "
+                f"{where}: `{key}` is a data URI without base64, {quoted(value)}; write it as in "
                 f"{_PNG_PREFIX}..."
             )
         if len(value) > LONGEST_DATA_URI:
             raise PromptFileError(
-                f"{where}: `image` is a data URI of {len(value):,} characters, above {LONGEST_DATA_URI:,}; "
+                f"{where}: `{key}` is a data URI of {len(value):,} characters, above {LONGEST_DATA_URI:,}; "
                 "write the image to a file and name its path"
             )
         return value
     path = os.path.abspath(folder / os.path.expanduser(value))
     if not os.path.isfile(path):
         raise PromptFileError(
-            f"{where}: no image {quoted(path)}; correct `image`: a path starts at the prompt file's folder"
+            f"{where}: no image {quoted(path)}; correct `{key}`: a path starts at the prompt file's folder"
         )
     return path
 
@@ -106,17 +108,42 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
             "`image`, or set model.options.images where the family has it"
         )
     for each in sources:
-        found_height, found_width = read_source(each).shape[:2]
-        if (found_height, found_width) != (height, width):
-            raise PromptFileError(
-                f"{named(each)} has {found_width} x {found_height} pixels, and the model edits images of "
-                f"{wanted}; scale it, or set model.height and model.width where the family allows other sizes"
-            )
+        _refuse_other_size(each, read_source(each), (height, width), "edits")
+
+
+def check_pair(pair: Sequence[str], size: tuple[int, int]) -> None:
+    """Refuse a preferred and a rejected picture that a model cannot learn from; this reads both.
+
+    Args:
+        pair: both, as from `resolve_source`.
+        size: height and width of the images that the model makes.
+
+    Raises:
+        PromptFileError: one cannot be read or has another size, or they are the same picture.
+    """
+    preferred_HWC, rejected_HWC = (read_picture(one) for one in pair)
+    for source, picture_HWC in zip(pair, (preferred_HWC, rejected_HWC), strict=True):
+        _refuse_other_size(source, picture_HWC, size, "makes")
+    if (preferred_HWC == rejected_HWC).all():
+        raise PromptFileError(
+            f"{named(pair[0])} is `preferred`, and `rejected` is the same picture: nothing can be learned "
+            "from them; drop the row"
+        )
+
+
+def _refuse_other_size(source: str, image_HWC: np.ndarray, size: tuple[int, int], does: str) -> None:
+    height, width = image_HWC.shape[:2]
+    if (height, width) != size:
+        raise PromptFileError(
+            f"{named(source)} has {width} x {height} pixels, and the model {does} images of {size[1]} x "
+            f"{size[0]} pixels; scale it, or set model.height and model.width where the family allows other "
+            "sizes"
+        )
 
 
 @lru_cache(maxsize=_KEPT)
 def read_source(source: str) -> np.ndarray:
-    """Read a source image: uint8 RGB, shape (H, W, 3), not writable; (N, H, W, 3) where there are several.
+    """Read a source as `read_picture`, and keep it for its samples; (N, H, W, 3) where there are several.
 
     Args:
         source: result of `resolve_source`.
@@ -124,14 +151,25 @@ def read_source(source: str) -> np.ndarray:
     Raises:
         PromptFileError: the file is missing, truncated, or not an image, or several differ in size.
     """
+    if "\n" not in source:
+        return read_picture(source)
+    import numpy as np
+
+    images = [read_source(each) for each in source.split("\n")]
+    if len({image.shape for image in images}) > 1:
+        raise PromptFileError("the images of a prompt differ in size; scale them to one")
+    return np.stack(images)
+
+
+def read_picture(source: str) -> np.ndarray:
+    """Read an image: uint8 RGB, shape (H, W, 3), not writable.
+
+    Raises:
+        PromptFileError: the file is missing, truncated, or not an image.
+    """
     import numpy as np
     from PIL import Image, ImageOps
 
-    if "\n" in source:
-        images = [read_source(each) for each in source.split("\n")]
-        if len({image.shape for image in images}) > 1:
-            raise PromptFileError("the images of a prompt differ in size; scale them to one")
-        return np.stack(images)
     try:
         content = Path(source).read_bytes() if is_file(source) else _decoded(source)
         with Image.open(io.BytesIO(content)) as opened:

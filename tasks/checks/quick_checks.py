@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.cluster.address import refuse_silent_address, refuse_unusable_folder
-from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
+from gpu_runtime.exploration.registry import build_explorer, read_strategy_options, strategy_of
 from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
-from gpu_runtime.learning.registry import read_objective_options
+from gpu_runtime.learning.registry import OBJECTIVES, read_objective_options
 from gpu_runtime.models.files.lora_file import check_lora
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
@@ -25,7 +25,7 @@ from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
-from storage.prompts.sources import check_source
+from storage.prompts.sources import check_pair, check_source
 from storage.readers.registry import check_readers
 
 _MOST_PROCESSES_A_CORE = 8
@@ -97,10 +97,12 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         judge.check_files()
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
+    _check_pairs(config, train)
     for setting, prompts in prompt_settings(config, train, evaluate):
         for prompt in prompts:
-            with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
-                scorer.check_prompt(prompt)
+            if prompts is evaluate or not prompt.pair:
+                with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
+                    scorer.check_prompt(prompt)
             with naming(setting, prompt):
                 fits_model(prompt.text)
                 check_source(prompt.source, source_size)
@@ -150,6 +152,41 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
         number = prompt.prompt_id + 1
         place = f" (line {prompt.line})" if prompt.line not in (0, number) else ""
         raise type(error)(f"{setting}, prompt number {number}{place}: {error}{advice}") from error
+
+
+def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
+    """Refuse pairs of pictures that the run's settings or its model do not allow to train on; reads them all.
+
+    Raises:
+        ConfigurationError, PromptFileError: if so.
+    """
+    paired = [prompt for prompt in train if prompt.pair]
+    if not paired:
+        return
+    objective, strategy = config.algorithm.objective, config.exploration.strategy
+    family, setting = family_of(config.model), f"prompts.train = {config.prompts.train!r}"
+    says = f"{setting} has pairs of pictures"
+    if not OBJECTIVES.find(objective).takes_pairs:
+        able = [name for name in OBJECTIVES.names() if OBJECTIVES.find(name).takes_pairs]
+        raise ConfigurationError(
+            f"{says}, and algorithm.objective={objective} learns from scores; set algorithm.objective to "
+            f"{' or '.join(able)}, or drop `preferred` and `rejected`"
+        )
+    if config.algorithm.group_size != 2:
+        raise ConfigurationError(
+            f"{says}, and algorithm.group_size is {config.algorithm.group_size}: a pair is a prompt group of "
+            "two; set it to 2"
+        )
+    if strategy_of(config).drafts:
+        raise ConfigurationError(
+            f"{says}, and exploration.strategy={strategy} drafts samples for each prompt; set it to plain"
+        )
+    if family.frames(config.model) is not None:
+        raise ConfigurationError(f"{says}, and {config.model.family} makes clips; choose another family")
+    size = family.size(config.model)
+    for prompt in paired:
+        with naming(setting, prompt):
+            check_pair(prompt.pair, size)
 
 
 def _check_processes(config: RunConfig) -> list[str]:

@@ -137,10 +137,14 @@ class EmbeddedModel:
         """
         if not self.settings.edits:
             raise ConfigurationError("this model draws from text alone, and a prompt has an `image`; drop it")
-        images = [torch.from_numpy(np.array(source)).to(self.device) for source in sources]
+        images = torch.from_numpy(np.stack(sources)).to(self.device)
+        return replace(self._encoded(prompts), source_BZC=self.encode_images(sources), source_BHWC=images)
+
+    def encode_images(self, images: Sequence[np.ndarray]) -> torch.Tensor:
+        """Encode uint8 RGB images (H, W, 3) to latents (B, S, C), float32."""
         # One by one: the size of a matrix product changes its rounding.
-        latents = torch.cat([self.codec.encode(image_HWC[None]) for image_HWC in images])
-        return replace(self._encoded(prompts), source_BZC=latents, source_BHWC=torch.stack(images))
+        one_by_one = [torch.from_numpy(np.array(image_HWC)).to(self.device)[None] for image_HWC in images]
+        return torch.cat([self.codec.encode(image_1HWC) for image_1HWC in one_by_one])
 
     def _encoded(self, prompts: Sequence[str]) -> Conditioning:
         encoded = text_encoder.encode(prompts, self.settings.text_length, self.settings.text_width)

@@ -5,7 +5,6 @@ Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; Z tokens of 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, packed
+from gpu_runtime.models.families.pipeline_model import PipelineModel
 from gpu_runtime.models.family_options import source_count
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -65,23 +64,14 @@ class EditingPipelineModel(PipelineModel):
     def _encode_pair(self, prompt: str, source: np.ndarray) -> Conditioning:
         images = list(frames_of(source))
         negative = self._encode_with(self.settings.negative_prompt, images) if self._guides else None
-        latents = [packed(self._encode_source(self._signed(image))) for image in images]
+        latents = [self._encoded_image(image) for image in images]
         return replace(
             self._encode_with(prompt, images), source_BZC=torch.cat(latents, dim=1), negative=negative
         )
 
-    def _signed(self, image_HWC: np.ndarray) -> torch.Tensor:
-        """Return an image as the VAE takes it: in [-1, 1], (1, 3, H, W)."""
-        pixels_1CHW = torch.tensor(image_HWC, device=self.device).permute(2, 0, 1)[None].float() / 255
-        return 2 * pixels_1CHW - 1
-
     def _encode_with(self, prompt: str, images: Sequence[np.ndarray]) -> Conditioning:
         """Return one row of text; most encoders do not see the images."""
         return self._encode(prompt)
-
-    @abstractmethod
-    def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
-        """Return latents of an image in [-1, 1], as the transformer takes them: (1, C/4, rows, columns)."""
 
     def _encoded_negative(self) -> None:
         """Return None: each sample has its own, which may depend on the image."""

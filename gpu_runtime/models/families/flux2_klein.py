@@ -17,7 +17,7 @@ from diffusers import AutoencoderKLFlux2, Flux2KleinPipeline, Flux2Transformer2D
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from transformers import Qwen3ForCausalLM
 
-from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, unmasked
+from gpu_runtime.models.families.pipeline_model import PipelineModel, chat_message, packed, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -94,7 +94,15 @@ class Flux2KleinModel(PipelineModel):
         scheduler.set_timesteps(sigmas=even, mu=compute_empirical_mu(self._schedule_tokens(), steps))
 
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        mean_C, deviation_C = self._latents_scale()
+        return self.vae.decode(self._picture(latents_BSC * deviation_C + mean_C), return_dict=False)[0]
+
+    def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
+        mean_C, deviation_C = self._latents_scale()
+        tokens = packed(self.vae.encode(pixels).latent_dist.mode())
+        return self._picture((tokens - mean_C) / deviation_C)
+
+    def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and deviation of each channel of a token."""
         norm = self.vae.bn
-        deviation_C = torch.sqrt(norm.running_var + self.vae.config["batch_norm_eps"])
-        latents = self._picture(latents_BSC * deviation_C + norm.running_mean)
-        return self.vae.decode(latents, return_dict=False)[0]
+        return norm.running_mean, torch.sqrt(norm.running_var + self.vae.config["batch_norm_eps"])

@@ -5,7 +5,6 @@ Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 
 from __future__ import annotations
 
-import torch
 from diffusers import FluxKontextPipeline
 
 from gpu_runtime.models.families.editing_pipeline import EditingPipelineModel
@@ -16,8 +15,3 @@ class FluxKontextModel(EditingPipelineModel, FluxModel):
     """The `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` of FLUX.1 Kontext."""
 
     PIPELINE = FluxKontextPipeline
-
-    def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
-        config = self.vae.config
-        latents = self.vae.encode(pixels_1CHW).latent_dist.mode()
-        return (latents - config["shift_factor"]) * config["scaling_factor"]

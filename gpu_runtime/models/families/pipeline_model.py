@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
@@ -177,6 +178,19 @@ class PipelineModel(ABC):
         """
         return torch.cat([self._pixels(latents_BSC[row : row + 1]) for row in range(len(latents_BSC))])
 
+    @torch.no_grad()
+    def encode_images(self, images: Sequence[np.ndarray]) -> torch.Tensor:
+        """Encode uint8 RGB images (H, W, 3) to latents (B, S, C), float32, one by one.
+
+        Raises:
+            ConfigurationError: if the family makes clips.
+        """
+        if self.FRAME_SCALE:
+            raise ConfigurationError(
+                f"{self.settings.family} makes clips and encodes no images; choose another"
+            )
+        return torch.cat([self._encoded_image(image_HWC) for image_HWC in images])
+
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""
         return (
@@ -324,6 +338,19 @@ class PipelineModel(ABC):
             return self.vae.decode(picture * deviation + mean, return_dict=False)[0]
         scaled = picture / config["scaling_factor"] + (config.get("shift_factor") or 0)
         return self.vae.decode(scaled, return_dict=False)[0]
+
+    def _encoded_image(self, image_HWC: np.ndarray) -> torch.Tensor:
+        pixels_1CHW = torch.tensor(image_HWC, device=self.device).permute(2, 0, 1)[None].float() / 255
+        latents = self._encode_picture(2 * pixels_1CHW - 1)
+        return packed(latents) if self.PACKED else as_tokens(latents)
+
+    def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Return the most likely latents of an image in [-1, 1], (1, C, h, w): the inverse of `_decode`."""
+        config, latents = self.vae.config, self.vae.encode(pixels).latent_dist.mode()
+        if config.get("latents_mean"):
+            mean, deviation = self._latents_scale()
+            return (latents - mean) / deviation
+        return (latents - (config.get("shift_factor") or 0)) * config["scaling_factor"]
 
     def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Return latents as the VAE takes them: (B, C, h, w), or (B, C, T, h, w)."""

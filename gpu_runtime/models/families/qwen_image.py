@@ -90,5 +90,8 @@ class QwenImageModel(PipelineModel):
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         return super()._decode(latents_BSC)[:, :, 0]
 
+    def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
+        return super()._encode_picture(pixels[:, :, None])[:, :, 0]
+
     def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         return super()._picture(latents_BSC)[:, :, None]

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from diffusers import QwenImageEditPipeline, QwenImageEditPlusPipeline
 from diffusers.pipelines.qwenimage.pipeline_qwenimage_edit_plus import (
     CONDITION_IMAGE_SIZE,
@@ -100,11 +99,6 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
 
     def _seen(self, image_HWC: np.ndarray) -> Any:
         return image_HWC
-
-    def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
-        latents = self.vae.encode(pixels_1CHW[:, :, None]).latent_dist.mode()
-        mean, std = self._latents_scale()
-        return ((latents - mean) / std)[:, :, 0]
 
 
 class QwenImageEditPlusModel(QwenImageEditModel):

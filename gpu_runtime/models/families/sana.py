@@ -82,3 +82,6 @@ class SanaModel(PipelineModel):
             return_dict=False,
         )[0]
         return as_tokens(velocity_BChw)
+
+    def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.vae.encode(pixels).latent * self.vae.config["scaling_factor"]

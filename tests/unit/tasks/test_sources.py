@@ -1,4 +1,4 @@
-"""Source images of prompts: found, read and refused line by line."""
+"""Source images and pairs of prompts: found, read and refused line by line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from PIL import Image
 
 from storage.errors import PromptFileError
 from storage.prompts.files import load_prompts, prompt_of, source_files
-from storage.prompts.sources import LONGEST_DATA_URI, as_data_uri, check_source, read_source, thumbnail
+from storage.prompts.sources import (
+    LONGEST_DATA_URI,
+    as_data_uri,
+    check_pair,
+    check_source,
+    read_source,
+    thumbnail,
+)
 from tasks.inputs import _digest_prompts
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
@@ -153,3 +160,56 @@ def test_a_prompt_given_by_itself_is_read_as_a_line_of_a_file(tmp_path, monkeypa
     assert prompt_of(" a sign ", "PROMPT").text == "a sign"
     with pytest.raises(PromptFileError, match="PROMPT: not JSON"):
         prompt_of("{oops", "PROMPT")
+
+
+def write_pairs(folder: Path, *pairs: dict[str, str]) -> Path:
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": "a cow"} | pair) for pair in pairs))
+    return path
+
+
+def test_a_pair_is_found_from_the_prompt_files_folder_the_preferred_picture_first(tmp_path: Path):
+    for name, image in (("good.png", IMAGE), ("bad.png", 255 - IMAGE)):
+        Image.fromarray(image).save(tmp_path / name)
+    by_name = {"rejected": "bad.png", "preferred": "good.png"}
+    in_file = {"preferred": as_data_uri(IMAGE), "rejected": "bad.png"}
+    path = write_pairs(tmp_path, by_name, in_file, {})
+    first, second, third = load_prompts(path)
+    assert first.pair == (str(tmp_path / "good.png"), str(tmp_path / "bad.png"))
+    assert second.pair == (as_data_uri(IMAGE), first.pair[1])
+    assert (third.pair, first.source) == ((), "")
+    for record in (first, second):
+        check_pair(record.pair, (6, 8))
+    assert source_files(path) == [Path(one) for one in (*first.pair, second.pair[1])]
+    before = _digest_prompts(str(path))
+    Image.fromarray(IMAGE[::-1]).save(tmp_path / "bad.png")
+    assert _digest_prompts(str(path)) != before, "a run is not resumed with other pictures"
+
+
+@pytest.mark.parametrize(
+    ("pair", "says"),
+    [
+        ({"preferred": "good.png"}, r"pairs.jsonl:2: a pair has both preferred and rejected; give the other"),
+        ({"preferred": "good.png", "rejected": "no.png"}, r":2: no image '.*no.png'; correct `rejected`"),
+        ({"preferred": "", "rejected": "good.png"}, "`preferred` must be the path of an image"),
+    ],
+)
+def test_half_a_pair_is_refused(tmp_path: Path, pair: dict[str, str], says: str):
+    Image.fromarray(IMAGE).save(tmp_path / "good.png")
+    with pytest.raises(PromptFileError, match=says):
+        load_prompts(write_pairs(tmp_path, {}, pair))
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        (IMAGE, "`rejected` is the same picture: nothing can be learned"),
+        (IMAGE[:, :6], "has 6 x 6 pixels, and the model makes images of 8 x 6 pixels; scale it"),
+    ],
+)
+def test_pictures_that_teach_nothing_or_do_not_fit_are_refused(tmp_path: Path, second: np.ndarray, says: str):
+    with pytest.raises(PromptFileError, match=says):
+        check_pair((as_data_uri(IMAGE), as_data_uri(second)), (6, 8))
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG")
+    with pytest.raises(PromptFileError, match=r"torn.png'? cannot be read as an image"):
+        check_pair((as_data_uri(IMAGE), str(tmp_path / "torn.png")), (6, 8))

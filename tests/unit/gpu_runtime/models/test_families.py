@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.files.lora_file import write_lora
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import FAMILIES
-from storage.errors import ModelError
+from storage.errors import ConfigurationError, ModelError
 from tests.pipeline_reference import (
     EXACT,
     PROMPTS,
@@ -85,6 +86,34 @@ def test_a_row_does_not_depend_on_its_neighbours(saved: Saved, family: str):
         found = model.velocity(latents[order], sigma[order], together.rows(order))
     assert torch.equal(found, expected[order])
     assert torch.equal(model.decode(latents)[order], model.decode(latents[order]))
+
+
+@pytest.mark.parametrize("family", PIPELINES)
+def test_images_are_encoded_to_the_latents_that_decode_to_what_the_vae_makes_of_them(
+    saved: Saved, family: str
+):
+    settings = family_config(family, saved(family)).model
+    model: Any = load_model(settings)
+    height, width = FAMILIES.find(family).size(settings)
+    shape = (2, height, width, 3)
+    images = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    if FAMILIES.find(family).frames(settings) is not None:
+        with pytest.raises(ConfigurationError, match="makes clips and encodes no images"):
+            model.encode_images(images)
+        return
+    latents_BSC = model.encode_images(images)
+    assert latents_BSC.shape == (2, *model.latent_shape) and latents_BSC.dtype == torch.float32
+    assert torch.equal(model.encode_images(images[1:]), latents_BSC[1:])
+    vae = model.vae
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
+    video = pixels[:, :, None] if "temperal_downsample" in vae.config else pixels
+    with torch.no_grad():
+        encoded = vae.encode(video)
+        expected = vae.decode(encoded.latent if "latent" in encoded else encoded.latent_dist.mode()).sample
+    expected = (expected.reshape(pixels.shape) / 2 + 0.5).clamp(0, 1) * 255
+    found = model.decode(latents_BSC).permute(0, 3, 1, 2).float()
+    assert (found - expected).abs().max() <= 1
+    assert expected.std() > 1  # the comparison is not of nothing
 
 
 @pytest.mark.parametrize("family", PIPELINES)

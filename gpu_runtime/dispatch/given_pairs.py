@@ -1,0 +1,53 @@
+"""Pairs of pictures that a prompt file has itself: samples that no device generates and no scorer judges.
+
+A pair is a prompt group of two, whose preferred picture is its seed 0 with score 1 and whose rejected one its
+seed 1 with score 0. Their latents are those that the family's own VAE encodes them to, computed in the
+iteration that trains on them: next to its passes through the transformer that costs little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
+from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import SampleRequest
+from storage.prompts.files import PAIR, PromptRecord
+from storage.prompts.sources import read_picture
+
+GIVEN = "prompt file"
+"""Stands for the worker that a sample comes from."""
+
+
+def given_samples(
+    wanted: Sequence[SampleRequest],
+    prompts: Mapping[int, PromptRecord],
+    encode: Callable[[Sequence[str]], np.ndarray],
+) -> dict[tuple[int, int], Delivered]:
+    """Return the samples of an iteration whose prompts come with a pair, by prompt and seed.
+
+    Args:
+        wanted: requests of the iteration.
+        prompts: its prompts by identifier.
+        encode: function that encodes named pictures to latents, float32 of shape (B, S, C).
+    """
+    given = [request for request in wanted if prompts[request.prompt_id].pair]
+    if not given:
+        return {}
+    pictures = [prompts[request.prompt_id].pair[request.seed_index] for request in given]
+    return {
+        (request.prompt_id, request.seed_index): _delivered(request, picture, latents_SC)
+        for request, picture, latents_SC in zip(given, pictures, encode(pictures), strict=True)
+    }
+
+
+def _delivered(request: SampleRequest, picture: str, latents_SC: np.ndarray) -> Delivered:
+    score: Future[Score] = Future()
+    is_preferred = request.seed_index == 0
+    score.set_result(Score(float(is_preferred), is_preferred, f"`{PAIR[request.seed_index]}` in the file"))
+    trajectory = Trajectory.empty((latents_SC.shape[0], latents_SC.shape[1]))
+    return Delivered(GeneratedSample(request, read_picture(picture), trajectory, latents_SC), GIVEN, score)

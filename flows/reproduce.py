@@ -10,6 +10,7 @@ from prefect import flow
 
 from flows.configuration import run_preflight
 from flows.deployed.forms import ReproductionForm
+from flows.judges import judges_beside
 from flows.post_train import train_run
 from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference, preset_again
@@ -65,14 +66,15 @@ def do_again(
     )
     reporter().note(f"{series}: {f'{form.how}s {was.run_id} again' if was else 'records its reference'}")
     try:
-        run_preflight(config)
-        if was is not None and form.how == "evaluate":
-            was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
-        else:
-            started = dataclasses.replace(started, run_id=again)
-            decisions = was.environment.get(DECISIONS, "") if was is not None else ""
-            train_run(config, again, preset_again(form, was), "reproduction", decisions)
-            now = reference_of(store, again)
+        with judges_beside(config):
+            run_preflight(config)
+            if was is not None and form.how == "evaluate":
+                was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
+            else:
+                started = dataclasses.replace(started, run_id=again)
+                decisions = was.environment.get(DECISIONS, "") if was is not None else ""
+                train_run(config, again, preset_again(form, was), "reproduction", decisions)
+                now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:
         message = f"{type(error).__name__}: {error}"

@@ -155,6 +155,7 @@ def evaluate(
     Raises:
         SpotlightError: the evaluation was refused before its start, or failed.
     """
+    from flows.judges import judges_beside
     from flows.server.prefect_server import prefect_server
     from storage.evaluations.pairs import comparable
 
@@ -167,7 +168,10 @@ def evaluate(
         folder = None if images is None else claim_folder(images, "--images")
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
         # Prefect reads its settings when it is imported: the server comes first.
-        with prefect_server(home, lambda: _check_and_import(config, "flows.evaluate")):
+        with (
+            judges_beside(config),
+            prefect_server(home, lambda: _check_and_import(config, "flows.evaluate")),
+        ):
             from flows.evaluate import evaluate_model
             from flows.process.cancellation import signals_cancel
 
@@ -358,12 +362,14 @@ def post_train_under_server(
     start_early(config)  # before the libraries that this process imports
     import httpx
 
+    from flows.judges import judges_beside
     from flows.process.ended_flow_runs import close_orphaned_flow_runs
     from flows.server.prefect_server import prefect_server
 
     store = RunStore(home)
     with (
         RunLog(home, run_id).of_start(),
+        judges_beside(config),
         prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url,
     ):
         from flows.post_train import post_train

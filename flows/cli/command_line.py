@@ -13,6 +13,7 @@ import typer
 
 from flows import start
 from flows.cli.evaluations import evaluations, show_evaluation
+from flows.cli.judge import judge
 from flows.cli.listings import presets, runs
 from flows.cli.logs import logs
 from flows.cli.metrics import metrics
@@ -293,7 +294,10 @@ def chaos(
         plan = plan_trace(config, trace, seed, most, notice)
         reporter().note(plan.describe())
     home = Home.from_environment().ensure()
-    run_preflight(config, here=False)
+    from flows.judges import judges_beside
+
+    with judges_beside(config):
+        run_preflight(config, here=False)
     arguments = [item for change in changes for item in ("--set", change)]
     arguments += [] if preset is None else ["--preset", preset]
     result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)
@@ -377,6 +381,7 @@ app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl", ri
 app.command(
     epilog="Example: spotlight score my_rewards.py:blue image.png 'a blue sign'", rich_help_panel=BEFORE
 )(score)
+app.command(epilog="Example: spotlight judge examples/judges/hpsv3.py", rich_help_panel=BEFORE)(judge)
 app.command(
     epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json", rich_help_panel=BEFORE
 )(profile)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE
@@ -34,7 +35,7 @@ def examine(config: RunConfig | None = None) -> bool:
     """
     screen = console()
     config = config or RunConfig()
-    healthy = True
+    healthy, started = True, ExitStack()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("python", _python),
         ("packages", _packages),
@@ -42,17 +43,19 @@ def examine(config: RunConfig | None = None) -> bool:
         ("device", lambda: _device(config)),
         ("home", _home),
         ("records", _records),
+        ("judge", lambda: _judge(config, started)),
         ("model and scorer", lambda: _model_and_scorer(config)),
         ("model's numbers", lambda: _numbers(config)),
         ("devices", lambda: _devices(config)),
         ("prefect", _prefect),
     )
-    for name, check in checks:
-        try:
-            screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
-        except (SpotlightError, ImportError, OSError) as error:
-            healthy = False
-            screen.print(Text.assemble(("wrong", "red"), f" {name}: {error}"))
+    with started:
+        for name, check in checks:
+            try:
+                screen.print(Text.assemble(("ok   ", "green"), f" {name}: {check()}"))
+            except (SpotlightError, ImportError, OSError) as error:
+                healthy = False
+                screen.print(Text.assemble(("wrong", "red"), f" {name}: {error}"))
     return healthy
 
 
@@ -199,6 +202,15 @@ def _numbers(config: RunConfig) -> str:
     from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
+
+
+def _judge(config: RunConfig, started: ExitStack) -> str:
+    """Start the judges that a run would start, until the last check, and ask each judge behind a server."""
+    from flows.judges import judges_beside
+    from tasks.checks.judges import ask_judges
+
+    started.enter_context(judges_beside(config))
+    return ask_judges(config)
 
 
 def _model_and_scorer(config: RunConfig) -> str:

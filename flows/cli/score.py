@@ -27,6 +27,7 @@ def score(
     ] = None,
 ) -> None:
     """Judge one image by a reward, and print the score as one line of JSON."""
+    from flows.judges import judges_beside
     from storage.pictures import read_frames
     from tasks.checks.quick_checks import judge_image
 
@@ -35,6 +36,7 @@ def score(
         image_HWC = read_frames(image.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
-    judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
+    with judges_beside(config):
+        judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
     typer.echo(json.dumps(judged))
     raise typer.Exit(0 if judged["error"] is None else 1)

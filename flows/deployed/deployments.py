@@ -25,6 +25,7 @@ from flows.artifacts import (
 )
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
+from flows.judges import judges_beside
 from flows.process.cancellation import gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
 from flows.process.lost_cluster import crashes_with_its_cluster
@@ -51,7 +52,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             config = start.new_configuration(form.preset, _settings(form))
             run_id = start.free_run_id(store, config, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
-        with RunLog(home, run_id).of_start():
+        with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
             close_orphaned_flow_runs([run_id])
             name_flow_run(run_id)
@@ -68,11 +69,12 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
         preset = None if form.run_id else form.preset
         config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
         evaluation_id = start.free_evaluation_id(home, config, name_given_in_prefect())
-        run_preflight(config)
-        name_flow_run(evaluation_id)
-        evaluate = _function("flows.evaluate", "evaluate_model")
-        named = start.evaluated_preset(home, form.run_id or None, preset)
-        result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
+        with judges_beside(config):
+            run_preflight(config)
+            name_flow_run(evaluation_id)
+            evaluate = _function("flows.evaluate", "evaluate_model")
+            named = start.evaluated_preset(home, form.run_id or None, preset)
+            result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
         show_result(result)
     return result
 

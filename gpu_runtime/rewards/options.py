@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import shlex
 from typing import Any, Literal, Self, TypeGuard
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL
 from storage.config.plugins import ModelName, ProcessorName
@@ -25,6 +27,9 @@ _OF_PARSERS = {
     "highest": ("number", "json"),
 }
 """Options of `vlm` that only some parsers read."""
+
+JUDGE_URL = "http://127.0.0.1:8190/score"
+"""Address of a judge that the run starts, unless another one is given."""
 
 LONGEST_WAIT_S = 60.0
 """Longest wait between two requests to a server, in seconds."""
@@ -129,10 +134,31 @@ class RemoteOptions(ServerOptions):
     images_a_request: int = Field(default=8, ge=1, le=256)
     """Most images of one request."""
 
+    judge: str = ""
+    """Command of a judge that the run starts beside itself, to serve at `url` (http://127.0.0.1:8190/score if
+    left out), and ends with itself: a file that begins with its dependencies, and its arguments, as in
+    `examples/judges/hpsv3.py`."""
+
     @property
     def most_in_a_request(self) -> int:
         """Most images of one request."""
         return self.images_a_request
+
+    @field_validator("judge")
+    @classmethod
+    def _is_found_from_any_folder(cls, judge: str) -> str:
+        try:
+            first, *rest = shlex.split(judge) or [""]
+        except ValueError as error:
+            raise ValueError(f"reward.options.judge = {judge!r} is no command: {error}") from error
+        found = os.path.expanduser(first)
+        return shlex.join([os.path.abspath(found), *rest]) if os.path.isfile(found) else judge
+
+    @model_validator(mode="before")
+    @classmethod
+    def _judge_has_an_address(cls, values: Any) -> Any:
+        judged = isinstance(values, dict) and values.get("judge") and "url" not in values
+        return {**values, "url": JUDGE_URL} if judged else values
 
 
 class VlmOptions(ServerOptions):

@@ -1,23 +1,26 @@
 """A scorer on another machine, over HTTP: for judges that need a GPU or separate packages.
 
 A request is JSON: `images` (PNG, base64 text; for a clip a list, one a frame), `prompts` and `metadata`
-(GenEval rows), as many of each. The answer is JSON: `scores` in [0, 1], and optionally `exact` (booleans) and
-`details` (texts), as many of each.
+(GenEval rows), as many of each. The answer is JSON: `scores`, null for an image without one, and optionally
+`exact` (booleans) and `details` (texts), as many of each; and the `scale` of the scores, [0, 1] unless it is
+given, whose `better` end, the "higher" one unless it is "lower", becomes 1.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 import reprlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
 
+from gpu_runtime.rewards.judge_models.judge_command import judge_command
 from gpu_runtime.rewards.judge_models.judge_server import (
     AttemptError,
     JudgeServer,
@@ -93,12 +96,15 @@ class RemoteScorer:
 
 
 def refuse_silent_scorer(settings: RemoteOptions) -> None:
-    """Refuse an address where no server answers.
+    """Refuse an address where no server answers, or a judge that cannot be started to answer there.
 
     Raises:
         ConfigurationError: if so; with the problem.
     """
     url = _url(settings)
+    if settings.judge:
+        judge_command(settings.judge, settings.url)
+        return
     JudgeServer(settings, url).refuse_silence(url, f"reward.options.url = {quoted(settings.url)}")
 
 
@@ -114,7 +120,7 @@ def _scores(answer: bytes, count: int) -> list[Score]:
     """Return the scores in an answer.
 
     Raises:
-        AttemptError: if it is malformed, lacks one score per image, or has one that is not in [0, 1].
+        AttemptError: if it is malformed, or lacks a score or a null per image.
     """
     start = answer[:80].decode(errors="replace")
     try:
@@ -123,16 +129,52 @@ def _scores(answer: bytes, count: int) -> list[Score]:
         raise AttemptError(f"an answer that is no JSON: {start!r}") from error
     if not isinstance(said, dict):
         raise AttemptError(f"an answer that is no JSON object: {start!r}")
-    values = _column(said, "scores", (int, float), count, None)
-    for value in values:
-        if not 0 <= value <= 1:  # as a NaN is not
-            raise AttemptError(f"score {reprlib.repr(value)} in the answer, which is not in [0, 1]")
+    values = _column(said, "scores", (int, float, type(None)), count, None)
+    scale = _Scale.read(said)
     exact = _column(said, "exact", (bool,), count, False)
     details = _column(said, "details", (str,), count, "")
-    return [
-        Score(float(value), verdict, detail)
-        for value, verdict, detail in zip(values, exact, details, strict=True)
-    ]
+    return [scale.score(*row) for row in zip(values, exact, details, strict=True)]
+
+
+class _Scale(NamedTuple):
+    """The scale that a judge declares for its scores, and the end of it that is better."""
+
+    lowest: float = 0.0
+    highest: float = 1.0
+    better: str = "higher"
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> _Scale:
+        ends, better = said.get("scale", [0.0, 1.0]), said.get("better", "higher")
+        if not (
+            isinstance(ends, list) and len(ends) == 2 and all(map(_is_finite, ends)) and ends[0] < ends[1]
+        ):
+            raise AttemptError(f"scale {reprlib.repr(ends)} in the answer; it is [lowest, highest]")
+        if better not in ("higher", "lower"):
+            raise AttemptError(
+                f"{reprlib.repr(better)} as the better end in the answer; it is higher or lower"
+            )
+        return cls(ends[0], ends[1], better)
+
+    def score(self, value: float | None, exact: bool, detail: str) -> Score:
+        """Return the score in [0, 1]; an error for none, and for one that is not on the scale."""
+        if value is None:
+            return Score(
+                0.0, False, detail, error=f"the judge gave no score ({detail or 'without a reason'})"
+            )
+        scale = f"[{self.lowest:g}, {self.highest:g}]"
+        if not self.lowest <= value <= self.highest:  # as a NaN is not
+            said = reprlib.repr(value)
+            return Score(0.0, False, detail, error=f"the judge's score {said} is not on its scale {scale}")
+        share = (value - self.lowest) / (self.highest - self.lowest)
+        if self == _Scale():
+            return Score(share, exact, detail)
+        detail = f"{detail or f'{value:.4g}'} on {scale}, {self.better} is better"
+        return Score(share if self.better == "higher" else 1 - share, exact, detail)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _column(said: dict[str, Any], key: str, kinds: tuple[type, ...], count: int, default: Any) -> list[Any]:

@@ -34,7 +34,7 @@ from tests.tampering import damage, make_earlier_home, row_files, set_run
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
     "chaos", "up", "down", "report", "reproduce", "prompts", "settings", "what-if", "profile",
-    "metrics", "score", "stop", "logs", "compare-strategies",
+    "judge", "metrics", "score", "stop", "logs", "compare-strategies",
 )  # fmt: skip
 
 

@@ -91,15 +91,48 @@ FAULTS = [
     (says(200, {"scores": ["high"]}), "'high' among the `scores`"),
     (says(200, {"scores": [True]}), "True among the `scores`"),
     (says(200, {"scores": [0.5], "exact": []}), "0 `exact` in the answer"),
-    (says(200, {"scores": [7]}), "score 7 in the answer, which is not in [0, 1]"),
-    (says(200, {"scores": [-0.1]}), "score -0.1 in the answer, which is not in [0, 1]"),
-    (says(200, b'{"scores": [NaN]}'), "score nan in the answer, which is not in [0, 1]"),
-    (says(200, b'{"scores": [Infinity]}'), "score inf in the answer, which is not in [0, 1]"),
-    (says(200, b'{"scores": [1' + b"0" * 400 + b"]}"), "in the answer, which is not in [0, 1]"),
+    (says(200, {"scores": [0.5], "scale": [1, 1]}), "scale [1, 1] in the answer; it is [lowest, highest]"),
+    (says(200, {"scores": [0.5], "scale": [0, "1"]}), "it is [lowest, highest]"),
+    (says(200, {"scores": [0.5], "scale": [0, True]}), "it is [lowest, highest]"),
+    (says(200, b'{"scores": [0.5], "scale": [0, Infinity]}'), "it is [lowest, highest]"),
+    (says(200, {"scores": [0.5], "better": "bigger"}), "'bigger' as the better end in the answer"),
     (says(200, b'{"scores": [1' + b"0" * 5000 + b"]}"), "no JSON"),
     (says(200, b"[" * 200_000), "no JSON: '[[["),
     (says(200, b"\xff\xfe\x00garbage"), "no JSON"),
 ]
+
+
+def test_a_score_on_a_declared_scale_is_mapped_to_0_and_1(judge: Judge):
+    said = {"scores": [-5, 0, 3.0, 15], "scale": [-5, 15], "details": ["", "", "a: 3", ""]}
+    judge.faults = [says(200, said), says(200, said | {"better": "lower"})]
+    higher = score_each(scorer(judge), IMAGES[:4], PROMPTS[:4])
+    lower = score_each(scorer(judge), IMAGES[:4], PROMPTS[:4])
+    # By hand: (-5 + 5) / 20, (0 + 5) / 20, (3 + 5) / 20, (15 + 5) / 20.
+    assert [score.value for score in higher] == pytest.approx([0, 0.25, 0.4, 1])
+    assert [score.value for score in lower] == pytest.approx([1, 0.75, 0.6, 0])
+    assert higher[0].detail == "-5 on [-5, 15], higher is better"
+    assert lower[2].detail == "a: 3 on [-5, 15], lower is better"
+
+
+NOT_SCORES = [
+    (b"7", "the judge's score 7 is not on its scale [0, 1]"),
+    (b"-0.1", "the judge's score -0.1 is not on its scale [0, 1]"),
+    (b"NaN", "the judge's score nan is not on its scale [0, 1]"),
+    (b"Infinity", "the judge's score inf is not on its scale [0, 1]"),
+    (b"1" + b"0" * 400, "is not on its scale [0, 1]"),
+    (b"null", "the judge gave no score (why not)"),
+]
+
+
+@pytest.mark.parametrize(("value", "error"), NOT_SCORES)
+def test_an_image_whose_score_is_none_or_off_the_scale_alone_has_an_error(
+    judge: Judge, value: bytes, error: str
+):
+    judge.faults = [says(200, b'{"scores": [0.5, %b], "details": ["", "why not"]}' % value)]
+    good, bad = score_each(scorer(judge), IMAGES[:2], PROMPTS[:2])
+    assert (good.value, good.error) == (0.5, None)
+    assert bad.error is not None and error in bad.error and len(bad.error) < 150
+    assert judge.requests == 1
 
 
 @pytest.mark.parametrize(("fault", "trouble"), FAULTS)

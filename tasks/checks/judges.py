@@ -1,0 +1,73 @@
+"""The judges of a run that answer over HTTP: those that it starts, and what each says of a test picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpu_runtime.models.registry import family_of
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.judge_models.judge_command import judge_command
+from gpu_runtime.rewards.options import RemoteOptions, ServerOptions
+from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+from storage.pictures import chosen_frames
+from storage.prompts.of_a_run import load_run_prompts
+
+__all__ = ["ask_judges", "judge_command", "started_judges"]
+
+_SIDE = 256
+"""Height and width of the test picture, in pixels."""
+
+
+def started_judges(config: RunConfig) -> list[tuple[str, list[str]]]:
+    """Return the address and the command of each judge that a run starts beside itself.
+
+    Raises:
+        ConfigurationError: a judge cannot be started.
+    """
+    options = [judge.options for judge in _judges(config)]
+    remote = [each for each in options if isinstance(each, RemoteOptions) and each.judge]
+    return [(each.url, judge_command(each.judge, each.url)) for each in remote]
+
+
+def ask_judges(config: RunConfig) -> str:
+    """Ask each judge behind a server once about a test picture; return what they said, in words.
+
+    Raises:
+        ConfigurationError: a judge gave no score.
+    """
+    picture = _test_picture(config)
+    prompt = load_run_prompts(config)[0][0]
+    said = []
+    for judge in _judges(config):
+        if isinstance(judge.options, ServerOptions):
+            (score,) = score_each(judge.build(), [picture], [prompt])
+            if score.error is not None:
+                raise ConfigurationError(f"{judge.name} at {judge.options.url}: {score.error}")
+            said.append(
+                f"{judge.name} at {judge.options.url} gives a test picture of {prompt.text!r} "
+                f"{score.value:.3f} ({score.detail or 'no details'})"
+            )
+    return "; ".join(said) or "none behind a server"
+
+
+def _judges(config: RunConfig) -> Iterator[ChosenScorer]:
+    yield from chosen_scorer(config.reward).judges
+    second = chosen_judge(config)
+    if second is not None:
+        yield second
+
+
+def _test_picture(config: RunConfig) -> np.ndarray:
+    """Return a blue sky over green ground with a red sun, or a clip of a sun that moves to the right."""
+    frames = family_of(config.model).frames(config.model) or 1
+    y_HW, x_HW = np.mgrid[:_SIDE, :_SIDE]
+    clip = np.empty((frames, _SIDE, _SIDE, 3), np.uint8)
+    for place, picture in enumerate(clip):
+        middle = _SIDE * (place + 1) / (frames + 1)
+        picture[:] = np.where(y_HW[..., None] < _SIDE / 2, (110, 170, 240), (70, 150, 60))
+        picture[np.hypot(x_HW - middle, y_HW - _SIDE / 4) < _SIDE / 8] = (220, 40, 30)
+    return chosen_frames(clip if frames > 1 else clip[0], config.reward.frames)

@@ -32,6 +32,7 @@ PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two s
 NEGATIVE = "grey"
 STEPS = 4
 EDITING = ("qwen-image-edit", "qwen-image-edit-plus", "flux-kontext")
+CLIPS = ("hunyuan-video-1.5", "wan2.2")
 _NO_NEGATIVE = ("flux", "flux-kontext", "flux2-klein")
 """Families whose pipelines take no negative prompt."""
 
@@ -44,14 +45,16 @@ SOURCES = tuple(
 _GUIDANCE = {
     "qwen-image": 4.0, "qwen-image-edit": 4.0, "qwen-image-edit-plus": 4.0, "sd3.5": 4.5, "flux": 3.5,
     "flux-kontext": 2.5, "z-image": 3.0, "flux2-klein": 4.0, "sana": 4.5, "wan2.2": 5.0,
+    "hunyuan-video-1.5": 6.0,
 }  # fmt: skip
-TEXT_LENGTH = {"qwen-image-edit": 256, "qwen-image-edit-plus": 256}
+TEXT_LENGTH = {"qwen-image-edit": 256, "qwen-image-edit-plus": 256, "hunyuan-video-1.5": 512}
 """128 of the others; the tiny tokenizer cuts the longer templates of these into more tokens."""
 
 OPTIONS: dict[str, dict[str, Any]] = {"qwen-image-edit-plus": {"images": 2}}
 
 SIZES: dict[str, dict[str, int]] = {
     "sana": {"height": 2 * SIDE, "width": 2 * SIDE},  # its pipeline divides by 32
+    "hunyuan-video-1.5": {"height": SIDE, "width": 3 * SIDE // 2, "frames": 5},
     "wan2.2": {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5},  # two latent frames of 4 x 6
 }
 """Sizes of the families that do not make images of `SIDE`."""
@@ -129,6 +132,14 @@ def _processor(folder: Path) -> Any:
     return processor
 
 
+def load_adapters(pipeline: Any, folder: Path) -> None:
+    """Load exported adapters as diffusers does for the pipeline."""
+    if hasattr(pipeline, "load_lora_weights"):
+        pipeline.load_lora_weights(str(folder))
+    else:
+        pipeline.transformer.load_lora_adapter(str(folder), use_safetensors=True)
+
+
 def run_sampler(model: DiffusionModel, config: RunConfig) -> LatentsAndImages:
     """What our sampler makes of the requests."""
     samples = Sampler(model, config.sampling).generate(evaluation_requests(config.model.family))
@@ -147,13 +158,14 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
     streams = [stream_of(request) for request in evaluation_requests(family)]
     noise = normal(streams, Purpose.EVALUATE_INITIAL, 0, shape)
     side = round(shape[0] ** 0.5)
-    if family == "wan2.2":
+    if family in CLIPS:
         noise = noise.unflatten(1, (2, 4, 6)).movedim(-1, 1)
     elif family not in ("qwen-image", "flux", *EDITING):
         noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     every = list(range(len(PROMPTS)))
-    # This pipeline takes one prompt at a time.
-    batches = [[row] for row in every] if family == "qwen-image-edit-plus" else [every]
+    # These pipelines take, or decode, one prompt at a time.
+    alone = family in ("qwen-image-edit-plus", "hunyuan-video-1.5")
+    batches = [[row] for row in every] if alone else [every]
     made = [_made(pipeline, config, noise[batch], batch) for batch in batches]
     latents, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return latents, (images * 255).round().astype(np.uint8)
@@ -163,14 +175,20 @@ def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]
     """Latents and images in [0, 1] that a pipeline makes of noise for some of the prompts."""
     family, size = config.model.family, {"height": config.model.height, "width": config.model.width}
     arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
-    if family == "wan2.2":
+    if family == "hunyuan-video-1.5":  # its arguments are settings of its parts
+        pipeline.guider.guidance_scale = config.model.guidance
+        pipeline.tokenizer_max_length = config.model.text_length
+        arguments = {}
+    else:
+        arguments["max_sequence_length"] = config.model.text_length
+    if family in CLIPS:
         arguments["num_frames"] = config.model.frames
     if family.startswith("qwen-image"):
-        arguments = {"true_cfg_scale": config.model.guidance}
+        arguments["true_cfg_scale"] = arguments.pop("guidance_scale")
     if family == "sana":  # else it takes one of its own sizes, and scales the image
         arguments["use_resolution_binning"] = False
     if family == "z-image":  # it counts from 0
-        arguments = {"guidance_scale": config.model.guidance - 1}
+        arguments["guidance_scale"] -= 1
     if family not in _NO_NEGATIVE:
         arguments["negative_prompt"] = [config.model.negative_prompt] * len(rows)
     if family in EDITING:
@@ -195,12 +213,12 @@ def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]
             stack.enter_context(mock.patch.object(module, "calculate_dimensions", _own_size(module, size)))
         made = pipeline(
             prompt=[PROMPTS[row] for row in rows], num_inference_steps=STEPS, latents=noise, output_type="np",
-            max_sequence_length=config.model.text_length, **size, **arguments,
+            **size, **arguments,
         )  # fmt: skip
     (latents,) = last
     if latents.ndim > 3:
         latents = latents.movedim(1, -1).flatten(1, -2)
-    return latents.numpy(), made.frames if family == "wan2.2" else made.images
+    return latents.numpy(), made.frames if family in CLIPS else made.images
 
 
 def _own_size(module: Any, size: dict[str, int]) -> Any:

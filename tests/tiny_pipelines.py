@@ -16,6 +16,7 @@ from diffusers import (
     AutoencoderDC,
     AutoencoderKL,
     AutoencoderKLFlux2,
+    AutoencoderKLHunyuanVideo15,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
     DPMSolverMultistepScheduler,
@@ -25,6 +26,8 @@ from diffusers import (
     FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
+    HunyuanVideo15Pipeline,
+    HunyuanVideo15Transformer3DModel,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
@@ -39,11 +42,13 @@ from diffusers import (
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
+from diffusers.guiders import ClassifierFreeGuidance
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import (
+    ByT5Tokenizer,
     CLIPTextConfig,
     CLIPTextModel,
     CLIPTextModelWithProjection,
@@ -52,6 +57,8 @@ from transformers import (
     Gemma2Model,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLTextConfig,
+    Qwen2_5_VLTextModel,
     Qwen2Tokenizer,
     Qwen3Config,
     Qwen3ForCausalLM,
@@ -374,6 +381,52 @@ def _sana() -> Any:
     )  # fmt: skip
 
 
+def _hunyuan_video() -> Any:
+    tokenizer = _bpe_tokenizer()
+    kind: Any = Qwen2_5_VLTextConfig
+    vae: Any = AutoencoderKLHunyuanVideo15
+    t5: Any = T5Config
+    spelling: Any = ByT5Tokenizer()
+    return HunyuanVideo15Pipeline(
+        text_encoder=_lively(
+            Qwen2_5_VLTextModel(
+                kind(
+                    vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
+                    num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+                    rope_parameters={
+                        "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3],
+                    },
+                )
+            )
+        ),
+        tokenizer=tokenizer,
+        transformer=_lively(
+            HunyuanVideo15Transformer3DModel(
+                in_channels=2 * LATENT + 1, out_channels=LATENT, num_attention_heads=2, attention_head_dim=16,
+                num_layers=2, num_refiner_layers=1, mlp_ratio=2.0, text_embed_dim=WIDTH,
+                text_embed_2_dim=WIDTH // 2, image_embed_dim=WIDTH, rope_axes_dim=(4, 6, 6), task_type="t2v",
+            )
+        ),
+        vae=_lively(
+            vae(
+                latent_channels=LATENT, block_out_channels=(8, 8, 8), layers_per_block=1,
+                spatial_compression_ratio=4, temporal_compression_ratio=4,
+            )
+        ),
+        scheduler=_scheduler(shift=5.0),
+        text_encoder_2=_lively(
+            T5EncoderModel(
+                t5(
+                    vocab_size=len(spelling), d_model=WIDTH // 2, d_kv=16, d_ff=WIDTH, num_layers=1,
+                    num_heads=2,
+                )
+            )
+        ),
+        tokenizer_2=spelling,
+        guider=ClassifierFreeGuidance(),
+    )  # fmt: skip
+
+
 def _wan() -> Any:
     tokenizer = _t5_tokenizer()
     kind: Any = UniPCMultistepScheduler  # the pipeline's annotation names another one than its models have
@@ -414,5 +467,6 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "flux-kontext": partial(_flux, FluxKontextPipeline),
     "z-image": _z_image,
     "sana": _sana,
+    "hunyuan-video-1.5": _hunyuan_video,
     "wan2.2": _wan,
 }

@@ -28,6 +28,7 @@ from tests.pipeline_reference import (
     EXACT,
     difference,
     family_config,
+    load_adapters,
     own_pipeline,
     run_pipeline,
     run_sampler,
@@ -56,7 +57,7 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
     policy.load(perturbed(policy.state(), 0.2))
     ours = run_sampler(model, config)
     write_lora(FAMILIES.find(family).pipeline(), folder, policy.state(), config.adaptation)
-    pipeline.load_lora_weights(str(folder))
+    load_adapters(pipeline, folder)
     lora_error = difference(ours, run_pipeline(pipeline, config, model.latent_shape))
     effect = float(abs(ours[0] - base[0]).max())
     return {

@@ -318,6 +318,30 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
         ),
     ),
+    "hunyuan-video-1.5": (
+        PublishedModel(
+            "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
+            Architecture(2048, double=54, text_only=2, channels=48, text_width=3584),
+            "HunyuanVideo15Transformer3DModel",
+            {},
+            # Places of quoted texts and of an image come on top.
+            text_length=1000, more_text=256 + 729, frames=4, vae=1260.6e6, decoding=25.7e6, encoders=7.29e9,
+        ),
+    ),
+    "wan2.2": (
+        PublishedModel(
+            "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+            Architecture(
+                3072, cross=30, channels=192, text_width=4096 + 3072, modulation=4, feed_forward=28 / 3,
+            ),
+            "WanTransformer3DModel",
+            {
+                "num_attention_heads": 24, "in_channels": 48, "out_channels": 48, "ffn_dim": 14336,
+                "num_layers": 30,
+            },
+            text_length=512, side=32, frames=4, vae=704.7e6, decoding=18.9e6, encoders=_UMT5,
+        ),
+    ),
     "qwen-image": (_qwen_image("Qwen/Qwen-Image"),),
     # An image has 384 squared pixels before the encoder, and a token 28 squared.
     "qwen-image-edit-plus": (_qwen_image("Qwen/Qwen-Image-Edit-2511", seen=(384 // 28) ** 2),),

@@ -105,11 +105,13 @@ def pipeline_family(
         return model_class().folder(settings).files()
 
     def adapter_usage(path: str) -> str:
-        pipeline = model_class().PIPELINE.__name__
+        pipeline = model_class().PIPELINE
+        loads = hasattr(pipeline, "load_lora_weights")
+        loading = "load_lora_weights" if loads else "transformer.load_lora_adapter"
         return (
-            f"import torch\nfrom diffusers import {pipeline}\n\n"
-            f"pipe = {pipeline}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
-            'pipe.load_lora_weights("FOLDER")'
+            f"import torch\nfrom diffusers import {pipeline.__name__}\n\n"
+            f"pipe = {pipeline.__name__}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
+            f'pipe.{loading}("FOLDER")'
         )
 
     return FamilyPlugin(
@@ -241,6 +243,9 @@ _FAMILIES = {
     ),
     "sana": pipeline_family("gpu_runtime.models.families.sana", "SanaModel"),
     "z-image": pipeline_family("gpu_runtime.models.families.z_image", "ZImageModel"),
+    "hunyuan-video-1.5": pipeline_family(
+        "gpu_runtime.models.families.hunyuan_video", "HunyuanVideo15Model", clips=True
+    ),
     "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True),
 }
 

@@ -24,8 +24,8 @@ class ModelConfig(Section):
 
     family: str = Field(default="embedded", min_length=1)
     """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; `qwen-image-edit`,
-    `qwen-image-edit-plus` or `flux-kontext` to edit images; `wan2.2` for clips; or a plug-in,
-    `package.module:Name` (docs/reference/models.md)."""
+    `qwen-image-edit-plus` or `flux-kontext` to edit images; `wan2.2` or `hunyuan-video-1.5` for clips; or a
+    plug-in, `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -61,7 +61,7 @@ class ModelConfig(Section):
     """Width of an image in pixels; 0 as for the height."""
 
     frames: int = Field(default=0, ge=0, le=1024)
-    """Frames of a clip; 0 is 17. `wan2.2` takes 1 and a multiple of 4."""
+    """Frames of a clip, 1 and a multiple of 4; 0 is 17."""
 
     guidance: float = Field(default=1.0, ge=1, le=30)
     """Strength of guidance by the prompt: classifier-free, where 1 is off and more costs a second forward

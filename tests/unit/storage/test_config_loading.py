@@ -29,7 +29,8 @@ FAMILY_NAMES = [
     for task in ("geneval", "ocr")
     for side in (1280, 512)
 ]
-PRESET_NAMES = sorted([*OWN_NAMES, *FAMILY_NAMES, "sana-ocr-1024", "wan2.2-ocr-480"])
+FEW_NAMES = ["hunyuan-video-1.5-ocr-480", "sana-ocr-1024", "wan2.2-ocr-480"]
+PRESET_NAMES = sorted([*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES])
 
 
 def refusal(

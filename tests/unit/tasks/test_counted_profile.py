@@ -11,9 +11,11 @@ import torch
 from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
+    WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -75,6 +77,29 @@ def sana_inputs(width: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def hunyuan_inputs(width: int) -> dict[str, Any]:
+    return {
+        "latents": torch.empty(1, 65, 1, SIDE, SIDE), "text": torch.empty(1, TEXT, width),
+        "time": torch.empty(1),
+    }  # fmt: skip
+
+
+def hunyuan_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> None:
+    """A forward pass but for the order of its text tokens, which depends on what they hold."""
+    mask, embedded = torch.ones(text.shape[:2]), transformer.time_embed(time)
+    image, text = transformer.x_embedder(latents), transformer.context_embedder(text, time, mask)
+    for block in transformer.transformer_blocks:
+        image, text = block(image, text, embedded, mask, None)
+    transformer.proj_out(transformer.norm_out(image, embedded))
+
+
+def wan_inputs(width: int) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.empty(1, 48, 1, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
+        "encoder_hidden_states": torch.empty(1, TEXT, 4096),
+    }  # fmt: skip
+
+
 CLASSES: dict[str, tuple[Any, Any]] = {
     "flux": (FluxTransformer2DModel, flux_inputs),
     "flux2-klein": (Flux2Transformer2DModel, flux2_inputs),
@@ -82,6 +107,8 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
     "qwen-image-edit-plus": (QwenImageTransformer2DModel, qwen_inputs),
     "sana": (SanaTransformer2DModel, sana_inputs),
+    "hunyuan-video-1.5": (HunyuanVideo15Transformer3DModel, hunyuan_inputs),
+    "wan2.2": (WanTransformer3DModel, wan_inputs),
     "z-image": (ZImageTransformer2DModel, z_inputs),
 }
 
@@ -94,6 +121,7 @@ def test_every_counted_family_is_held_against_its_class():
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
      ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"), ("sana", "x"),
+     ("hunyuan-video-1.5", "x"), ("wan2.2", "x"),
      ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
@@ -105,8 +133,11 @@ def test_operations_and_weights_are_those_of_the_real_class(family: str, path: s
         transformer = transformer_class(**model.transformer)
         given = inputs(model.architecture.text_width)
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        transformer(**given, return_dict=False)
+    with torch.device("meta"), counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        if family == "hunyuan-video-1.5":
+            hunyuan_pass(transformer, **given)
+        else:
+            transformer(**given, return_dict=False)
     counted = model.architecture.operations(IMAGE, TEXT).forward
     assert counted == pytest.approx(counter.get_total_flops(), rel=0.002)
     weights = sum(weight.numel() for weight in transformer.parameters())

@@ -26,6 +26,7 @@ from tests.pipeline_reference import (
     difference,
     encoded,
     family_config,
+    load_adapters,
     own_pipeline,
     run_pipeline,
     run_sampler,
@@ -130,7 +131,7 @@ def test_exported_adapters_give_the_pipeline_our_policy(saved: Saved, family: st
     kind = FAMILIES.find(family).pipeline()
     assert write_lora(kind, tmp_path, policy.state(), config.adaptation).is_file()
     pipeline = own_pipeline(family, saved(family))
-    pipeline.load_lora_weights(str(tmp_path))
+    load_adapters(pipeline, tmp_path)
     assert difference(found, run_pipeline(pipeline, config, model.latent_shape)) <= EXACT
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
@@ -199,6 +200,36 @@ def test_a_sana_is_refused_sides_long_text_shared_samples_and_a_noise_schedule(
 def folder_tokens(folder: Path, prompt: str) -> list[int]:
     """Tokens of a text as the pipeline's own tokenizer cuts it."""
     return own_pipeline("sana", folder).tokenizer(prompt).input_ids
+
+
+def test_a_hunyuan_video_is_refused_frames_a_distilled_model_and_shared_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save_pipeline("hunyuan-video-1.5", tmp_path / "model")
+
+    def run(**sections: dict[str, Any]) -> RunConfig:
+        return run_config(folder, family="hunyuan-video-1.5", **sections)
+
+    preflight.check(run(reward={"scorer": "jpeg", "frames": 2}))
+    outline = outline_model(run(model={"frames": 9}).model)
+    assert outline.blank_image().shape == (9, 16, 24, 3)
+    assert outline.sequence_lengths() == (3 * 4 * 6, 512 + 256 + 729), "prompt, quoted texts, missing image"
+    assert "model.frames is 8; this model makes clips of 1 frame and a multiple of 4" in refusal(
+        run(model={"frames": 8}), monkeypatch
+    )
+    assert "model.width is 26; this model makes images whose sides 4 divides" in refusal(
+        run(model={"width": 26}), monkeypatch
+    )
+    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
+    assert "sequence parallelism does not know HunyuanVideo15Transformer3DModel" in refusal(
+        shared, monkeypatch
+    )
+    usage = family_of(run().model).adapter_usage("PATH")
+    assert usage.endswith('pipe.transformer.load_lora_adapter("FOLDER")')
+    config = json.loads((folder / "transformer/config.json").read_text()) | {"use_meanflow": True}
+    kind: Any = HunyuanVideo15Transformer3DModel
+    kind.from_config(config).save_pretrained(folder / "transformer")
+    assert "takes two noise levels at once (use_meanflow)" in refusal(run(), monkeypatch)
 
 
 def test_a_wan_is_refused_frames_a_second_transformer_and_shared_samples(

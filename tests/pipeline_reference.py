@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
-from transformers import Qwen2Tokenizer, Qwen2VLProcessor
+from transformers import Qwen2Tokenizer, Qwen2VLProcessor, Qwen3VLProcessor
 
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
@@ -24,7 +24,7 @@ from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from storage.prompts.sources import as_data_uri, read_source
-from tests.tiny_pipelines import SIDE, image_processor
+from tests.tiny_pipelines import SIDE, processor_of
 
 PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two signs, "A" and "BB"')
 """Of different lengths, one for each row of a batch."""
@@ -36,6 +36,13 @@ CLIPS = ("hunyuan-video-1.5", "wan2.2")
 _NO_NEGATIVE = ("flux", "flux-kontext", "flux2-klein")
 """Families whose pipelines take no negative prompt."""
 
+_PROCESSORS = {
+    "qwen-image-2.1": ("processor", Qwen3VLProcessor),
+    "qwen-image-edit": ("tokenizer", Qwen2VLProcessor),
+    "qwen-image-edit-plus": ("tokenizer", Qwen2VLProcessor),
+}
+"""Where the tokenizer of a processor is, and its class."""
+
 SOURCES = tuple(
     as_data_uri(blocks.repeat(SIDE // 4, axis=0).repeat(SIDE // 4, axis=1))
     for blocks in np.random.default_rng(1).integers(0, 256, (len(PROMPTS), 4, 4, 3), np.uint8)
@@ -43,7 +50,8 @@ SOURCES = tuple(
 """An image for each prompt."""
 
 _GUIDANCE = {
-    "qwen-image": 4.0, "qwen-image-edit": 4.0, "qwen-image-edit-plus": 4.0, "sd3.5": 4.5, "flux": 3.5,
+    "qwen-image": 4.0, "qwen-image-2.1": 2.0,
+    "qwen-image-edit": 4.0, "qwen-image-edit-plus": 4.0, "sd3.5": 4.5, "flux": 3.5,
     "flux-kontext": 2.5, "z-image": 3.0, "flux2-klein": 4.0, "sana": 4.5, "wan2.2": 5.0,
     "hunyuan-video-1.5": 6.0,
 }  # fmt: skip
@@ -53,6 +61,7 @@ TEXT_LENGTH = {"qwen-image-edit": 256, "qwen-image-edit-plus": 256, "hunyuan-vid
 OPTIONS: dict[str, dict[str, Any]] = {"qwen-image-edit-plus": {"images": 2}}
 
 SIZES: dict[str, dict[str, int]] = {
+    "qwen-image-2.1": {"height": 4 * SIDE, "width": 4 * SIDE},  # its VAE has 16 pixels a side
     "sana": {"height": 2 * SIDE, "width": 2 * SIDE},  # its pipeline divides by 32
     "hunyuan-video-1.5": {"height": SIDE, "width": 3 * SIDE // 2, "frames": 5},
     "wan2.2": {"height": 2 * SIDE, "width": 3 * SIDE, "frames": 5},  # two latent frames of 4 x 6
@@ -114,22 +123,14 @@ def encoded(model: DiffusionModel, numbers: list[int], family: str) -> Condition
 
 def own_pipeline(family: str, folder: Path) -> Any:
     """The pipeline as diffusers loads it, float32."""
-    more = {"processor": _processor(folder)} if family.startswith("qwen-image-edit") else {}
+    part, kind = _PROCESSORS.get(family, ("", None))
+    more = {}
+    if part:
+        tokenizer = Qwen2Tokenizer.from_pretrained(str(folder / part), local_files_only=True)
+        more["processor"] = processor_of(kind, tokenizer)
     pipeline = FAMILIES.find(family).pipeline().from_pretrained(str(folder), local_files_only=True, **more)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
-
-
-def _processor(folder: Path) -> Any:
-    """The real processor without its part for videos, which needs torchvision."""
-    processor: Any = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
-    tokenizer = Qwen2Tokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
-    processor.image_processor, processor.tokenizer = image_processor(), tokenizer
-    processor.video_processor = processor.chat_template = None
-    for kind in ("image", "video"):
-        setattr(processor, f"{kind}_token", f"<|{kind}_pad|>")
-        setattr(processor, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(f"<|{kind}_pad|>"))
-    return processor
 
 
 def load_adapters(pipeline: Any, folder: Path) -> None:
@@ -160,11 +161,11 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
     side = round(shape[0] ** 0.5)
     if family in CLIPS:
         noise = noise.unflatten(1, (2, 4, 6)).movedim(-1, 1)
-    elif family not in ("qwen-image", "flux", *EDITING):
+    elif family not in ("qwen-image", "qwen-image-2.1", "flux", *EDITING):
         noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     every = list(range(len(PROMPTS)))
-    # These pipelines take, or decode, one prompt at a time.
-    alone = family in ("qwen-image-edit-plus", "hunyuan-video-1.5")
+    # These pipelines take, or decode, one prompt at a time, or give a sample another place beside others.
+    alone = family in ("qwen-image-2.1", "qwen-image-edit-plus", "hunyuan-video-1.5")
     batches = [[row] for row in every] if alone else [every]
     made = [_made(pipeline, config, noise[batch], batch) for batch in batches]
     latents, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
@@ -175,7 +176,9 @@ def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]
     """Latents and images in [0, 1] that a pipeline makes of noise for some of the prompts."""
     family, size = config.model.family, {"height": config.model.height, "width": config.model.width}
     arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
-    if family == "hunyuan-video-1.5":  # its arguments are settings of its parts
+    if family == "qwen-image-2.1":  # it cuts nothing off
+        pass
+    elif family == "hunyuan-video-1.5":  # its arguments are settings of its parts
         pipeline.guider.guidance_scale = config.model.guidance
         pipeline.tokenizer_max_length = config.model.text_length
         arguments = {}

@@ -18,6 +18,7 @@ from diffusers import (
     AutoencoderKLFlux2,
     AutoencoderKLHunyuanVideo15,
     AutoencoderKLQwenImage,
+    AutoencoderKLQwenImage21,
     AutoencoderKLWan,
     DPMSolverMultistepScheduler,
     FlowMatchEulerDiscreteScheduler,
@@ -28,6 +29,8 @@ from diffusers import (
     FluxTransformer2DModel,
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
+    QwenImage21Pipeline,
+    QwenImage21Transformer2DModel,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
     QwenImagePipeline,
@@ -63,6 +66,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLProcessor,
     T5Config,
     T5EncoderModel,
     T5Tokenizer,
@@ -81,7 +87,8 @@ _CORPUS = [
     'a photo of a red sign that says "K7B" on a blue wall<|im_end|>\n<|im_start|>assistant\n',
 ]
 _CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] if "
+    "message['content'] is string else message['content'][0]['text'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
@@ -93,7 +100,9 @@ def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
         pipeline = PIPELINES[family]()
         pipeline.save_pretrained(folder)
     if family.startswith("qwen-image-edit"):
-        _save_processor(folder)
+        _save_processor(folder, "Qwen2VLProcessor", image_processor())
+    if family == "qwen-image-2.1":
+        _save_processor(folder, "Qwen3VLProcessor", _vision_tokenizer())
     return folder
 
 
@@ -104,12 +113,23 @@ def image_processor() -> Any:
     )
 
 
-def _save_processor(folder: Path) -> None:
-    """Write the folder of a Qwen2VLProcessor: without torchvision, which its videos need, there is none."""
-    image_processor().save_pretrained(folder / "processor")
+def _save_processor(folder: Path, kind: str, part: Any) -> None:
+    """Write the folder of a processor by a part of it: the whole needs torchvision, for videos."""
+    part.save_pretrained(folder / "processor")
     index = json.loads((folder / "model_index.json").read_text())
-    index["processor"] = ["transformers", "Qwen2VLProcessor"]
+    index["processor"] = ["transformers", kind]
     (folder / "model_index.json").write_text(json.dumps(index))
+
+
+def processor_of(kind: Any, tokenizer: Any) -> Any:
+    """The real processor without its part for videos."""
+    processor: Any = kind.__new__(kind)
+    processor.image_processor, processor.tokenizer = image_processor(), tokenizer
+    processor.video_processor, processor.chat_template = None, tokenizer.chat_template
+    for name in ("image", "video"):
+        setattr(processor, f"{name}_token", f"<|{name}_pad|>")
+        setattr(processor, f"{name}_token_id", tokenizer.convert_tokens_to_ids(f"<|{name}_pad|>"))
+    return processor
 
 
 def _lively(model: Any) -> Any:
@@ -197,7 +217,7 @@ def _qwen_image() -> Any:
 
 
 def _qwen_image_edit(pipeline: Any = QwenImageEditPipeline) -> Any:
-    tokenizer = _bpe_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = _vision_tokenizer()
     ids = {
         f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
         for name, token in (("image", "image_pad"), ("video", "video_pad"))
@@ -205,6 +225,45 @@ def _qwen_image_edit(pipeline: Any = QwenImageEditPipeline) -> Any:
     # Edit-2511 tells the transformer that sources have no noise.
     parts = _qwen_image_parts(tokenizer, ids, zero_cond_t=pipeline is QwenImageEditPlusPipeline)
     return pipeline(**parts, processor=None)
+
+
+def _vision_tokenizer() -> Any:
+    return _bpe_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def _qwen_image_21() -> Any:
+    tokenizer = _vision_tokenizer()
+    kind: Any = Qwen3VLConfig
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": WIDTH,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    }  # fmt: skip
+    vision = {
+        "depth": 1, "hidden_size": WIDTH, "intermediate_size": WIDTH, "num_heads": 2,
+        "out_hidden_size": WIDTH, "deepstack_visual_indexes": [0],
+    }  # fmt: skip
+    pipeline = QwenImage21Pipeline(
+        scheduler=_scheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9),
+        vae=_lively(
+            AutoencoderKLQwenImage21(
+                base_dim=8, decoder_base_dim=8, z_dim=LATENT, dim_mult=[1, 1, 1, 1, 1], num_res_blocks=1,
+                latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[1.5, 2.0, 0.7, 1.1],
+            )
+        ),
+        text_encoder=_lively(
+            Qwen3VLForConditionalGeneration(kind(text_config=text, vision_config=vision))
+        ),
+        processor=processor_of(Qwen3VLProcessor, tokenizer),
+        transformer=_lively(
+            QwenImage21Transformer2DModel(
+                in_channels=LATENT, out_channels=LATENT, num_layers=2, attention_head_dim=16,
+                num_attention_heads=2, context_in_dim=WIDTH, axes_dims_rope=(4, 6, 6),
+            )
+        ),
+    )  # fmt: skip
+    pipeline.register_modules(processor=None)  # `_save_processor` writes it
+    return pipeline
 
 
 def _qwen_image_parts(
@@ -459,6 +518,7 @@ def _wan() -> Any:
 
 PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
+    "qwen-image-2.1": _qwen_image_21,
     "qwen-image-edit": _qwen_image_edit,
     "qwen-image-edit-plus": partial(_qwen_image_edit, QwenImageEditPlusPipeline),
     "sd3.5": _stable_diffusion_3,

@@ -318,6 +318,16 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
             text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
         ),
     ),
+    "qwen-image-2.1": (
+        PublishedModel(
+            "Qwen/Qwen-Image-2.1",
+            Architecture(4096, single=32, text_width=2 * 4096, modulation=4, feed_forward=9),
+            "QwenImage21Transformer2DModel",
+            {},
+            # As for Z-Image: the tokens of a prompt alone pass the transformer.
+            text_length=96, cuts_padding=True, vae=337.7e6, decoding=16.2e6, encoders=8.77e9,
+        ),
+    ),
     "hunyuan-video-1.5": (
         PublishedModel(
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",

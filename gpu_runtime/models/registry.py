@@ -226,6 +226,7 @@ def _embedded_adapter_usage(path: str) -> str:
 
 _FAMILIES = {
     "qwen-image": pipeline_family("gpu_runtime.models.families.qwen_image", "QwenImageModel"),
+    "qwen-image-2.1": pipeline_family("gpu_runtime.models.families.qwen_image_21", "QwenImage21Model"),
     "qwen-image-edit": pipeline_family(
         "gpu_runtime.models.families.qwen_image_edit", "QwenImageEditModel", edits=True
     ),

@@ -23,9 +23,9 @@ class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; `qwen-image-edit`,
-    `qwen-image-edit-plus` or `flux-kontext` to edit images; `wan2.2` or `hunyuan-video-1.5` for clips; or a
-    plug-in, `package.module:Name` (docs/reference/models.md)."""
+    """`embedded`, `qwen-image`, `qwen-image-2.1`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; to edit
+    images `qwen-image-edit`, `qwen-image-edit-plus` or `flux-kontext`; for clips `wan2.2` or
+    `hunyuan-video-1.5`; or a plug-in, `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other

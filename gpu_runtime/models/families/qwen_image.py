@@ -56,14 +56,14 @@ class QwenImageModel(PipelineModel):
             length: tokens of the row.
             **seen: what else the encoder gets.
         """
-        tokens = self._tokenizers["tokenizer"](text, return_tensors="pt").to(self.device)
+        tokens = self._tokenizers[self.TOKENIZERS[-1]](text, return_tensors="pt").to(self.device)
         output = self._encoders["text_encoder"](
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,
             output_hidden_states=True,
             **seen,
         )
-        real_LE = output.hidden_states[-1][0, self.DROPPED :]
+        real_LE = output.hidden_states[-1][0, self._dropped(self._tokenizers) :]
         embeds_BLE = real_LE.new_zeros(1, length, real_LE.shape[1])
         embeds_BLE[0, : len(real_LE)] = real_LE
         mask_BL = torch.arange(length, device=self.device)[None] < len(real_LE)

@@ -53,7 +53,7 @@ def write_lora(
     from peft import LoraConfig
 
     scale = adaptation.alpha / adaptation.rank
-    layers: dict[str, torch.Tensor] = {}
+    layers: dict[str, Any] = {}
     for name, value in state.items():
         if ".lora_A." not in name and ".lora_B." not in name:
             raise ModelError(f"{name} is no weight of an adapter; export a run with adaptation.mode=lora")

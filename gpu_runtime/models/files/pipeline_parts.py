@@ -79,7 +79,9 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
     loaded: dict[str, Any] = {}
     for part in (part for part, kind in folder.parts.items() if kind == "tokenizer"):
         _, named = folder.index.get(part) or ("", "")
-        tokenizer_class: Any = getattr(transformers, named, transformers.AutoTokenizer)
+        # The tokenizer of a processor alone: the whole one needs torchvision, for videos.
+        known = None if named.endswith("Processor") else getattr(transformers, named, None)
+        tokenizer_class: Any = known or transformers.AutoTokenizer
         try:
             loaded[part] = tokenizer_class.from_pretrained(str(folder.path / part), local_files_only=True)
         except (OSError, ValueError, KeyError) as error:

@@ -73,7 +73,9 @@ def test_the_readme_claims_what_its_presets_do():
     for row in table.splitlines()[2:]:
         models, _, evidence = (cell.strip() for cell in row.strip("|").split("|"))
         named = re.findall(r"[A-Za-z][\w.-]+", models.removeprefix("embedded: "))
-        claims |= {name.lower().removesuffix(".1").replace(".2-", "2-"): evidence for name in named}
+        claims |= {
+            name.lower().replace("flux.1", "flux").replace("flux.2", "flux2"): evidence for name in named
+        }
     for preset in list_presets():
         model = load_config(preset.name, [], {}).model
         name = task_of(preset.name) or model.family

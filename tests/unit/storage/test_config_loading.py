@@ -29,7 +29,7 @@ FAMILY_NAMES = [
     for task in ("geneval", "ocr")
     for side in (1280, 512)
 ]
-FEW_NAMES = ["hunyuan-video-1.5-ocr-480", "sana-ocr-1024", "wan2.2-ocr-480"]
+FEW_NAMES = ["hunyuan-video-1.5-ocr-480", "qwen-image-2.1-ocr-1024", "sana-ocr-1024", "wan2.2-ocr-480"]
 PRESET_NAMES = sorted([*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES])
 
 

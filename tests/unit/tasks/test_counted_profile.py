@@ -12,6 +12,7 @@ from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
+    QwenImage21Transformer2DModel,
     QwenImageTransformer2DModel,
     SanaTransformer2DModel,
     SD3Transformer2DModel,
@@ -93,6 +94,25 @@ def hunyuan_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, ti
     transformer.proj_out(transformer.norm_out(image, embedded))
 
 
+def qwen_21_inputs(width: int) -> dict[str, Any]:
+    return {
+        "latents": torch.empty(1, IMAGE, 64), "text": torch.empty(1, TEXT, 4096), "time": torch.empty(1),
+    }  # fmt: skip
+
+
+def qwen_21_pass(transformer: Any, latents: torch.Tensor, text: torch.Tensor, time: torch.Tensor) -> None:
+    """The same of another; its text attends all tokens here, and is short."""
+    joint = torch.cat([transformer.txt_in(text), transformer.img_in(latents)], dim=1)
+    embedded = transformer.time_text_embed(time, joint)
+    modulation = transformer.modulation(embedded)
+    for block in transformer.transformer_blocks:
+        joint = block(joint, modulation)
+    transformer.proj_out(transformer.norm_out(joint, embedded, None))
+
+
+PASSES = {"hunyuan-video-1.5": hunyuan_pass, "qwen-image-2.1": qwen_21_pass}
+
+
 def wan_inputs(width: int) -> dict[str, Any]:
     return {
         "hidden_states": torch.empty(1, 48, 1, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
@@ -107,6 +127,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen-image": (QwenImageTransformer2DModel, qwen_inputs),
     "qwen-image-edit-plus": (QwenImageTransformer2DModel, qwen_inputs),
     "sana": (SanaTransformer2DModel, sana_inputs),
+    "qwen-image-2.1": (QwenImage21Transformer2DModel, qwen_21_inputs),
     "hunyuan-video-1.5": (HunyuanVideo15Transformer3DModel, hunyuan_inputs),
     "wan2.2": (WanTransformer3DModel, wan_inputs),
     "z-image": (ZImageTransformer2DModel, z_inputs),
@@ -121,7 +142,7 @@ def test_every_counted_family_is_held_against_its_class():
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
      ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"), ("sana", "x"),
-     ("hunyuan-video-1.5", "x"), ("wan2.2", "x"),
+     ("qwen-image-2.1", "x"), ("hunyuan-video-1.5", "x"), ("wan2.2", "x"),
      ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
@@ -134,8 +155,8 @@ def test_operations_and_weights_are_those_of_the_real_class(family: str, path: s
         given = inputs(model.architecture.text_width)
     counter = FlopCounterMode(display=False)
     with torch.device("meta"), counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        if family == "hunyuan-video-1.5":
-            hunyuan_pass(transformer, **given)
+        if family in PASSES:
+            PASSES[family](transformer, **given)
         else:
             transformer(**given, return_dict=False)
     counted = model.architecture.operations(IMAGE, TEXT).forward

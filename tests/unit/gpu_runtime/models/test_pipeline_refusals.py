@@ -169,6 +169,28 @@ def test_a_flux2_klein_is_refused_guidance_it_does_not_take_and_text_it_cannot_m
     assert "has 20 layers, and FLUX.2-klein reads layer 27" in refusal(plain, monkeypatch)
 
 
+def test_a_qwen_image_21_is_refused_odd_sides_long_text_and_shared_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save_pipeline("qwen-image-2.1", tmp_path / "model")
+
+    def run(**sections: dict[str, Any]) -> RunConfig:
+        return run_config(folder, family="qwen-image-2.1", **sections)
+
+    preflight.check(run())
+    assert outline_model(run().model).sequence_lengths() == (4 * 4, 128)
+    files = family_of(run().model).files(run().model)
+    assert folder / "processor/tokenizer_config.json" in files
+    assert "model.height is 48; this model makes images whose sides 32 divides" in refusal(
+        run(model={"height": 48}), monkeypatch
+    )
+    assert "model.text_length is 8: shorten" in refusal(run(model={"text_length": 8}), monkeypatch)
+    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
+    assert "sequence parallelism does not know QwenImage21Transformer2DModel" in refusal(shared, monkeypatch)
+    (folder / "processor/tokenizer_config.json").unlink()
+    assert "lacks processor/tokenizer_config.json" in refusal(run(), monkeypatch)
+
+
 def test_a_sana_is_refused_sides_long_text_shared_samples_and_a_noise_schedule(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -23,8 +23,8 @@ class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `qwen-image-2.1`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; to edit
-    images `qwen-image-edit`, `qwen-image-edit-plus` or `flux-kontext`; for clips `wan2.2` or
+    """`embedded`, `qwen-image`, `qwen-image-2.1`, `sd3.5`, `flux`, `flux2-klein`, `sana` or `z-image`; to
+    edit images `qwen-image-edit`, `qwen-image-edit-plus` or `flux-kontext`; for clips `wan2.2` or
     `hunyuan-video-1.5`; or a plug-in, `package.module:Name` (docs/reference/models.md)."""
 
     path: str = "embedded:glyphs"

@@ -106,8 +106,7 @@ def pipeline_family(
 
     def adapter_usage(path: str) -> str:
         pipeline = model_class().PIPELINE
-        loads = hasattr(pipeline, "load_lora_weights")
-        loading = "load_lora_weights" if loads else "transformer.load_lora_adapter"
+        loading = "transformer.load_lora_adapter" if model_class().ADAPTERS else "load_lora_weights"
         return (
             f"import torch\nfrom diffusers import {pipeline.__name__}\n\n"
             f"pipe = {pipeline.__name__}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
@@ -119,7 +118,7 @@ def pipeline_family(
         outline,
         files,
         find=lambda settings: find_folder("model.path", settings.path),
-        pipeline=lambda: model_class().PIPELINE,
+        pipeline=lambda: model_class().ADAPTERS or model_class().PIPELINE,
         adapter_usage=adapter_usage,
         check=_refuse_embedded_path,
         options=options,

@@ -18,6 +18,7 @@ from diffusers import (
     AutoencoderKLHunyuanVideo15,
     HunyuanVideo15Pipeline,
     HunyuanVideo15Transformer3DModel,
+    HunyuanVideoPipeline,
 )
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 from transformers import Qwen2_5_VLTextModel, T5EncoderModel
@@ -41,6 +42,7 @@ class HunyuanVideo15Model(PipelineModel):
     """The `gpu_runtime.models.protocol.DiffusionModel` of HunyuanVideo 1.5."""
 
     PIPELINE = HunyuanVideo15Pipeline
+    ADAPTERS = HunyuanVideoPipeline
     TRANSFORMER = HunyuanVideo15Transformer3DModel
     VAE = AutoencoderKLHunyuanVideo15
     ENCODERS = {"text_encoder": Qwen2_5_VLTextModel, "text_encoder_2": T5EncoderModel}  # noqa: RUF012

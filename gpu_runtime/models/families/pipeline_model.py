@@ -46,6 +46,9 @@ class PipelineModel(ABC):
     PIPELINE: ClassVar[Any]
     """Pipeline class of diffusers."""
 
+    ADAPTERS: ClassVar[Any] = None
+    """Pipeline class in whose format adapters are exported, where `PIPELINE` loads none."""
+
     TRANSFORMER: ClassVar[Any]
     VAE: ClassVar[Any]
 

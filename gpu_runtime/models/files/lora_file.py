@@ -36,8 +36,7 @@ def write_lora(
     model.
 
     Args:
-        pipeline: pipeline class of diffusers, which knows the format; one that loads no LoRA has that of a
-            transformer alone.
+        pipeline: pipeline class of diffusers, which knows the format.
         folder: folder to write to.
         state: adapters by their names in the policy (`...lora_A.default.weight`), float32.
         adaptation: settings with which they were trained.
@@ -49,7 +48,6 @@ def write_lora(
         ModelError: if the state holds weights other than adapters.
     """
     import torch
-    from diffusers.loaders import QwenImageLoraLoaderMixin
     from peft import LoraConfig
 
     scale = adaptation.alpha / adaptation.rank
@@ -62,8 +60,7 @@ def write_lora(
     layout = LoraConfig(
         r=adaptation.rank, lora_alpha=adaptation.rank, target_modules=list(adaptation.targets)
     )
-    loader = pipeline if hasattr(pipeline, "save_lora_weights") else QwenImageLoraLoaderMixin
-    loader.save_lora_weights(
+    pipeline.save_lora_weights(
         str(folder),
         transformer_lora_layers=layers,
         transformer_lora_adapter_metadata=layout.to_dict(),

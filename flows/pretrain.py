@@ -18,7 +18,7 @@ def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
     """Make an embedded model: render images, train by flow matching, save.
 
     Args:
-        task: what it learns to draw: `edits`, `glyphs` or `shapes`.
+        task: what it learns to draw: `edits`, `glyphs`, `moving-shapes` or `shapes`.
         out: folder for `TASK`, and `TASK-sparse` where there is one; must not exist or be empty.
         seed: of weights, pictures and noise; the same seed gives the same weights.
 

@@ -22,7 +22,7 @@ def pretrain_model(
     """Render images, train a model on them, and save it.
 
     Args:
-        embedded_task: `edits`, `glyphs` or `shapes`.
+        embedded_task: `edits`, `glyphs`, `moving-shapes` or `shapes`.
         out: folder for the two folders of weights.
         seed: seed of weights, pictures and noise.
         progress: called with (training steps done, training steps in all, loss).

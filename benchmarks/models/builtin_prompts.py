@@ -13,6 +13,8 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks import edits
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
+from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
+from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
 from gpu_runtime.prompt_sets.geneval import as_lines, official_rows, training_rows
 from gpu_runtime.prompt_sets.signs import sign_lines
@@ -20,6 +22,8 @@ from storage.prompts.files import BUILTIN_FOLDER
 
 GLYPHS_TRAIN = 1024
 GLYPHS_EVALUATE = 128
+MOVING_SHAPES_TRAIN = 320
+MOVING_SHAPES_EVALUATE = 96
 SHAPES_TRAIN_PER_TAG = 48
 SHAPES_EVALUATE_PER_TAG = 24
 GENEVAL_TRAIN = 1700
@@ -36,12 +40,12 @@ BINDING_EVALUATE = 96
 objects of a held-out prompt are together in a training prompt, in any order; few more prompts are left."""
 
 
-def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
-    """Draw `count` prompts, no two of the same text in the same colour."""
+def text_lines(task: EmbeddedTask, count: int, *, held_out: bool, seed: int) -> list[str]:
+    """Draw `count` distinct prompts that are texts alone."""
     rng = np.random.default_rng(seed)
     lines: dict[str, None] = {}
     while len(lines) < count:
-        lines[GlyphsTask().draw_prompt(rng, held_out).text] = None
+        lines[task.draw_prompt(rng, held_out).text] = None
     return list(lines)
 
 
@@ -101,8 +105,14 @@ def built_in_files() -> dict[str, str]:
     shapes = shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4)
     binding = shape_lines(BINDING_EVALUATE, held_out=True, seed=6, tags=[BINDING])
     files = {
-        "glyphs-train.txt": glyph_lines(GLYPHS_TRAIN, held_out=False, seed=1),
-        "glyphs-evaluate.txt": glyph_lines(GLYPHS_EVALUATE, held_out=True, seed=2),
+        "glyphs-train.txt": text_lines(GlyphsTask(), GLYPHS_TRAIN, held_out=False, seed=1),
+        "glyphs-evaluate.txt": text_lines(GlyphsTask(), GLYPHS_EVALUATE, held_out=True, seed=2),
+        "moving-shapes-train.txt": text_lines(
+            MovingShapesTask(), MOVING_SHAPES_TRAIN, held_out=False, seed=11
+        ),
+        "moving-shapes-evaluate.txt": text_lines(
+            MovingShapesTask(), MOVING_SHAPES_EVALUATE, held_out=True, seed=12
+        ),
         "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3, apart_from=shapes),
         "shapes-evaluate.jsonl": shapes,
         "shapes-binding-train.jsonl": shape_lines(

@@ -57,6 +57,7 @@ class EmbeddedTaskName(StrEnum):
 
     EDITS = "edits"
     GLYPHS = "glyphs"
+    MOVING_SHAPES = "moving-shapes"
     SHAPES = "shapes"
 
 

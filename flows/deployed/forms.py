@@ -60,7 +60,7 @@ class EvaluationForm(Section):
 class PretrainingForm(Section):
     """Making an embedded model from nothing."""
 
-    task: Literal["edits", "glyphs", "shapes"] = "glyphs"
+    task: Literal["edits", "glyphs", "moving-shapes", "shapes"] = "glyphs"
     """Task that the model learns."""
 
     out: str = Field(min_length=1, title="Folder")

@@ -70,6 +70,7 @@ class EditsTask:
     scorer = "edits"
     height = 32
     width = 32
+    frames = 0
     text_length = 12
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:

@@ -43,6 +43,7 @@ class GlyphsTask:
     scorer = "ocr"
     height = 32
     width = 48
+    frames = 0
     text_length = 8
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:

@@ -16,8 +16,8 @@ class RenderedPicture:
     """A picture that a task's renderer could have drawn.
 
     Attributes:
-        image_HWC: uint8 RGB, shape (H, W, 3).
-        drawn_HW: bool, shape (H, W): True where something is drawn, False on the background.
+        image_HWC: uint8 RGB, shape (H, W, 3); of a clip (F, H, W, 3).
+        drawn_HW: bool, shape (H, W), of a clip (F, H, W): True where something is drawn.
     """
 
     image_HWC: np.ndarray
@@ -40,6 +40,9 @@ class EmbeddedTask(Protocol):
     width: int
     """Canvas width in pixels, a multiple of 8."""
 
+    frames: int
+    """Frames F of a clip; 0 if the task draws images."""
+
     text_length: int
     """Most tokens of a prompt, a multiple of 4."""
 
@@ -48,7 +51,7 @@ class EmbeddedTask(Protocol):
         ...
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
-        """Draw a picture that matches a prompt of this task: uint8 RGB, shape (H, W, 3)."""
+        """Draw a picture that matches a prompt of this task: uint8 RGB, (H, W, 3) or (F, H, W, 3)."""
         ...
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
@@ -56,7 +59,7 @@ class EmbeddedTask(Protocol):
 
         Args:
             prompt: prompt of this task.
-            image_HWC: uint8 RGB, shape (H, W, 3).
+            image_HWC: uint8 RGB, shape (H, W, 3) or (F, H, W, 3).
 
         Raises:
             ConfigurationError: the prompt is not one of this task.

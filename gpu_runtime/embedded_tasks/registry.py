@@ -6,12 +6,15 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.edits import EditsTask
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
+from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask, RenderedPicture
 from gpu_runtime.embedded_tasks.shapes import ShapesTask
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts.files import PromptRecord
 
-TASKS: dict[str, EmbeddedTask] = {"edits": EditsTask(), "glyphs": GlyphsTask(), "shapes": ShapesTask()}
+TASKS: dict[str, EmbeddedTask] = {
+    task.name: task for task in (EditsTask(), GlyphsTask(), MovingShapesTask(), ShapesTask())
+}
 
 
 def find_task(name: str) -> EmbeddedTask:
@@ -30,12 +33,13 @@ def rendered_picture(prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPic
 
     Args:
         prompt: the image's prompt.
-        image_HWC: uint8 RGB, shape (H, W, 3).
+        image_HWC: uint8 RGB, shape (H, W, 3) or (F, H, W, 3).
     """
     for task in TASKS.values():
-        if image_HWC.shape[:2] == (task.height, task.width):
+        frames = (task.frames,) if task.frames else ()
+        if image_HWC.shape == (*frames, task.height, task.width, 3):
             try:
                 return task.nearest_picture(prompt, image_HWC)
-            except ConfigurationError:  # a prompt of another task
+            except (ConfigurationError, PromptFileError):  # a prompt of another task
                 continue
     return None

@@ -58,6 +58,7 @@ class ShapesTask:
     scorer = "shapes"
     height = 32
     width = 32
+    frames = 0
     text_length = 12
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:

@@ -266,6 +266,7 @@ FAMILIES = Registry(
             prompt_check=_embedded_prompt_check,
             source_size=_embedded_source_size,
             size=_embedded_size,
+            frames=lambda settings: _embedded_settings(settings).frames or None,
         ),
         **_FAMILIES,
     },

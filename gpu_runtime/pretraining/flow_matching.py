@@ -24,7 +24,7 @@ from diffusers import QwenImageTransformer2DModel
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.registry import find_task
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER, EmbeddedSettings
-from gpu_runtime.models.embedded.model import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel, stacked_frames
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 from storage.prompts.sources import read_source
@@ -85,6 +85,17 @@ RECIPES = {
         sigma_shift=1.0,
         muon_learning_rate=0.03,
         adamw_learning_rate=3e-3,
+    ),
+    "moving-shapes": Recipe(
+        training_steps=500,
+        components=40,
+        head_width=16,
+        rope_axes=(4, 6, 6),
+        text_width=64,
+        sigma_shift=1.0,
+        muon_learning_rate=0.03,
+        adamw_learning_rate=3e-3,
+        codec_images=256,
     ),
     "edits": Recipe(
         training_steps=160,
@@ -173,15 +184,16 @@ class Pretraining:
         task, recipe = self.task, self.recipe
         edits = bool(task.draw_prompt(np.random.default_rng(self.seed)).source)
         settings = EmbeddedSettings(
-            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed, edits=edits
-        )
+            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed,
+            edits=edits, frames=task.frames,
+        )  # fmt: skip
         if recipe.start:
             start = EmbeddedModel.load(recipe.start)
             transformer = _build_transformer(recipe, start.codec.channels)
             transformer.load_state_dict(start.transformer.state_dict())
             return EmbeddedModel(settings, start.codec, transformer)
         pictures = [task.render(task.draw_prompt(self._data), self._data) for _ in range(recipe.codec_images)]
-        codec = PatchCodec.fit(np.stack(pictures), recipe.components, recipe.whitening)
+        codec = PatchCodec.fit(stacked_frames(np.stack(pictures)), recipe.components, recipe.whitening)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             transformer = _build_transformer(recipe, codec.channels)
@@ -192,8 +204,7 @@ class Pretraining:
         """Flow matching: x = (1 - sigma) x0 + sigma noise, target noise - x0, logit-normal sigma."""
         size = self.recipe.batch_size
         prompts = [self.task.draw_prompt(self._data) for _ in range(size)]
-        pictures = np.stack([self.task.render(prompt, self._data) for prompt in prompts])
-        clean_BSC = self._model.codec.encode(torch.from_numpy(pictures))
+        clean_BSC = self._model.encode(np.stack([self.task.render(p, self._data) for p in prompts]))
         noise_BSC = torch.randn(clean_BSC.shape, generator=self._noise)
         sigma_B = (torch.randn(size, generator=self._noise) + self.recipe.sigma_shift).sigmoid()
         mixed_BSC = torch.lerp(clean_BSC, noise_BSC, sigma_B[:, None, None])

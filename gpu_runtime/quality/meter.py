@@ -9,12 +9,12 @@ from typing import Self
 
 import numpy as np
 
+from gpu_runtime.embedded_tasks.protocol import RenderedPicture
 from gpu_runtime.embedded_tasks.registry import rendered_picture
 from gpu_runtime.quality.diversity import diversity_figures
 from gpu_runtime.quality.image_figures import image_figures
 from gpu_runtime.quality.truth_figures import truth_figures
-from storage.config.run_config import THREE_FRAMES
-from storage.pictures import chosen_frames, is_clip
+from storage.pictures import frame_places, is_clip
 from storage.prompts.files import PromptRecord
 
 
@@ -67,8 +67,15 @@ def measured(image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, float]:
 
     Those of a clip are means over its first, middle and last frame.
     """
-    if is_clip(image_HWC):
-        frames = [measured(frame, prompt) for frame in chosen_frames(image_HWC, THREE_FRAMES)]
-        return {name: fmean(figures[name] for figures in frames) for name in frames[0]}
     truth = rendered_picture(prompt, image_HWC)
+    if not is_clip(image_HWC):
+        return _figures(image_HWC, truth)
+    frames = [
+        _figures(image_HWC[place], truth and RenderedPicture(truth.image_HWC[place], truth.drawn_HW[place]))
+        for place in frame_places(len(image_HWC), 3)
+    ]
+    return {name: fmean(figures[name] for figures in frames) for name in frames[0]}
+
+
+def _figures(image_HWC: np.ndarray, truth: RenderedPicture | None) -> dict[str, float]:
     return image_figures(image_HWC) | ({} if truth is None else truth_figures(image_HWC, truth))

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_runtime.embedded_tasks import shapes
 from gpu_runtime.embedded_tasks.edits import edit_of
+from gpu_runtime.embedded_tasks.moving_shapes import motion_of
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
@@ -297,6 +298,10 @@ SCORERS = Registry(
         ),
         "edits": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.edits", "EditsScorer"), check_prompt=edit_of
+        ),
+        "moving-shapes": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.moving_shapes", "MovingShapesScorer"),
+            check_prompt=motion_of,
         ),
         "templates": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),

@@ -212,9 +212,9 @@ class RewardConfig(Section):
     """The scorer that judges the images."""
 
     scorer: str = Field(default="ocr", min_length=1)
-    """`ocr`, `deepseek-ocr`, `shapes`, `geneval`, `edits`, `templates`, `clip-score`, `pick-score`, `jpeg`,
-    `remote` (a server), `vlm` (a vision language model), `sum` (several), a function as `FILE.py:NAME`, or a
-    plug-in, `package.module:Name` (docs/reference/rewards.md)."""
+    """`ocr`, `deepseek-ocr`, `shapes`, `geneval`, `edits`, `moving-shapes`, `templates`, `clip-score`,
+    `pick-score`, `jpeg`, `remote` (a server), `vlm` (a vision language model), `sum` (several), a function as
+    `FILE.py:NAME`, or a plug-in, `package.module:Name` (docs/reference/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from storage.home import Home
+from storage.pictures import CLIP_BYTES, read_frames
+from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.killed_run import served
 
@@ -25,14 +27,18 @@ FAULTS = [
     {"kind": "scorer_death", "iteration": 0, "phase": "reward"},
     {"kind": "kill", "iteration": 1, "phase": "rollout"},
 ]
+CLIPS = (
+    "algorithm.prompts_per_iteration=4", "algorithm.group_size=4", "sampling.rollout_steps=4",
+    "sampling.evaluate_steps=4", "sampling.window_size=3", "sampling.window_stop=3", "evaluation.every=0",
+)  # fmt: skip
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def chaos(home: Path, *arguments: str) -> dict[str, Any]:
+def chaos(home: Path, *arguments: str, preset: str = "smoke") -> dict[str, Any]:
     """What the command says of a tiny run."""
-    command = [sys.executable, "-m", "flows.cli.command_line", "chaos", "--preset", "smoke", *arguments]
+    command = [sys.executable, "-m", "flows.cli.command_line", "chaos", "--preset", preset, *arguments]
     answer = subprocess.run(
         command, env=os.environ | {"SPOTLIGHT_HOME": str(home)}, capture_output=True, text=True, timeout=800
     )
@@ -70,3 +76,23 @@ def test_a_run_keeps_its_promises_while_instances_come_and_go(home, tmp_path):
     assert result["faults"] == result["instances_removed"] >= 1
     assert result["instances_added"] + result["instances_skipped"] >= result["instances_removed"]
     assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
+
+
+def test_a_run_of_clips_ends_with_the_same_bits_and_keeps_animated_images(home, tmp_path):
+    schedule = tmp_path / "faults.json"
+    schedule.write_text(json.dumps(FAULTS))
+    sets = [item for value in (*SETTINGS, *CLIPS) for item in ("--set", value)]
+    result = chaos(home, "--schedule", str(schedule), *sets, preset="moving-shapes")
+    assert (result["faults"], result["faults_left"]) == (3, 0)
+    assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
+    runs = [
+        row.run_id for row in RunStore(Home(home)).runs() if row.config.model.path.endswith("moving-shapes")
+    ]
+    with Records(Home(home)).reading() as record:
+        kept = record.execute(
+            "SELECT run_id, png FROM evaluation_images WHERE png IS NOT NULL UNION ALL "
+            "SELECT run_id, png FROM sample_images WHERE png IS NOT NULL"
+        ).fetchall()
+    clips = [content for run_id, content in kept if run_id in runs]
+    assert clips and {read_frames(content).shape for content in clips} == {(8, 24, 24, 3)}
+    assert max(map(len, clips)) <= CLIP_BYTES

@@ -40,6 +40,7 @@ class EmbeddedSettings:
         text_width: width E of a token's embedding.
         seed: seed of the pre-training.
         training: figures of the pre-training; nothing reads them.
+        frames: frames of a clip, each with as many tokens as an image; 0 if the model makes images.
         edits: True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone.
     """
 
@@ -51,6 +52,7 @@ class EmbeddedSettings:
     seed: int
     training: dict[str, Any] = field(default_factory=dict)
     edits: bool = False
+    frames: int = 0
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -101,6 +103,11 @@ def read_settings(path: Path) -> EmbeddedSettings:
                 f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
                 "restore the file"
             )
+    if type(settings.frames) is not int or not 0 <= settings.frames <= _LARGEST:
+        raise ModelError(
+            f"{path}: frames is {reprlib.repr(settings.frames)}, not a whole number up to {_LARGEST}; "
+            "restore the file"
+        )
     if type(settings.edits) is not bool:
         raise ModelError(
             f"{path}: edits is {reprlib.repr(settings.edits)}, not true or false; restore the file"

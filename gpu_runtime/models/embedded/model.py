@@ -4,9 +4,11 @@ Class and inference are those of the large model; only the sizes differ, and two
 are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
 
 A model that edits gets the tokens of the source image after those of the sample, at the same positions in
-another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens.
+another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens. A clip
+has the tokens of one frame after those of another, at the same positions in the next frame.
 
-Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
+Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, F frames, H W
+pixels.
 """
 
 from __future__ import annotations
@@ -66,8 +68,9 @@ class EmbeddedModel:
         self.dtype = parameter.dtype
         self.codec = codec.to(self.device)
         rows, columns = settings.height // PATCH, settings.width // PATCH
-        self.latent_shape = (rows * columns, codec.channels)
-        self._grids = [(1, rows, columns)] * (2 if settings.edits else 1)
+        frames = settings.frames or 1
+        self.latent_shape = (frames * rows * columns, codec.channels)
+        self._grids = [(frames, rows, columns)] * (2 if settings.edits else 1)
         if transformer.config["in_channels"] != codec.channels:
             raise ModelError(
                 f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
@@ -168,11 +171,16 @@ class EmbeddedModel:
         )
         return output[0][:, : latents_BSC.shape[1]].float()
 
+    def encode(self, pictures: np.ndarray) -> torch.Tensor:
+        """Encode B images or clips, uint8 RGB, to float32 latents (B, S, C)."""
+        return self.codec.encode(torch.from_numpy(stacked_frames(pictures)).to(self.device))
+
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU."""
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3), or clips (B, F, H, W, 3), on the CPU."""
+        frames, height, width = self.settings.frames, self.settings.height, self.settings.width
         with torch.no_grad():
-            images = self.codec.decode(latents_BSC, self.settings.height, self.settings.width)
-        return images.cpu()
+            images = self.codec.decode(latents_BSC, (frames or 1) * height, width).cpu()
+        return images.unflatten(1, (frames, height)) if frames else images
 
     def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
         """Decode latents (B, S, C) of edits to uint8 images on the CPU; see `PatchCodec.decode_edits`."""
@@ -196,6 +204,14 @@ class EmbeddedModel:
     def sigmas(self, steps: int) -> torch.Tensor:
         """Return even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
+
+
+def stacked_frames(pictures: np.ndarray) -> np.ndarray:
+    """Return clips (B, F, H, W, 3) as images whose frames lie below each other; images are unchanged.
+
+    The height is a multiple of the patch's, so the image's patches are those of the frames, in their order.
+    """
+    return pictures.reshape(len(pictures), -1, *pictures.shape[-2:])
 
 
 class EmbeddedOutline:
@@ -229,7 +245,7 @@ class EmbeddedOutline:
         """Return None: the length is fixed by the model, and a mask hides padding."""
 
     def blank_image(self) -> np.ndarray:
-        """Return the image that the model decodes zeros to, uint8, shape (H, W, 3)."""
+        """Return the image or clip that the model decodes zeros to, uint8, (H, W, 3) or (F, H, W, 3)."""
         return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()
 
 

@@ -1,7 +1,7 @@
 """A judge of embedded tasks by correlation with what their renderer draws: no OCR engine, no contours.
 
-The rewards of these tasks are `ocr`, `shapes` and `edits`. This one uses another method on purpose: as
-`evaluation.judge` it shows whether what those rewards praise is there.
+The rewards of these tasks are `ocr`, `shapes`, `edits` and `moving-shapes`. This one uses another method on
+purpose: as `evaluation.judge` it shows whether what those rewards praise is there.
 
 Shape suffixes: H, W pixels, D values of a window, K templates, N windows.
 """
@@ -15,8 +15,10 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks import glyphs, shapes
 from gpu_runtime.embedded_tasks.edits import edit_of
+from gpu_runtime.embedded_tasks.moving_shapes import asks_for_motion
 from gpu_runtime.rewards.edit_rules import judge_edit
 from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
+from gpu_runtime.rewards.motion_rules import judge_motion
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.text_rules import target_text
 from storage.errors import PromptFileError, RewardError
@@ -38,8 +40,10 @@ def check_prompt(prompt: PromptRecord) -> None:
     """Refuse a prompt that no task draws.
 
     Raises:
-        PromptFileError: if it has no three characters in quotes, no row of shapes and no edit.
+        PromptFileError: if it has no three characters in quotes, no row of shapes, no edit and no motion.
     """
+    if asks_for_motion(prompt):
+        return
     if "edit" in prompt.metadata:
         edit_of(prompt)
         return
@@ -59,10 +63,11 @@ class TemplatesScorer:
 
     For glyphs, `value` is the mean over the characters of the correlation with the requested one, 0 if
     another fits better. For shapes it is GenEval's graded value of the shapes found, times how well they fit.
-    For edits it is the value of `judge_edit`, by the shapes that fit best.
+    For edits and clips it is the value of `judge_edit` and `judge_motion`, by the shapes that fit best.
     """
 
     name = "templates"
+    takes_clips = True
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that no task draws.
@@ -73,7 +78,7 @@ class TemplatesScorer:
         check_prompt(prompt)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3).
+        """Judge a uint8 RGB image of shape (H, W, 3), or a clip (F, H, W, 3).
 
         Raises:
             PromptFileError: see `check_prompt`.
@@ -82,6 +87,8 @@ class TemplatesScorer:
         check_prompt(prompt)
         if "edit" in prompt.metadata:
             return judge_edit(image_HWC, prompt, find_shapes)
+        if asks_for_motion(prompt):
+            return judge_motion(image_HWC, prompt, find_shapes)
         task = shapes.ShapesTask if prompt.metadata.get("include") else glyphs.GlyphsTask
         if image_HWC.shape[:2] != (task.height, task.width):
             raise RewardError(

@@ -67,7 +67,7 @@ def test_settings_as_a_person_writes_them_are_taken(setting: str):
     assert TrainingForm(settings=[setting]).settings == [setting]
 
 
-@pytest.mark.parametrize("task", ["edits", "glyphs", "shapes"])
+@pytest.mark.parametrize("task", ["edits", "glyphs", "moving-shapes", "shapes"])
 def test_every_embedded_model_can_be_made(task: str):
     assert PretrainingForm.model_validate({"out": "x", "task": task}).task == task
 

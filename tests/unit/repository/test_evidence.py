@@ -34,12 +34,14 @@ def learned_tasks() -> set[str]:
     """Embedded tasks of which learning curves are kept, by the first word of the models that learn them."""
     names = [path.parent.name for path in (RESULTS / "curves").glob("exploration-*/*")]
     tasks = {name.removeprefix("exploration-") for name in names if kept(name)}
-    return {task_of(TASKS[task].preset) for task in tasks}
+    learned = {task_of(TASKS[task].preset) for task in tasks}
+    return learned | ({"moving-shapes"} if kept("moving_shapes").get("gain", 0) >= 0.1 else set())
 
 
 def task_of(preset: str) -> str:
     path = load_config(preset, [], {}).model.path
-    return path.removeprefix(EMBEDDED_PREFIX).partition("-")[0] if path.startswith(EMBEDDED_PREFIX) else ""
+    name = path.removeprefix(EMBEDDED_PREFIX)
+    return name.removesuffix("-sparse") if path.startswith(EMBEDDED_PREFIX) else ""
 
 
 def shown(preset: Preset) -> set[str]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
+from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
 from gpu_runtime.embedded_tasks.registry import TASKS, find_task
-from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
+from gpu_runtime.embedded_tasks.shapes import SIZE, TAGS, ShapesTask
 from gpu_runtime.models.embedded.text_tokens import tokenize
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, load_prompts
@@ -34,7 +35,8 @@ def test_pictures_and_prompts_fit_the_task(name: str) -> None:
         prompt = task.draw_prompt(rng)
         assert len(tokenize(prompt.text)) <= task.text_length
         image_HWC = task.render(prompt, rng)
-        assert image_HWC.shape == (task.height, task.width, 3)
+        frames = (task.frames,) if task.frames else ()
+        assert image_HWC.shape == (*frames, task.height, task.width, 3)
         assert image_HWC.dtype == np.uint8
 
 
@@ -47,6 +49,35 @@ def test_glyphs_to_evaluate_are_never_trained_on() -> None:
     assert not evaluate & texts("glyphs-train")
     task, rng = GlyphsTask(), np.random.default_rng(0)
     assert not evaluate & {task.draw_prompt(rng).text[-4:-1] for _ in range(3000)}
+
+
+def test_motions_to_evaluate_are_never_trained_on() -> None:
+    train, evaluate = (
+        {record.text for record in load_prompts(f"builtin:moving-shapes-{use}")}
+        for use in ("train", "evaluate")
+    )
+    assert (len(train), len(evaluate)) == (320, 96) and not train & evaluate
+    task, rng = MovingShapesTask(), np.random.default_rng(0)
+    drawn = {task.draw_prompt(rng).text for _ in range(4000)}
+    assert train <= drawn and not evaluate & drawn
+
+
+@pytest.mark.parametrize(
+    ("asked", "steps", "count"),
+    # Three places along an axis; a quick shape crosses the whole picture, so it has one.
+    [("up left slowly", (-1, -1), 9), ("right quickly", (0, 2), 3), ("down slowly", (1, 0), 9)],
+)
+def test_a_shape_moves_as_asked_and_stays_inside(asked: str, steps: tuple[int, int], count: int) -> None:
+    rng, prompt = np.random.default_rng(2), PromptRecord(0, f"a white square moves {asked}")
+    starts = set()
+    for _ in range(200):
+        clip_FHWC = MovingShapesTask().render(prompt, rng)
+        places = [np.argwhere((frame > 200).all(axis=-1)) for frame in clip_FHWC]
+        assert {len(place) for place in places} == {SIZE * SIZE}, "nothing is cut off"
+        corners = np.stack([place[0] for place in places])
+        assert (np.diff(corners, axis=0) == steps).all()
+        starts.add(tuple(corners[0].tolist()))
+    assert len(starts) == count
 
 
 def test_shapes_to_evaluate_are_apart_where_the_space_allows() -> None:
@@ -79,5 +110,7 @@ def test_glyphs_refuses_what_it_cannot_draw(text: str) -> None:
 
 
 def test_unknown_task() -> None:
-    with pytest.raises(ConfigurationError, match="'cats'; choose one of: edits, glyphs, shapes"):
+    with pytest.raises(
+        ConfigurationError, match="'cats'; choose one of: edits, glyphs, moving-shapes, shapes"
+    ):
         find_task("cats")

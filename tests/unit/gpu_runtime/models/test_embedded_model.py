@@ -10,17 +10,18 @@ import pytest
 import torch
 from peft import LoraConfig
 
+from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from storage.errors import ConfigurationError, ModelError
 from storage.prompts.files import load_prompts
 
-NAMES = ("edits", "glyphs", "glyphs-sparse", "shapes", "shapes-sparse")
+NAMES = ("edits", "glyphs", "glyphs-sparse", "moving-shapes", "shapes", "shapes-sparse")
 SIZE = 16
 
 
-@pytest.fixture(scope="module", params=("glyphs", "shapes"))
+@pytest.fixture(scope="module", params=("glyphs", "shapes", "moving-shapes"))
 def model(request: pytest.FixtureRequest) -> EmbeddedModel:
     torch.set_num_threads(1)
     return EmbeddedModel.load(f"embedded:{request.param}")
@@ -39,7 +40,8 @@ def batch(model: EmbeddedModel, seed: int = 0) -> tuple[torch.Tensor, torch.Tens
 def test_it_is_a_diffusion_model(model: EmbeddedModel) -> None:
     typed: DiffusionModel = model
     images = typed.decode(torch.zeros(2, *typed.latent_shape))
-    assert images.shape == (2, model.settings.height, model.settings.width, 3)
+    frames = (8,) if model.settings.task == "moving-shapes" else ()
+    assert images.shape == (2, *frames, model.settings.height, model.settings.width, 3)
     assert images.dtype == torch.uint8
     assert model.transformer.training is False
     assert model.settings.text_length % 4 == 0
@@ -119,8 +121,31 @@ def test_the_project_carries_it(name: str) -> None:
     model = EmbeddedModel.load(f"embedded:{name}")
     assert model.settings.task == name.removesuffix("-sparse")
     parameters = sum(parameter.numel() for parameter in model.transformer.parameters())
-    assert 1e6 < parameters < 3e6
+    assert (0.4e6 if name == "moving-shapes" else 1e6) < parameters < 3e6
     assert (WEIGHTS_FOLDER / name / "README.md").is_file()
+
+
+def test_a_clip_s_frames_keep_their_order_through_the_codec() -> None:
+    model = EmbeddedModel.load("embedded:moving-shapes")
+    prompts, rng = load_prompts("builtin:moving-shapes-evaluate")[:4], np.random.default_rng(0)
+    clips = np.stack([MovingShapesTask().render(prompt, rng) for prompt in prompts])
+    latents_BSC = model.encode(clips)
+    assert latents_BSC.shape == (4, *model.latent_shape) == (4, 8 * 9, model.codec.channels)
+    by_frame_BFSC = torch.stack([model.codec.encode(torch.from_numpy(clip)) for clip in clips])
+    torch.testing.assert_close(latents_BSC, by_frame_BFSC.flatten(1, 2), rtol=0, atol=1e-5)
+    errors = np.abs(model.decode(latents_BSC).numpy().astype(int) - clips)
+    assert errors.mean() < 5, "the codec loses fine detail alone"
+
+
+@torch.no_grad()
+def test_the_velocity_of_a_frame_depends_on_its_place_in_the_clip() -> None:
+    model = EmbeddedModel.load("embedded:moving-shapes")
+    latents, sigma, conditioning = batch(model)
+    found = model.velocity(latents, sigma, conditioning).unflatten(1, (8, 9))
+    backwards = latents.unflatten(1, (8, 9)).flip(1).flatten(1, 2)
+    assert not torch.allclose(
+        model.velocity(backwards, sigma, conditioning).unflatten(1, (8, 9)).flip(1), found, atol=1e-2
+    )
 
 
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def noisy(image_HWC: np.ndarray, deviation: float) -> np.ndarray:
     return (image_HWC + noise).clip(0, 255).astype(np.uint8)
 
 
-@pytest.mark.parametrize("name", ["glyphs", "shapes"])
+@pytest.mark.parametrize("name", ["glyphs", "moving-shapes", "shapes"])
 def test_the_renderer_s_pictures_are_exact_and_grain_costs(name: str):
     rng, judge = np.random.default_rng(0), TemplatesScorer()
     for _ in range(12):
@@ -34,7 +34,8 @@ def test_the_renderer_s_pictures_are_exact_and_grain_costs(name: str):
         image_HWC = TASKS[name].render(prompt, rng)
         clean, grainy = judge.score(image_HWC, prompt), judge.score(noisy(image_HWC, 60), prompt)
         assert clean.exact and clean.value > 0.95, (prompt.text, clean)
-        assert grainy.value < clean.value - 0.02, (prompt.text, grainy)
+        # A path has no grain: a clip's value tells whether the shapes are there.
+        assert name == "moving-shapes" or grainy.value < clean.value - 0.02, (prompt.text, grainy)
 
 
 def test_a_wrong_character_counts_nothing_and_an_empty_sign_too():

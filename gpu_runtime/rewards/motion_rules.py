@@ -1,0 +1,76 @@
+"""The judgement of a clip of the task `moving-shapes`: is the shape as asked, and its path?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from gpu_runtime.embedded_tasks.moving_shapes import FRAMES, SIDE, motion_of
+from gpu_runtime.rewards.geneval_rules import Detection
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import RewardError
+from storage.prompts.files import PromptRecord
+
+TOLERANCE = 1.0
+"""Most pixels, across and down, by which a frame's shape may be off the path. On the path of the other speed
+it is off by up to 3.5 pixels."""
+
+_FAR = 4.0
+"""Pixels off the path at which a frame's place counts nothing."""
+
+
+def judge_motion(
+    clip_FHWC: np.ndarray, prompt: PromptRecord, find: Callable[[np.ndarray], Sequence[Detection]]
+) -> Score:
+    """Score a clip against its prompt.
+
+    The path is a straight line at the speed asked for, through the mean of the shapes' centres. Half of the
+    value is 1 if the clip is exact: each frame has one shape, as asked, within `TOLERANCE` of the path. The
+    other half is the mean over frames of four components of the most certain shape: it is the only one, its
+    class, its colour, and its place, 1 less a quarter for each pixel off the path. A frame without a shape
+    has none.
+
+    Args:
+        clip_FHWC: uint8 RGB clip with all frames, shape (8, 24, 24, 3).
+        prompt: prompt of the task.
+        find: function that finds the shapes of a uint8 RGB image (H, W, 3), the most certain first.
+
+    Raises:
+        PromptFileError: the prompt is not one of the task.
+        RewardError: the clip has another size, or frames are missing.
+    """
+    motion = motion_of(prompt)
+    if clip_FHWC.shape != (FRAMES, SIDE, SIDE, 3):
+        raise RewardError(
+            f"a picture of shape {clip_FHWC.shape}; the path of a shape is judged on all {FRAMES} frames of "
+            f"{SIDE} x {SIDE} pixels, with reward.frames=all"
+        )
+    found = [find(frame_HWC) for frame_HWC in clip_FHWC]
+    steps_F2 = np.arange(FRAMES)[:, None] * np.array([motion.right, motion.down])
+    starts = {frame: _centre(shapes[0]) - steps_F2[frame] for frame, shapes in enumerate(found) if shapes}
+    start_2 = np.mean(list(starts.values()), axis=0) if starts else np.zeros(2)
+    values, exact = [0.0] * FRAMES, len(starts) == FRAMES
+    for frame, its_start_2 in starts.items():
+        best, off = found[frame][0], float(np.abs(its_start_2 - start_2).max())
+        looks = (
+            len(found[frame]) == 1, best.class_name == motion.class_name, best.colour == motion.colour
+        )  # fmt: skip
+        values[frame] = (sum(looks) + max(0.0, 1 - off / _FAR)) / 4
+        exact = exact and all(looks) and off <= TOLERANCE
+    return Score((fmean(values) + exact) / 2, exact, _detail(found, starts))
+
+
+def _centre(found: Detection) -> np.ndarray:
+    left, top, right, bottom = found.box
+    return np.array([(left + right) / 2, (top + bottom) / 2])
+
+
+def _detail(found: Sequence[Sequence[Detection]], starts: dict[int, np.ndarray]) -> str:
+    """Return the kinds of shape that were seen, and where the most certain one was, first and last."""
+    kinds = dict.fromkeys(f"{one.colour} {one.class_name}" for shapes in found for one in shapes)
+    if not starts:
+        return "nothing"
+    ends = (_centre(found[frame][0]) for frame in (min(starts), max(starts)))
+    return f"{', '.join(kinds)}; {' to '.join(f'({x:.0f}, {y:.0f})' for x, y in ends)}"

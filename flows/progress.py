@@ -1,4 +1,4 @@
-"""Progress reports of a run: a bar on a terminal, plain lines elsewhere."""
+"""Progress reports of a run: a bar on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,32 @@ _SPEED_PERIOD_S = 7 * 86_400.0
 
 OnIteration = Callable[[int, Mapping[str, float]], object]
 """A function that is called with the number of each committed iteration and its metrics."""
+
+
+class _NotebookBar(Progress):
+    """A bar in a notebook's cell: one output of plain text, which IPython replaces; without ipywidgets."""
+
+    _shown: Any = None
+
+    def start(self) -> None:
+        """Show it."""
+        from IPython.display import display
+
+        self._shown = display(self._text(), raw=True, display_id=True)
+
+    def update(self, task_id: TaskID, **changes: Any) -> None:
+        """Change a task, and show it."""
+        super().update(task_id, **changes)
+        self._shown.update(self._text(), raw=True)
+
+    def stop(self) -> None:
+        """Leave the last state shown."""
+
+    def _text(self) -> dict[str, str]:
+        screen = Console(width=self.console.width, force_jupyter=False, color_system=None)
+        with screen.capture() as captured:
+            screen.print(self.get_renderable())
+        return {"text/plain": captured.get().rstrip()}
 
 
 class Reporter:
@@ -69,16 +95,18 @@ class Reporter:
         self._total, self._gives_verdict = total, gives_verdict
         self._started = time.monotonic()
         self.note(f"run {run_id}: iteration {done} of {total}")
-        if not self._console.is_terminal:
+        if not (self._console.is_terminal or self._console.is_jupyter):
             return
-        self._bar = Progress(
+        kind = _NotebookBar if self._console.is_jupyter else Progress
+        self._bar = kind(
             TextColumn("{task.fields[phase]:8}"),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
             TextColumn("left"),
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=self._console,
+            expand=True,  # the description alone is cut on a narrow terminal
             speed_estimate_period=_SPEED_PERIOD_S,
         )
         self._task = self._bar.add_task("training", total=total, completed=done, phase="")

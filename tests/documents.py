@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ DOCUMENTS = [
 ]
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+_BLOCK = re.compile(r"^ *```\w*\n(.*?)^ *```$|((?:^ {4,}\S[^\n]*\n)+)", re.M | re.S)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
 _COMMAND = re.compile(
@@ -68,6 +70,24 @@ def links(text: str) -> list[str]:
 def spans(text: str) -> list[str]:
     """What stands between backquotes."""
     return _SPAN.findall(prose(text))
+
+
+def demo_s_end() -> list[str]:
+    """The lines with which `make demo` ends, as the README shows them."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [shown] = [block for block in blocks(readme) if block.startswith("$ make demo")]
+    return shown.splitlines()[1:]
+
+
+def form(line: str) -> str:
+    """A printed line without its numbers."""
+    return re.sub(r"\d[\d,.]*", "0", line)
+
+
+def blocks(text: str) -> list[str]:
+    """The indented and fenced blocks, in the text's order, continued lines joined."""
+    bodies = [textwrap.dedent(fenced or indented) for fenced, indented in _BLOCK.findall(text + "\n")]
+    return [re.sub(r"\\\n\s*", "", body) for body in bodies]
 
 
 def anchors(text: str) -> set[str]:

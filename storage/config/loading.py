@@ -10,6 +10,7 @@ refused; other names of the project (`OTHER_VARIABLES`) are left alone.
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import tomllib
 import typing
@@ -33,7 +34,8 @@ PRESETS = Path(__file__).resolve().parents[2] / "presets"
 """Folder of the presets that have a name."""
 
 BASES = PRESETS / "bases"
-"""Folder of what several presets share: `extends = ["NAME", ...]` at a preset's top puts these before it."""
+"""Folder of what several presets share: `extends = ["NAME", ...]` at a preset's top puts these before it, or
+other presets with theirs."""
 
 PREFIX = "SPOTLIGHT_"
 
@@ -135,7 +137,7 @@ def load_with_sources(
             continue
         key = tuple(part.strip() for part in name.split("."))
         layers.append(_parsed(key, text.strip(), "--set"))
-    _drop_options_of_others(below, layers)
+    _drop_options_of_others([*([layer] for layer in below), layers])
     layers = [*below, *layers]
     sources = {key: origin for origin, values in layers for key in _keys((), values)}
     with naming_sources(sources):
@@ -194,19 +196,22 @@ def _as_toml(value: Any) -> str:
     return f"[{', '.join(map(_as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
-def _drop_options_of_others(below: Sequence[_Layer], above: Sequence[_Layer]) -> None:
-    """Drop the options that a preset or a run has for what is replaced, as for another scorer.
+def _drop_options_of_others(groups: Sequence[Sequence[_Layer]]) -> None:
+    """Drop the options that a base, a preset or a run has for what is replaced, as for another scorer.
 
     Args:
-        below: what the preset or the run says; changed in place.
-        above: what a person says on top of it.
+        groups: the bases, the preset or run, and what a person says; later ones replace what earlier ones
+            choose. Changed in place.
     """
     defaults = RunConfig()
     for section, name in _CHOICES:
-        default = getattr(getattr(defaults, section), name)
-        had, chosen = (_last(section, name, layers) for layers in (below, above))
-        if chosen is not None and chosen != (default if had is None else had):
-            for _, values in below:
+        had = getattr(getattr(defaults, section), name)
+        for number, group in enumerate(groups):
+            chosen = _last(section, name, group)
+            if chosen is None or chosen == had:
+                continue
+            had = chosen
+            for _, values in itertools.chain(*groups[:number]):
                 if isinstance(values.get(section), dict):
                     values[section].pop("options", None)
 
@@ -219,8 +224,11 @@ def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
 
 
 def _preset_layers(preset: str) -> list[_Layer]:
-    """Read a preset's bases, in their order, and then the preset itself."""
-    values = _read_toml(_preset_path(preset))
+    """Read a preset's bases, in their order, each after its own, and then the preset itself."""
+    return _layers_of(preset, _read_toml(_preset_path(preset)))
+
+
+def _layers_of(preset: str, values: dict[str, Any]) -> list[_Layer]:
     named, claimed = values.pop("extends", []), values.pop("evidence", EVIDENCE[0])
     if claimed not in EVIDENCE:
         raise ConfigurationError(
@@ -228,15 +236,18 @@ def _preset_layers(preset: str) -> list[_Layer]:
             "it out"
         )
     bases = [named] if isinstance(named, str) else named
-    known = sorted(path.stem for path in BASES.glob("*.toml"))
+    shared = sorted(path.stem for path in BASES.glob("*.toml"))
     layers: list[_Layer] = []
     for base in bases if isinstance(bases, list) else [bases]:
-        if base not in known:
+        if base in shared:
+            layers.append((f"base {base} of preset {preset}", _read_toml(BASES / f"{base}.toml")))
+        elif base in [known.name for known in list_presets()]:
+            layers += _layers_of(base, _read_toml(PRESETS / f"{base}.toml"))
+        else:
             raise ConfigurationError(
                 f"preset {preset}: extends names {base!r}, and there is no such base; there are "
-                f"{', '.join(known)}"
+                f"{', '.join(shared)}, and the presets"
             )
-        layers.append((f"base {base} of preset {preset}", _read_toml(BASES / f"{base}.toml")))
     return [*layers, (f"preset {preset}", values)]
 
 

@@ -211,7 +211,7 @@ _FRAMES_SCHEMA = {
 class RewardConfig(Section):
     """The scorer that judges the images."""
 
-    scorer: str = Field(default="ocr", min_length=1)
+    scorer: str = "ocr"
     """`ocr`, `deepseek-ocr`, `shapes`, `geneval`, `edits`, `moving-shapes`, `templates`, `clip-score`,
     `pick-score`, `jpeg`, `remote` (a server), `vlm` (a vision language model), `sum` (several), a function as
     `FILE.py:NAME`, or a plug-in, `package.module:Name` (docs/reference/rewards.md)."""

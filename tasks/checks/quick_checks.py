@@ -57,8 +57,9 @@ def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None =
         sources: origin of its values (`load_with_sources`), for messages.
 
     Raises:
-        ConfigurationError: a name is unknown, or an option is wrong.
+        ConfigurationError: there is no reward or no prompts, a name is unknown, or an option is wrong.
     """
+    _refuse_no_task(config)
     with naming_sources(sources or {}):
         for read in (
             read_family_options, read_scorer_options, read_objective_options, read_strategy_options,
@@ -66,6 +67,21 @@ def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None =
         ):  # fmt: skip
             config = read(config)
     return config
+
+
+def _refuse_no_task(config: RunConfig) -> None:
+    """Refuse a preset without a task, such as sd3.5-512, until its reward and its prompts are given."""
+    wanted = {
+        "reward.scorer": (config.reward.scorer, "my_rewards.py:blue"),
+        "prompts.train": (config.prompts.train, "my-prompts.txt"),
+        "prompts.evaluate": (config.prompts.evaluate, "my-held-out.txt"),
+    }
+    missing = {setting: example for setting, (value, example) in wanted.items() if not value}
+    if missing:
+        lines = "\n".join(f"    --set {setting}={example}" for setting, example in missing.items())
+        raise ConfigurationError(
+            f"{', '.join(missing)}: not set, and the preset has no task of its own; add such as\n{lines}"
+        )
 
 
 def check_inputs(config: RunConfig) -> CheckedInputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from storage.processes import NO_REPORTS, python_command
 from tests.contacts import MEANS, Means, contacts, needs_strace
+from tests.documents import demo_s_end, form
 from tests.running_up import ROOT
 
 ends_in_time = pytest.mark.timeout(1200)
@@ -97,14 +99,23 @@ with running_up(Home.from_environment()) as up:
 @pytest.mark.slow
 @ends_in_time
 def test_a_demo_its_report_and_its_pages_turn_to_this_machine_alone(tmp_path: Path):
-    """Two of its iterations, each with exploration; its evaluations, MLflow, the report and the dashboard."""
+    """Two of its iterations, each with exploration; its evaluations, MLflow, the report and the dashboard.
+
+    Its last lines are those that the README shows, but for the bar of a terminal.
+    """
     assert DEMO is not None
     words = DEMO[1].replace("--iterations 20", "--iterations 2")
     assert words != DEMO[1]
     spotlight = f"{sys.executable} -m flows.cli.command_line"
-    script = f"{spotlight} {words} --run-id demo && {spotlight} report demo --out {tmp_path}/report.html && "
+    said = tmp_path / "said"
+    report = f"{spotlight} report demo --out {tmp_path}/report.html"
+    script = f"{spotlight} {words} --run-id demo | tee {said} && {report} && "
     found = contacts(
-        ["bash", "-ec", f'{script} {sys.executable} -c "$0"', THEN],
+        ["bash", "-eo", "pipefail", "-c", f'{script} {sys.executable} -c "$0"', THEN],
         environment(tmp_path / "home"), ROOT, tmp_path / "trace", 1000,
     )  # fmt: skip
     assert found == set()
+    *lines, result = [line for line in said.read_text().splitlines() if "too short to judge" not in line][-7:]
+    assert [form(line) for line in lines] == [form(line) for line in demo_s_end()[1:-1]]
+    shown = re.findall(r'"(\w+)":', demo_s_end()[-1])
+    assert list(json.loads(result))[: len(shown)] == shown

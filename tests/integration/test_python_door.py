@@ -76,12 +76,37 @@ def test_a_notebook_shows_a_run_with_its_chart_and_images(home: Home, tmp_path: 
     assert int(count["text"]) > 0
 
 
+def test_a_notebook_has_a_bar_that_is_replaced(tmp_path: Path):
+    """A thread reports, as in a run; the cell ends with one line for the bar, beside the notes."""
+    report = """
+import threading
+from types import SimpleNamespace
+from flows.progress import Reporter
+shown = Reporter()
+def run():
+    shown.begin("a-run", 3, 1)
+    for number in (2, 3):
+        shown.phase("rollout")
+        metrics = {"reward_mean": number / 10, "exact_share": 0.5, "groups_dropped": 0.0, "iteration_s": 1.0}
+        shown.iteration(SimpleNamespace(iteration=number, metrics=metrics))
+    shown.end()
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    begun, bar = (line for line in outputs_of(tmp_path, report)[0].splitlines() if line)
+    assert begun == "run a-run: iteration 1 of 3"
+    assert bar.startswith("rollout") and "3/3" in bar and "reward 0.300, exact 50%" in bar
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_example_s_notebook_runs(home: Home, tmp_path: Path):
     example = nbformat.read(ROOT / "examples/notebook.ipynb", 4)
     codes = [cell["source"] for cell in example.cells if cell["cell_type"] == "code"]
     book = ran_in_a_kernel(tmp_path, *codes)
+    [bar] = [out["data"]["text/plain"] for out in book.cells[0]["outputs"] if "2/2" in str(out.get("data"))]
+    assert "━" in bar and "reward 0." in bar and "0:00:00 left" in bar
     outputs = [cell["outputs"][-1]["data"] for cell in book.cells[1:]]
     assert [next(iter(kind for kind in data if kind != "text/plain")) for data in outputs] == [
         "text/html", "application/vnd.plotly.v1+json", "text/html"

@@ -97,6 +97,19 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
     ("arguments", "says"),
     [
         (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs", "shapes-sparse")),
+        (
+            ("--preset", "sd3.5-512"),
+            ("error: reward.scorer, prompts.train, prompts.evaluate: not set", "--set reward.scorer=my_"),
+        ),
+        (
+            ("--preset", "sd3.5-512", "--set", "reward.scorer=jpeg"),
+            ("error: prompts.train, prompts.evaluate: not set", "--set prompts.train=my-prompts.txt"),
+        ),
+        (
+            ("--preset", "sd3.5-512", "--set", "reward.scorer=examples/plain_reward.py:blue", "--set",
+             "prompts.train=builtin:signs-train", "--set", "prompts.evaluate=builtin:signs-evaluate"),
+            ("`hf download stabilityai/stable-diffusion-3.5-medium`",),
+        ),
         (("--preset", "nowhere.toml"), ("preset nowhere.toml cannot be read", "check the path")),
         (("--set", "sampling.noise=1"), ("sampling.noise", "did you mean sampling.noise_level?")),
         (("--set", "learning_rate=1e-4"), ("did you mean optimizer.learning_rate?",)),
@@ -136,7 +149,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
         (("--run-id", ""), ("run identifier ''",)),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_work_is_refused_before_anything_starts(
     shell: Shell, home: Home, arguments: tuple[str, ...], says: tuple[str, ...]
 ):

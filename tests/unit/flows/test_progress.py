@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from flows.progress import Reporter
+from tests.documents import demo_s_end, form
 from tests.sample_run import evaluation_record, iteration_record
 
 
@@ -44,6 +46,20 @@ def test_a_bar_on_a_terminal():
     assert "iteration 1/3:" not in text, "the bar takes the place of a line an iteration"
     assert "held-out after iteration 3" in text
     assert text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_the_readme_shows_the_bar_with_which_a_demo_ends():
+    """`tests/integration/test_contacts.py` compares the other lines with a real demo's."""
+    screen, shown = io.StringIO(), demo_s_end()
+    narrow = Console(file=screen, force_terminal=True, width=len(shown[0]), color_system=None)
+    reporter = Reporter(narrow)
+    reporter.begin("demo", 20, 0)
+    reporter.phase("evaluate")
+    reporter.iteration(iteration_record("demo", 20, 0.0))
+    reporter.end()
+    bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).strip().splitlines()[-1]
+    assert len(shown) == 8
+    assert form(bar.strip()) == form(shown[0])
 
 
 def test_a_resumed_run_goes_on_counting():

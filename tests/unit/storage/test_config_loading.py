@@ -21,16 +21,25 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 OWN_NAMES = [
-    "edits", "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke",
+    "edits", "glyphs", "glyphs-sparse", "glyphs-stale", "moving-shapes", "shapes", "shapes-sparse",
+    "shapes-stale", "smoke",
 ]  # fmt: skip
-FAMILY_NAMES = [
-    f"{family}-{task}-{side}"
+WITHOUT_TASK = [
+    f"{family}-{side}"
     for family in ("flux", "flux2-klein", "qwen-image", "sd3.5", "z-image")
-    for task in ("geneval", "ocr")
     for side in (1280, 512)
 ]
+FAMILY_NAMES = [
+    f"{family}{task}-{side}"
+    for family, _, side in (name.rpartition("-") for name in WITHOUT_TASK)
+    for task in ("", "-geneval", "-ocr")
+]
 FEW_NAMES = ["hunyuan-video-1.5-ocr-480", "qwen-image-2.1-ocr-1024", "sana-ocr-1024", "wan2.2-ocr-480"]
-PRESET_NAMES = sorted([*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES])
+WITHOUT_TASK += [
+    *(name.replace("-ocr", "") for name in FEW_NAMES),
+    "qwen-image-edit-1024", "qwen-image-edit-plus-1024", "flux-kontext-1024",
+]  # fmt: skip
+PRESET_NAMES = sorted({*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES, *WITHOUT_TASK})
 
 
 def refusal(
@@ -157,18 +166,22 @@ def test_the_presets_are_the_ones_we_promise():
         assert len(preset.summary) > 20, preset.name
 
 
+def put_over(settings: dict[str, Any], file: Path) -> None:
+    """Change settings by a preset or a base, after those that it extends; none repeats what is there."""
+    written = tomllib.loads(file.read_text(encoding="utf-8"))
+    written.pop("evidence", "")
+    for base in written.pop("extends", []):
+        places = (folder / f"{base}.toml" for folder in (BASES, PRESETS))
+        put_over(settings, next(place for place in places if place.exists()))
+    assert said_again(written, settings) == []
+    for section, values in written.items():
+        settings[section] = settings[section] | values if isinstance(values, dict) else values
+
+
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_a_preset_loads_and_holds_only_differences(name: str):
-    written = tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
-    written.pop("evidence")
     config = load_config(name, [], {})
-    without = RunConfig().model_dump(mode="json")
-    for base in written.pop("extends", []):
-        shared = tomllib.loads((BASES / f"{base}.toml").read_text(encoding="utf-8"))
-        assert said_again(shared, without) == []
-        for section, values in shared.items():
-            without[section] |= values
-    assert said_again(written, without) == []
+    put_over(RunConfig().model_dump(mode="json"), PRESETS / f"{name}.toml")
     assert config.name == name
     assert name in OWN_NAMES or config.model.family in name
 
@@ -224,8 +237,30 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     assert (config.model.family, config.model.height, config.adaptation.rank) == ("qwen-image-edit", 1024, 64)
     preset.write_text('extends = ["flux", "flux-kontext"]\n')
     assert load_config(str(preset), [], {}).model.guidance == 2.5
+    preset.write_text('extends = "z-image-1280"\n')
+    config = load_config(str(preset), [], {})
+    assert (config.model.family, config.model.height, config.reward.scorer) == ("z-image", 1280, "")
     preset.write_text('extends = "flax"\n')
-    assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))
+    assert "extends names 'flax', and there is no such base; there are 1280, flux" in refusal(str(preset))
+
+
+@pytest.mark.parametrize("name", WITHOUT_TASK)
+def test_a_preset_without_a_task_has_what_its_family_s_tasks_have_too(name: str):
+    without = load_config(name, [], {})
+    assert (without.reward.scorer, without.prompts.train, without.prompts.evaluate) == ("", "", "")
+    family, _, side = name.rpartition("-")
+    if f"{family}-ocr-{side}" in PRESET_NAMES:
+        task = load_config(f"{family}-ocr-{side}", [], {})
+        same = {"name": "", "prompts": task.prompts, "reward": task.reward}
+        assert without.model_copy(update=same) == task.model_copy(update=same)
+
+
+def test_a_preset_s_own_scorer_drops_the_options_of_its_base(tmp_path: Path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text('extends = "sd3.5-ocr-512"\n[reward]\nscorer = "mine.py:blue"\n')
+    assert load_config(str(preset), [], {}).reward.options == {}
+    preset.write_text('extends = ["sd3.5-512", "ocr"]\n[reward]\noptions.layout = "line"\n')
+    assert load_config(str(preset), [], {}).reward.options == {"layout": "line"}
 
 
 @pytest.mark.parametrize("name", [preset.name for preset in list_presets()])

@@ -17,7 +17,7 @@ CACHE_S = 2.2
 
 def read_anew() -> None:
     """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
-    of_runs = (runs.load_table, runs.load_courses, runs.load_metrics, runs.load_answer)
+    of_runs = (runs.load_table, runs.load_compared)
     for kept in (run.load_overview, run.load_run, run.load_activity, *of_runs):
         kept.clear()
 

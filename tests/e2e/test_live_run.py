@@ -19,8 +19,8 @@ from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
 from ui.charts.layout import Axis
 from ui.data.run import read_run
-from ui.elements.live_run import seconds_left
-from ui.pages.convergence.metrics import metric_chart, smoothed
+from ui.elements.run_page import seconds_left
+from ui.pages.convergence.charts import metric_chart, smoothed
 
 pytestmark = pytest.mark.xdist_group("recorded")
 

@@ -17,7 +17,7 @@ from storage.record.run_store import RunStore
 from tests.dashboard_page import figures, page_file, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
-from ui.pages.spot import data as spot_data
+from ui.data import devices as spot_data
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("spot")

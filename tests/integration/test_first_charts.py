@@ -17,12 +17,17 @@ from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 from ui.charts.cost import cost_chart
 from ui.charts.layout import Axis, Measure
-from ui.data.quality import QualityView, read_quality
+from ui.data.images import QualityView, read_quality
 from ui.data.run import RunView, read_run
-from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
-from ui.pages.convergence.metrics import metric_chart
-from ui.pages.convergence.quality import part_charts, quality_charts
-from ui.pages.runs.charts import comparison_chart
+from ui.pages.convergence.charts import (
+    interval_chart,
+    learning_charts,
+    metric_chart,
+    part_charts,
+    quality_charts,
+    score_chart,
+)
+from ui.pages.runs.data import comparison_chart
 from ui.pages.seeds.charts import spread_chart
 
 AXES: tuple[Axis, ...] = ("iteration", "time", "usd")

@@ -16,10 +16,9 @@ from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationImage, EvaluationRecord
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
-from ui.data.quality import read_quality
+from ui.data.images import read_quality
 from ui.data.run import read_run
-from ui.pages.convergence.charts import score_chart
-from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
+from ui.pages.convergence.charts import part_charts, quality_charts, quality_table, score_chart
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from storage.record.records import EvaluationRecord, IterationRecord, SampleReco
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
-from ui.pages.convergence.data import read_seed_courses
+from ui.pages.convergence.charts import read_seed_courses
 from ui.pages.runs import data as runs_data
 
 

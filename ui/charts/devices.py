@@ -11,13 +11,7 @@ import plotly.graph_objects as go
 from ui.charts.layout import laid_out
 from ui.data.devices import DeviceCourse
 from ui.elements.formatting import chart_text, time_unit, usd
-from ui.elements.palette import (
-    DEGREE_COLOURS,
-    EVENT_COLOUR,
-    REFERENCE_COLOUR,
-    STATE_COLOURS,
-    UNKNOWN_COLOUR,
-)
+from ui.elements.palette import DEGREE_COLOURS, EVENT_COLOUR, REFERENCE_COLOUR, STATE_COLOURS, UNKNOWN_COLOUR
 
 _EVENT_MARKS = {  # kind of event -> symbol, colour
     "joined": ("triangle-right", EVENT_COLOUR),
@@ -39,11 +33,11 @@ class WorkClock:
     It counts seconds from the start of the first interval, and leaves out long breaks between intervals.
 
     Args:
-        started_at: starts of at least one interval, Unix seconds.
-        ended_at: ends of the intervals, Unix seconds.
+        intervals: at least one; columns started_at and ended_at, Unix seconds.
     """
 
-    def __init__(self, started_at: np.ndarray, ended_at: np.ndarray) -> None:
+    def __init__(self, intervals: pd.DataFrame) -> None:
+        started_at, ended_at = (intervals[name].to_numpy(dtype=float) for name in ("started_at", "ended_at"))
         order = np.argsort(started_at)
         starts, reach = started_at[order], np.maximum.accumulate(ended_at[order])
         is_new = np.concatenate(([True], starts[1:] - reach[:-1] > _BREAK_S))
@@ -77,10 +71,7 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
         ends: ends of the iterations: columns iteration, ended_at.
         mark: text beside dollars, such as `(modelled)`; empty for none.
     """
-    intervals = course.intervals
-    clock = WorkClock(
-        intervals["started_at"].to_numpy(dtype=float), intervals["ended_at"].to_numpy(dtype=float)
-    )
+    intervals, clock = course.intervals, WorkClock(course.intervals)
     unit_s, unit = time_unit(clock.total_s)
     placed = intervals.assign(
         row=intervals["worker"].map(_device_row),
@@ -108,21 +99,25 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
     _add_borders(figure, intervals, ends, clock, unit_s)
-    figure.update_layout(
-        barmode="overlay", bargap=0.25, hovermode="closest", height=_AROUND_PX + _ROW_PX * max(4, len(rows)),
-        margin={"t": 64},
-    )  # fmt: skip
+    figure.update_layout(margin={"t": 64})
     return _with_rows(figure, rows, clock.total_s / unit_s)
 
 
-def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
-    """Return a chart of the shares of a market's paid time by state, over the iterations.
+def utilisation_charts(utilisation: pd.DataFrame) -> list[go.Figure]:
+    """Return a chart for each market that was used, spot first: shares of its paid time by state.
 
     Args:
         utilisation: frame from `storage.record.queries.devices.utilisation`.
-        market: `reserved` or `spot`.
     """
-    own = utilisation.loc[utilisation["market"] == market]
+    used = set(utilisation["market"].tolist())
+    return [
+        _utilisation_chart(utilisation.loc[utilisation["market"] == market], market)
+        for market in ("spot", "reserved")
+        if market in used
+    ]
+
+
+def _utilisation_chart(own: pd.DataFrame, market: str) -> go.Figure:
     figure = go.Figure()
     for state in _in_legends_order(own["state"].tolist()):
         part = own.loc[own["state"] == state]
@@ -145,10 +140,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
     Args:
         course: course of the iterations to draw, with at least one group.
     """
-    groups, intervals = course.groups, course.intervals
-    clock = WorkClock(
-        intervals["started_at"].to_numpy(dtype=float), intervals["ended_at"].to_numpy(dtype=float)
-    )
+    groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals)
     unit_s, unit = time_unit(clock.total_s)
     placed = groups.assign(
         row=groups["worker"].map(_device_row),
@@ -177,9 +169,6 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
         )  # fmt: skip
     rows = _in_order_of_rows(intervals)
     figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
-    figure.update_layout(
-        barmode="overlay", bargap=0.25, hovermode="closest", height=_AROUND_PX + _ROW_PX * max(4, len(rows))
-    )
     return _with_rows(figure, rows, clock.total_s / unit_s)
 
 
@@ -228,6 +217,8 @@ def _add_borders(
 
 def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
     """Return the figure with a row for each device, from the top, and a time axis up to `longest`."""
+    height = _AROUND_PX + _ROW_PX * max(4, len(rows))
+    figure.update_layout(barmode="overlay", bargap=0.25, hovermode="closest", height=height)
     figure.update_xaxes(showgrid=False, range=[0, longest])
     return figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
@@ -236,24 +227,20 @@ def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
 
 
 def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
-    """Return the rows of the devices: reserved before spot, by number."""
+    """Return the rows of the devices: reserved before spot, and `spot-2` before `spot-10`."""
     rows = intervals["worker"].map(_device_row)
-    return sorted(set(rows), key=_row_order(dict(zip(rows, intervals["market"], strict=True))))
+    market = dict(zip(rows, intervals["market"], strict=True))
+
+    def order(row: str) -> tuple[bool, str, list[int]]:
+        numbers = [int(part) for part in re.findall(r"\d+", row)]
+        return market[row] != "reserved", re.sub(r"\d+", "", row), numbers
+
+    return sorted(set(rows), key=order)
 
 
 def _device_row(worker: str) -> str:
     """Return the row of a worker: `spot-0.1` replaces `spot-0`."""
     return worker.split(".")[0]
-
-
-def _row_order(market: dict[str, str]):
-    """Return the sort key of rows: reserved before spot, and `spot-2` before `spot-10`."""
-
-    def key(row: str) -> tuple:
-        numbers = [int(part) for part in re.findall(r"\d+", row)]
-        return market[row] != "reserved", re.sub(r"\d+", "", row), numbers
-
-    return key
 
 
 def _in_legends_order(states: list[str]) -> list[str]:

@@ -1,10 +1,20 @@
-"""The work of devices over some iterations, recorded or simulated: the data of their time lines."""
+"""The work of a run's devices, recorded or simulated, and its bill as rows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import pandas as pd
+
+from storage.ledger.ledger import Ledger, read_ledger
+from storage.record.queries import devices as device_queries
+from storage.record.queries import runs as run_queries
+from storage.record.reading import RecordConnection
+
+_MOST_EVENTS = 300
+_MOST_GROUPS = 1000
+_MOST_DECISIONS = 200
+_MOST_BARS = 100  # of a market's utilisation
 
 MOST_INTERVALS = 3000
 """The most intervals in a time line; more would make the browser slow."""
@@ -18,3 +28,54 @@ class DeviceCourse:
     events: pd.DataFrame
     groups: pd.DataFrame
     degrees: pd.DataFrame
+
+
+def bill_entries(ledger: Ledger) -> pd.DataFrame:
+    """Return the bill in full detail: columns phase, market, state, device_s, usd."""
+    return pd.DataFrame(
+        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
+        columns=["phase", "market", "state", "device_s", "usd"],
+    )
+
+
+@dataclass(frozen=True)
+class SpotView:
+    """A run's ledger and frames; see storage/record/queries/devices.py for the columns.
+
+    Attributes:
+        iterations: iterations with recorded device time, in order; 0 is the evaluation before training.
+        decisions: decisions on the number of spot devices, from `storage/record/queries/runs.py::events`.
+    """
+
+    ledger: Ledger
+    utilisation: pd.DataFrame
+    iterations: list[int]
+    decisions: pd.DataFrame
+
+
+def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
+    """Return the page's data of one run, from an open connection."""
+    recorded = device_queries.recorded_iterations(connection, run_id)
+    return SpotView(
+        ledger=read_ledger(connection, run_id),
+        utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
+        iterations=[int(iteration) for iteration in recorded["iteration"]],
+        decisions=run_queries.events(connection, run_id, _MOST_DECISIONS, ("capacity",)),
+    )
+
+
+def read_course(connection: RecordConnection, run_id: str, first: int, last: int) -> DeviceCourse:
+    """Return the work of the devices in some iterations, from an open connection.
+
+    Args:
+        connection: connection to the record.
+        run_id: the run.
+        first: first iteration; 0 is the evaluation before training.
+        last: last iteration.
+    """
+    return DeviceCourse(
+        intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
+        events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
+        groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
+        degrees=device_queries.degree_times(connection, run_id, first, last),
+    )

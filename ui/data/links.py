@@ -1,9 +1,10 @@
-"""Links to other views of a run: Prefect's flow run, MLflow's run, its report."""
+"""Links to other views of a run (Prefect's flow run, MLflow's run, its report), and commands about it."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,10 @@ from urllib.parse import quote, urlsplit
 
 import streamlit as st
 
+from storage.config.loading import assignments, load_config
+from storage.config.run_config import RunConfig
+from storage.environment import PRESET
+from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.readers.mlflow_server import (
@@ -51,15 +56,10 @@ class Link:
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
-def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None]:
-    """Return the addresses that the run recorded, by place, and MLflow's identifiers in the home's file."""
-    return NoteStore(Home(home)).links(run_id), mlflow_identity(Home(home), run_id)
-
-
-@st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
-def _evaluations(home: Path, run_id: str) -> int:
-    """Return the number of separate evaluations of the run."""
-    return sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
+def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None, int]:
+    """Return the addresses that the run recorded, its identifiers in MLflow, and its count of evaluations."""
+    evaluations = sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
+    return NoteStore(Home(home)).links(run_id), mlflow_identity(Home(home), run_id), evaluations
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
@@ -68,14 +68,14 @@ def load_links(home: Path, view: RunView) -> list[Link]:
     Raises:
         StorageError: a file of the record is damaged.
     """
-    noted, identity = _recorded(home, view.row.run_id)
+    noted, identity, evaluations = _recorded(home, view.row.run_id)
     links = [
         prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),
         *_reader_places(Home(home), view, noted, identity),
     ]
-    if count := _evaluations(home, view.row.run_id):
+    if evaluations:
         address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
-        links.append(Link("Evaluations", address, f"{count} by `spotlight evaluate`"))
+        links.append(Link("Evaluations", address, f"{evaluations} by `spotlight evaluate`"))
     return links
 
 
@@ -177,3 +177,26 @@ def _is_here(address: str) -> bool:
 
 def _code(text: str) -> str:
     return f"`{text.replace('`', chr(39))}`"
+
+
+def clone_command(view: RunView) -> str:
+    """Return the command that starts a run with the settings of this one, ready to be changed.
+
+    It names the run's preset, if that can still be read, and the settings that differ from it.
+
+    Raises:
+        ConfigurationError: the settings are of another version.
+    """
+    wanted, preset = view.row.config, view.row.environment.get(PRESET)
+    try:
+        base = load_config(preset, (), {})
+    except ConfigurationError:  # its file is gone, or was changed
+        base, preset = RunConfig(), None
+    parts = ["spotlight train", *([f"--preset {shlex.quote(preset)}"] if preset else [])]
+    parts += [f"--set {shlex.quote(assignment)}" for assignment in assignments(wanted, base)]
+    return " \\\n    ".join(parts)
+
+
+def stop_command(view: RunView) -> str:
+    """Return the command that ends the run, to be typed on its machine; empty unless it is at work."""
+    return f"spotlight stop {shlex.quote(view.row.run_id)}" if view.is_live else ""

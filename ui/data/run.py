@@ -1,19 +1,30 @@
-"""All data of one run for its pages, read through one connection and cached for 2 s."""
+"""All data of one run for its pages, read through one connection and cached; what its settings mean."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections import defaultdict
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage.environment import PURPOSE, SIMULATED, clips_ratio
+from storage import environment
+from storage.environment import (
+    BEFORE_ROLLOUT,
+    BESIDE_TRAINING,
+    DRAFTS_ARE_MADE,
+    NO_DRAFTS,
+    PURPOSE,
+    SIMULATED,
+    clips_ratio,
+    read_decisions,
+)
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -22,6 +33,8 @@ from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
 from storage.record.run_store import RunRow, RunStore
+
+T = TypeVar("T")
 
 CACHE_S = 2
 """Age in seconds at which cached figures are read again; several open tabs share one reading."""
@@ -51,10 +64,7 @@ class Change:
 
 
 class Newest(NamedTuple):
-    """The times of the latest rows of a run, in Unix seconds; 0 if there is none.
-
-    Data other than the `RunView` is cached under these times, so that it is read again after each new record.
-    """
+    """The times of the latest rows of a run, in Unix seconds; 0 if there is none."""
 
     iteration_at: float
     evaluation_at: float
@@ -198,6 +208,39 @@ def load_run(home: Path, run_id: str) -> RunView:
     return read_run(RunStore(Home(home)), run_id)
 
 
+def load(
+    read: Callable[..., T], home: Path, view: RunView, *arguments: Hashable, until: Hashable = None
+) -> T:
+    """Return what a function reads of a run; it reads again after each new record.
+
+    Args:
+        read: function of an open connection, the run's identifier, and `arguments`.
+        home: home that holds the runs.
+        view: the run.
+        arguments: further arguments of the function.
+        until: time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
+
+    Raises:
+        StorageError: a file of the record is damaged.
+    """
+    name = f"{read.__module__}.{read.__qualname__}"
+    return _load(read, name, home, view.row.run_id, view.newest if until is None else until, arguments)
+
+
+@st.cache_data(ttl=60, max_entries=100, show_spinner=False)
+def _load(
+    _read: Callable[..., T],
+    name: str,
+    home: Path,
+    run_id: str,
+    until: Hashable,
+    arguments: tuple[Hashable, ...],
+) -> T:
+    """Return the same; all arguments but the first are the cache's key."""
+    with Records(Home(home)).reading(run_id) as connection:
+        return _read(connection, run_id, *arguments)
+
+
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_activity(home: Path, run_id: str) -> Activity:
     """Return the content of a run's log, even if the run has no row yet."""
@@ -241,3 +284,65 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     found = tagged_estimates(differences, [""] * len(differences), lowest=-1.0).overall
     before, after = float(before_N.mean()), float(after_N.mean())
     return Change(after - before, (found.high - found.low) / 2, len(pairs), before, after)
+
+
+IDLE_SPOT_ADVICE = (
+    "Rent fewer spot devices, or reserve them and let them train (`runtime.trainer_workers`): on most tasks "
+    "that were measured this saves more time than drafting seeds meanwhile (`exploration.strategy=stale`), "
+    "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
+)
+"""The remedy for spot devices that idle while the others train, according to measurements."""
+
+_NO_METRICS = ("run_id", "iteration", "policy_version", "ended_at", "elapsed_s", "usd")
+"""The columns of a frame of metrics that are none."""
+
+
+def explores(view: RunView) -> bool | None:
+    """Return True if the run drafts seeds; None if it was stored without that fact (another version's)."""
+    made = view.row.environment.get(DRAFTS_ARE_MADE)
+    return None if made is None else made != NO_DRAFTS
+
+
+def drafts_while_training(view: RunView) -> bool:
+    """Return True if spot devices draft with stale weights while the reserved devices train.
+
+    A strategy that decides by measured times may have decided against it.
+    """
+    decisions = read_decisions(view.row.environment)
+    if decisions and decisions[max(decisions)] == "plain":
+        return False
+    return BESIDE_TRAINING in view.row.environment.get(DRAFTS_ARE_MADE, "")
+
+
+def drafts_before_rollout(view: RunView) -> bool:
+    """Return True if the rollout waits for drafts by its own weights."""
+    return BEFORE_ROLLOUT in view.row.environment.get(DRAFTS_ARE_MADE, "")
+
+
+def gives_verdict(view: RunView) -> bool:
+    """Return True if the reward may call an image exact; otherwise no page mentions exact images."""
+    return environment.gives_verdict(view.row.environment)
+
+
+def with_verdicts(images: pd.DataFrame, given: bool) -> pd.DataFrame:
+    """Return judged images, with None for each `exact` unless verdicts are given."""
+    if given:
+        return images
+    return images.assign(**{name: None for name in map(str, images) if name.startswith("exact")})
+
+
+def metric_names(metrics: pd.DataFrame, verdicts: bool) -> list[str]:
+    """Return the metrics among the columns of a frame, sorted.
+
+    Args:
+        metrics: frame from `queries.runs.metric_curves` or `queries.comparisons.metric_courses`.
+        verdicts: False to leave out the share of exact images.
+    """
+    unused = _NO_METRICS if verdicts else (*_NO_METRICS, "exact_share")
+    return sorted(name for name in map(str, metrics) if name not in unused)
+
+
+def least_spearman(view: RunView) -> float | None:
+    """Return the rank correlation below which the run raises its alarm; None if it has no such setting."""
+    value = view.setting("exploration", "min_spearman")
+    return float(value) if isinstance(value, int | float) else None

@@ -6,7 +6,6 @@ import html
 from collections.abc import Mapping
 
 import pandas as pd
-import streamlit as st
 
 from storage.pictures import data_uri
 from ui.elements.palette import LEVEL_COLOURS
@@ -19,18 +18,14 @@ _STYLE = """
 .sl-prompt {font-size: .88rem; font-weight: 600; margin-bottom: 6px; overflow-wrap: anywhere;}
 .sl-pair {display: grid; grid-template-columns: 1fr 1fr; gap: 10px;}
 .sl-three {grid-template-columns: 1fr 1fr 1fr;}
-.sl-pair img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
-  border: 1px solid rgba(128,128,128,.28);}
+:is(.sl-pair, .sl-course, .sl-large) img {width: 100%; image-rendering: pixelated; border-radius: 4px;
+  display: block; border: 1px solid rgba(128,128,128,.28);}
 .sl-when {font-size: .72rem; opacity: .65;}
 .sl-read {font-size: .78rem; overflow-wrap: anywhere; margin-top: 3px;}
 .sl-course {display: grid; grid-template-columns: repeat(auto-fill, minmax(110px, 1fr)); gap: 8px;}
-.sl-course img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
-  border: 1px solid rgba(128,128,128,.28);}
 .sl-zoom summary {list-style: none; cursor: zoom-in;}
 .sl-zoom[open] {grid-column: 1 / -1; max-width: 560px;} .sl-zoom[open] summary {cursor: zoom-out;}
 .sl-large {display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px;}
-.sl-large img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
-  border: 1px solid rgba(128,128,128,.28);}
 """
 _STYLE += f"""
 .sl-good {{color: {LEVEL_COLOURS["passed"]}; font-weight: 600;}} .sl-bad {{opacity: .75;}}
@@ -44,33 +39,20 @@ _NOTE = (
 )
 
 
-def show_before_and_after(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> None:
-    """Show the gallery as a grid of pairs.
-
-    Args:
-        images: frame from `storage.record.queries.runs.images_before_after`.
-        sources: as for `course_html`.
-    """
-    if images.empty:
-        st.caption("Images appear with the first evaluation.")
-        return
-    before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
-    if before == after:
-        st.caption("The untouched model's images; the next evaluation puts the trained one's beside them.")
-    st.html(gallery_html(images, sources))
-
-
-def show_best_and_worst(images: pd.DataFrame) -> None:
-    """Show a prompt's best and worst sample side by side, a card for each iteration.
+def best_and_worst_html(images: pd.DataFrame) -> str:
+    """Return a prompt's best and worst sample side by side, a card for each iteration.
 
     Args:
         images: frame from `storage.record.queries.seeds.best_and_worst`, of one prompt.
     """
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
-        sides = "".join(_side(row, "", _seed_label(row)) for row in _rows(part))
+        sides = ""
+        for row in _rows(part):
+            draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
+            sides += _side(row, "", f"{row['place']}: seed {row['seed_index']}{draft}")
         cards.append(_framed(f"Iteration {iteration}", "", sides))
-    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}')
+    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}'
 
 
 def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -83,12 +65,12 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
     cards = []
     for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
         rows = _rows(part)
-        sides = _source(rows[0], sources) + "".join(_zoomed(row) for row in rows)
-        cards.append(
-            f'<div class="sl-card"><div class="sl-prompt">{html.escape(rows[0]["prompt"])} '
-            f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
-            f'<div class="sl-course">{sides}</div></div>'
-        )
+        sides = _source(rows[0], sources)
+        for row in rows:  # <details> opens and closes by mouse and keyboard without a script
+            picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
+            when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
+            sides += f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
+        cards.append(_framed(rows[0]["prompt"], f"seed {rows[0]['seed_index']}", sides, "sl-course"))
     grid = f'<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
     return f"{_STYLE}{grid}{_note(images)}"
 
@@ -116,11 +98,8 @@ def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = No
     cards = []
     for row in _rows(images):
         picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
-        cards.append(
-            f'<div class="sl-card"><div class="sl-prompt">{html.escape(row["prompt"])} '
-            f'<span class="sl-when">seed {row["seed_index"]}</span></div>'
-            f'<div class="sl-one">{_source(row, sources)}{picture}{read}</div></div>'
-        )
+        sides = f"{_source(row, sources)}{picture}{read}"
+        cards.append(_framed(row["prompt"], f"seed {row['seed_index']}", sides, "sl-one"))
     style = "<style>.sl-one img {width: 100%; image-rendering: pixelated; border-radius: 4px;}</style>"
     return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
 
@@ -150,21 +129,19 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
         sources: as for `course_html`.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
-    latest = _when(after) if after != before else None
-    cards = [_card(row, _source(row, sources), _when(before), latest) for row in _rows(images)]
+    cards = []
+    for row in _rows(images):
+        source, sides = _source(row, sources), _side(row, "_before", _when(before))
+        if after != before:
+            sides += _side(row, "_after", _when(after))
+        style = "sl-pair sl-three" if source else "sl-pair"
+        cards.append(_framed(row["prompt"], f"seed {row['seed_index']}", source + sides, style))
     return f'{_STYLE}<div class="sl-grid sl-gallery">{"".join(cards)}</div>{_note(images)}'
 
 
 def _note(images: pd.DataFrame) -> str:
     """Return what exact means; empty if the reward gives no verdict."""
     return _NOTE if any(images[name].notna().any() for name in images if name.startswith("exact")) else ""
-
-
-def _zoomed(row: dict) -> str:
-    # A <details> opens and closes by mouse and keyboard without a script, which the page would not run.
-    picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
-    when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
-    return f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
 
 
 def _source(row: dict, sources: Mapping[int, str] | None) -> str:
@@ -176,11 +153,6 @@ def _source(row: dict, sources: Mapping[int, str] | None) -> str:
     return f'<div><div class="sl-when">source</div><img alt="{name}" src="{source}"></div>'
 
 
-def _seed_label(row: dict) -> str:
-    draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
-    return f"{row['place']}: seed {row['seed_index']}{draft}"
-
-
 def _rows(images: pd.DataFrame) -> list[dict]:
     # pandas turns a missing error text into NaN; the rest expects None.
     return images.astype(object).where(images.notna(), None).to_dict("records")
@@ -188,13 +160,6 @@ def _rows(images: pd.DataFrame) -> list[dict]:
 
 def _when(iteration: int) -> str:
     return "before training" if iteration == 0 else f"after {iteration} iterations"
-
-
-def _card(row: dict, source: str, before: str, after: str | None) -> str:
-    sides = source + _side(row, "_before", before) + (_side(row, "_after", after) if after else "")
-    return _framed(
-        row["prompt"], f"seed {row['seed_index']}", sides, "sl-pair sl-three" if source else "sl-pair"
-    )
 
 
 def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:

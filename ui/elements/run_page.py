@@ -1,24 +1,44 @@
-"""The frame of every page: the choice of a run, its title, its errors, and its refresh while it is live."""
+"""The frame of every page: the choice of a run, its title, its links, its errors, its refresh while live."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urljoin
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from storage.errors import RunNotFoundError, StorageError
-from storage.home import Home
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, Home
+from storage.processes import python_command
 from storage.record.run_status import LIVE
 from storage.record.run_store import bare_folders
-from ui.data.links import load_links
+from ui.data.links import Link, clone_command, load_links, stop_command
 from ui.data.run import RunView, load_activity, load_overview, load_run
-from ui.elements.formatting import MODELLED_BADGE, ending_in_words, moment, plain_markdown, simulated_in_words
-from ui.elements.links import show_links
-from ui.elements.live_run import show_live
+from ui.elements.formatting import (
+    MODELLED_BADGE,
+    ending_in_words,
+    moment,
+    plain_markdown,
+    short_duration,
+    simulated_in_words,
+)
+from ui.elements.widgets import file_stem
 from ui.server.login import fragment
 
+_LINES = 30
+_RECENT = 10  # iterations that the prediction looks back on
+_NAMES = {
+    "start": "starting", "rollout": "rolling out", "reward": "scoring", "train": "training",
+    "explore": "exploring", "redraft": "drafting again", "evaluate": "evaluating", "commit": "saving",
+    "explore_wait": "waiting for exploration",
+}  # fmt: skip
 _REFRESH = "2s"
 _WATCH = "5s"  # for what a page does not redraw by itself: new runs, and the status of runs
 _CHOSEN = "chosen_run"  # in the session, as changing pages empties the address
@@ -26,9 +46,98 @@ _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
     "interrupted": "orange", "simulated": "orange",
 }  # fmt: skip
-
 RunPage = Callable[[Path, RunView], None]
 """A function that draws a page below the run's title, from the home's folder and the run."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_S = 120.0
+"""Seconds for the report of a long run on a busy machine."""
+
+
+def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
+    """Show one button per place (a link if its page answers, else how to get there), commands, the report."""
+    row, run_id = st.container(horizontal=True), view.row.run_id
+    for link in links:
+        if link.address:
+            row.link_button(link.name, link.address, icon=":material/open_in_new:", help=link.how or None)
+            continue
+        with row.popover(link.name, icon=":material/link_off:"):
+            st.markdown(link.how)
+            if link.command:
+                st.code(link.command, language="bash")
+    _show_commands(row, view)
+    dashboard = urljoin(st.context.url or "", "/")
+    row.download_button(
+        "Report", data=lambda: _report(home, run_id, dashboard),
+        file_name=f"{file_stem(run_id, 'report')}.html", mime="text/html",
+        key=f"report-{run_id}", on_click="ignore", icon=":material/download:",
+        help="One HTML file with the charts of all pages; `spotlight report` writes it too.",
+    )  # fmt: skip
+
+
+def _show_commands(row: DeltaGenerator, view: RunView) -> None:
+    """Show how to stop a run at work, and how to start another one like it."""
+    if command := stop_command(view):
+        with row.popover("Stop", icon=":material/stop_circle:"):
+            st.markdown(
+                f"On {plain_markdown(view.row.host)}; what is committed stays, and it can be resumed:"
+            )
+            st.code(command, language="bash")
+    if view.simulated is not None:
+        return
+    with row.popover("Clone with changes", icon=":material/content_copy:"):
+        try:
+            command = clone_command(view)
+        except ConfigurationError as error:
+            st.caption(plain_markdown(str(error)))
+            return
+        st.markdown("A new run with the settings of this one; add or change what you like:")
+        st.code(command, language="bash", wrap_lines=True)
+
+
+def _report(home: Path, run_id: str, dashboard: str) -> bytes:
+    """Return the report as HTML from a separate process: a page does not import the charts of the others."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "report.html"
+        subprocess.run(
+            python_command("-m", "ui.report", "--out", str(out), "--", run_id), cwd=_ROOT,
+            env=os.environ | {HOME_VARIABLE: str(home), DASHBOARD_URL_VARIABLE: dashboard},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=True,
+        )  # fmt: skip
+        return out.read_bytes()
+
+
+def _show_live(view: RunView) -> None:
+    """Show the progress of a live run, its current phases, and the latest lines of its log."""
+    now = time.time()
+    done, planned = len(view.metrics), view.planned_iterations
+    parts = [f"Iteration {done} of {planned}" if planned else f"Iteration {done}"]
+    for name, began_at in view.activity.phases.items():  # empty without a log
+        parts.append(f"{_NAMES.get(name, name)} for {short_duration(max(0.0, now - began_at))}")
+    left_s = seconds_left(view, now)
+    if left_s is not None:
+        parts.append(f"about {short_duration(left_s)} left")
+    st.progress(min(1.0, done / planned) if planned else 0.0, text=" · ".join(parts))
+    messages = view.activity.messages[-_LINES:]
+    if messages:
+        with st.expander("Log"):
+            lines = [f"{time.strftime('%H:%M:%S', time.localtime(m.at))}  {m.text}" for m in messages]
+            st.code("\n".join(lines), language=None, height=240)
+
+
+def seconds_left(view: RunView, now: float) -> float | None:
+    """Return the predicted seconds to the end; None before the first iteration, or if the length is unknown.
+
+    The prediction uses recent iterations with their evaluations; breaks of the run do not count.
+    """
+    planned, done = view.planned_iterations, len(view.metrics)
+    if not planned or not done:
+        return None
+    ended_s = view.metrics["elapsed_s"].to_numpy(dtype=float)[-_RECENT - 1 :]
+    lengths = view.metric("iteration_s")[-_RECENT:]
+    each_s = (ended_s[-1] - ended_s[0]) / (len(ended_s) - 1) if len(ended_s) > 1 else float(lengths.mean())
+    since_s = max(0.0, now - float(view.metrics["ended_at"].iloc[-1]))
+    return max(0.0, each_s * (planned - done) - since_s) if each_s == each_s else None
 
 
 def show_page(draw: RunPage) -> None:
@@ -196,10 +305,10 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         is_modelled = view.is_modelled and view.simulated is None
         _show_title(view.row.run_id, view.status, view.purpose, is_modelled)
         _show_notes(view)
-        show_links(home, view, load_links(home, view))
+        _show_links(home, view, load_links(home, view))
         _show_trouble(view)
         if view.is_live:
-            show_live(view)
+            _show_live(view)
         draw(home, view)
     except (StorageError, RunNotFoundError) as error:
         show_error(error)

@@ -16,36 +16,37 @@ from storage.record.queries import runs as queries
 from storage.record.reading import RecordConnection, Records
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
-from ui.charts.cost import cost_chart, state_chart
-from ui.charts.devices import gantt_chart, utilisation_chart
-from ui.charts.layout import Axis
-from ui.data.ledger import bill_entries
-from ui.data.links import lasting_links
-from ui.data.methods import gives_verdict, least_spearman, with_verdicts
-from ui.data.quality import QualityView, read_quality
-from ui.data.run import RunView, read_run
-from ui.data.sources import sources_of
-from ui.elements.formatting import (
-    duration,
-    ending_in_words,
-    moment,
-    money,
-    percent,
-    simulated_in_words,
+from ui.charts.cost import (
+    ASSUMPTION,
+    bill_by_phase,
+    cost_chart,
+    on_demand_chart,
+    on_demand_cost,
+    phase_chart,
+    state_chart,
 )
+from ui.charts.devices import gantt_chart, utilisation_charts
+from ui.charts.layout import Axis
+from ui.data.devices import SpotView, bill_entries, read_course, read_spot
+from ui.data.images import QualityView, read_quality, sources_of
+from ui.data.links import lasting_links
+from ui.data.run import RunView, gives_verdict, least_spearman, read_run, with_verdicts
+from ui.elements.formatting import duration, ending_in_words, moment, money, percent, simulated_in_words
 from ui.elements.image_grid import gallery_html
-from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
-from ui.pages.convergence.data import read_seed_courses
-from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
+from ui.pages.convergence.charts import (
+    interval_chart,
+    learning_charts,
+    part_charts,
+    quality_charts,
+    quality_table,
+    read_seed_courses,
+    score_chart,
+)
 from ui.pages.convergence.verdict import verdict
-from ui.pages.cost.charts import on_demand_chart, phase_chart
-from ui.pages.cost.data import ASSUMPTION, bill_by_phase, on_demand_cost
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.learning_rules import rules_of
-from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
-from ui.pages.seeds.data import read_seeds
-from ui.pages.spot.data import SpotView, read_course, read_spot
+from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, read_seeds, spread_chart, success_chart
 from ui.report.html_page import Report
 
 _DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
@@ -210,9 +211,7 @@ def _devices(report: Report, view: RunView, spot: SpotView, connection: RecordCo
         drawn = gantt_chart(course, view.metrics, MODELLED if view.is_modelled else "")
         report.charts([drawn], wide=True)
         report.sentence(f"The latest {len(latest)} of {len(spot.iterations):,} recorded iterations.", "note")
-    used = set(spot.utilisation["market"].tolist())
-    markets = [market for market in ("spot", "reserved") if market in used]
-    report.charts([utilisation_chart(spot.utilisation, market) for market in markets])
+    report.charts(utilisation_charts(spot.utilisation))
 
 
 def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:

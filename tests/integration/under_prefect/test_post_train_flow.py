@@ -24,9 +24,9 @@ from storage.record.reading import Records
 from storage.record.results import evaluated_iterations, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points
-from ui.data.quality import read_quality
+from ui.data.images import read_quality
 from ui.data.run import read_run
-from ui.pages.convergence.quality import part_charts
+from ui.pages.convergence.charts import part_charts
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 

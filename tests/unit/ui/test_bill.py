@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from storage.ledger.ledger import Entry, Ledger, Spent
-from ui.data.ledger import bill_entries
-from ui.pages.cost.data import bill_by_phase, on_demand_cost
+from ui.charts.cost import bill_by_phase, on_demand_cost
+from ui.data.devices import bill_entries
 
 
 def ledger(*entries: Entry) -> Ledger:

@@ -7,7 +7,7 @@ import math
 import pandas as pd
 import pytest
 
-from ui.pages.convergence.data import mean_over_seeds
+from ui.pages.convergence.charts import mean_over_seeds
 from ui.pages.runs.data import shared_target, time_to_score
 
 

@@ -7,7 +7,7 @@ import io
 import pandas as pd
 import pytest
 
-from ui.elements.downloads import as_csv, as_parquet, file_stem
+from ui.elements.widgets import as_csv, as_parquet, file_stem
 
 FRAME = pd.DataFrame({"prompt": ['a "sign", red', "<b>ü</b>"], "score": [0.25, None], "png": [b"x", b"y"]})
 

@@ -15,7 +15,7 @@ from storage.evaluations.quality import quality_verdict
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, UnjoinedDevice, WorkerAccount
 from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
-from ui.data.quality import QualityView
+from ui.data.images import QualityView
 from ui.data.run import Change, RunView
 from ui.pages.health import device_rules, learning_rules
 from ui.pages.health.device_rules import DEVICE_RULES

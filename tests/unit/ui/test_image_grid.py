@@ -10,7 +10,7 @@ import pytest
 
 from storage.prompts.files import load_prompts
 from storage.prompts.sources import as_data_uri, read_source, thumbnail
-from ui.data.sources import load_sources
+from ui.data.images import load_sources
 from ui.elements.image_grid import course_html, evaluation_html, gallery_html, large_html
 
 IMAGES = pd.DataFrame(

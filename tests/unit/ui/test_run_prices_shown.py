@@ -9,7 +9,7 @@ import pytest
 from storage import environment
 from storage.ledger.ledger import Entry, Ledger, Spent
 from storage.ledger.modelled import is_modelled
-from ui.pages.cost.data import on_demand_cost, saving
+from ui.charts.cost import no_saving, on_demand_cost
 
 
 @pytest.mark.parametrize(
@@ -43,30 +43,30 @@ def ledger(worked_s: float, idle_s: float, spot_usd_per_s: float = 0.001) -> Led
     return Ledger(entries, (), (), (), True, 0, 0)
 
 
-def claimed(of: Ledger, modelled: bool):
+def why_not(of: Ledger, modelled: bool) -> str:
     compared = on_demand_cost(of)
     assert compared is not None
-    return saving(of, compared, modelled)
+    return no_saving(of, compared, modelled)
 
 
 def test_a_saving_is_what_reserved_devices_would_have_cost_more():
-    found = claimed(ledger(60, 40), modelled=False)
-    assert found.usd == pytest.approx(100 * (0.003 - 0.001))
-    assert found.why_not == ""
+    compared = on_demand_cost(ledger(60, 40))
+    assert compared is not None
+    assert compared.saved_usd == pytest.approx(100 * (0.003 - 0.001))
+    assert why_not(ledger(60, 40), modelled=False) == ""
 
 
 def test_spot_devices_that_idle_more_than_they_work_save_nothing():
-    found = claimed(ledger(40, 60), modelled=False)
-    assert found.usd == 0
-    assert found.why_not == "Spot devices idled 60.0 s and worked 40.0 s."
+    found = why_not(ledger(40, 60), modelled=False)
+    assert found == "Spot devices idled 60.0 s and worked 40.0 s."
 
 
 def test_modelled_dollars_save_nothing():
-    assert "No device was rented" in claimed(ledger(60, 40), modelled=True).why_not
+    assert "No device was rented" in why_not(ledger(60, 40), modelled=True)
 
 
 def test_spot_devices_at_the_reserved_price_save_nothing():
-    assert "as much as reserved" in claimed(ledger(60, 40, 0.003), modelled=False).why_not
+    assert "as much as reserved" in why_not(ledger(60, 40, 0.003), modelled=False)
 
 
 def test_gpus_of_amd_are_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

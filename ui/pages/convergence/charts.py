@@ -1,12 +1,17 @@
-"""Charts of the page Convergence: the held-out score, its interval over run seeds, the signs of training."""
+"""Data and charts of the page Convergence: scores, seeds, signs of training, image quality, any metric."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from storage.evaluations.quality import JUDGE
+from storage.evaluations.figures import over_seeds
+from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerdict
+from storage.record.queries import comparisons
+from storage.record.reading import Records
 from ui.charts.layout import (
     SHARES,
     Axis,
@@ -16,13 +21,13 @@ from ui.charts.layout import (
     laid_out,
     measure_title,
 )
+from ui.data.images import QualityView
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
-from ui.pages.convergence.data import mean_over_seeds
 
 _BAND_COLOUR = faded(SCORE_COLOUR, 0.18)
-_SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), format of its numbers
+_SIGNS = (  # metric, title, unit of the left axis (short, as the plots are low), format
     ("zero_variance", "Prompts without signal", "Share of the prompts", SHARES),
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
@@ -30,6 +35,39 @@ _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), f
     ("pair_accuracy", "Pairs ordered as the reward does", "Share of the pairs", SHARES),
     ("pair_margin", "Margin of the better image", "Margin (nats)", ".2~g"),
 )
+
+
+def read_seed_courses(records: Records, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
+    """Return the runs that differ from one in the seed alone, by seed, and their scores if there are any."""
+    with records.reading() as connection:
+        alike = comparisons.alike_but_seed(connection, run_id)
+    # By name, so that the files of all other runs stay closed.
+    with records.reading(*(alike or [run_id])) as connection:
+        seeds = comparisons.runs_of_other_seeds(connection, run_id)
+        others = list(seeds.values()) if len(seeds) > 1 else []
+        return seeds, comparisons.score_courses(connection, others)
+
+
+def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
+    """Return the mean over runs at each iteration that all of them evaluated, and its 95 % interval.
+
+    The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
+
+    Args:
+        courses: frame from `comparisons.score_courses`, of runs with different seeds.
+        measure: figure to average.
+
+    Returns:
+        Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
+    """
+    runs = len(set(courses["run_id"].tolist()))
+    rows = []
+    for iteration, part in courses.groupby("iteration", sort=True):
+        if runs < 2 or len(part) < runs:
+            continue
+        found = over_seeds(part[measure].tolist())
+        rows.append((iteration, found.mean, found.low, found.high, runs))
+    return pd.DataFrame(rows, columns=["iteration", "mean", "low", "high", "seeds"])
 
 
 def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
@@ -127,3 +165,110 @@ def learning_charts(view: RunView) -> list[go.Figure]:
         figure.update_yaxes(rangemode="tozero", tickformat=numbers)
         figures.append(figure)
     return figures
+
+
+_TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
+    "truth": "Distance to the rendered picture",
+    "look": "Looks of the images",
+    "variety": "Variety of the images",
+}
+
+
+def quality_charts(quality: QualityView) -> list[go.Figure]:
+    """Return a chart for each group of measured figures: their change since before training."""
+    figures = []
+    for group, title in _TITLES.items():
+        names = [name for name in quality.figures if QUALITY[name].group == group]
+        if not names:
+            continue
+        figure = go.Figure()
+        for place, name in enumerate(names):
+            values = quality.means[name].to_numpy(dtype=float)
+            figure.add_scatter(
+                x=quality.means["iteration"], y=_change_since_start(values, name),
+                name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.1%}",
+                line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
+            )  # fmt: skip
+        add_level(figure, 0.0, "before training")
+        figure = laid_out(figure, title, "Iteration", "Change since before training")
+        figures.append(figure.update_yaxes(tickformat=f"+{SHARES}"))
+    return figures
+
+
+def _change_since_start(values: np.ndarray, name: str) -> np.ndarray:
+    """Return the change from the first value, as a fraction of it."""
+    return (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
+
+
+def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
+    """Return a chart for each part of a score that is a sum: held-out images (bold) and training's (thin)."""
+    figures = []
+    for name in quality.parts:
+        figure = go.Figure()
+        training = view.metric(f"reward_part_{name}")
+        if np.isfinite(training).any():
+            figure.add_scatter(
+                x=view.metrics["iteration"], y=training, name="training samples, mean", mode="lines",
+                line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
+            )  # fmt: skip
+        means = quality.means[f"{PART}{name}"]
+        figure.add_scatter(
+            x=quality.means["iteration"], y=means, name="held-out prompts", mode="lines+markers",
+            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.3f}",
+        )  # fmt: skip
+        add_level(figure, float(means.iloc[0]))
+        figures.append(laid_out(figure, f"Part of the score: {name}", "Iteration", "Score (0 to 1)"))
+    return figures
+
+
+def quality_table(verdict: QualityVerdict) -> pd.DataFrame:
+    """Return each figure before training and now, with the interval of the difference.
+
+    Columns: figure, before, now, difference, its bounds (95 %; NaN with too few prompts), worse (`yes` or
+    empty).
+    """
+    worse = {change.name for change in verdict.worse}
+    rows = [
+        (
+            QUALITY[change.name].title, change.before, change.after, change.after - change.before,
+            *(bound if math.isfinite(bound) else math.nan for bound in (change.low, change.high)),
+            "yes" if change.name in worse else "",
+        )
+        for change in verdict.others
+    ]  # fmt: skip
+    columns = ["figure", "before", "now", "difference", "low (95 %)", "high (95 %)", "worse"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
+    """Return an exponential moving average without initial bias; gaps stay gaps.
+
+    Args:
+        values: values in order; NaN for gaps.
+        weight: weight of the past, between 0 and 1, exclusive.
+    """
+    course = pd.Series(values, dtype=float)
+    return course.ewm(alpha=1 - weight, ignore_na=True).mean().where(course.notna()).to_numpy()
+
+
+def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.Figure:
+    """Return a chart of a metric: a thin raw line, a bold smoothed one.
+
+    Args:
+        view: the run.
+        name: name of the metric.
+        smoothing: weight of the past; 0 for no smoothing.
+        over: quantity on the bottom axis.
+    """
+    values, figure = view.metric(name), go.Figure()
+    x = _along(view, view.metrics, over)
+    bottom = axis_titles(over, view.elapsed_s, view.is_modelled)[1]
+    line = {"color": SAMPLES_COLOUR, "width": 1.2} if smoothing else {"color": SCORE_COLOUR, "width": 2}
+    mode = "lines" if np.isfinite(values).sum() > 1 else "markers"
+    figure.add_scatter(x=x, y=values, name="as it is", mode=mode, line=line, hovertemplate="%{y:.4g}")
+    if smoothing:
+        figure.add_scatter(
+            x=x, y=smoothed(values, smoothing), name=f"smoothed by {smoothing:g}", mode="lines",
+            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.4g}",
+        )  # fmt: skip
+    return laid_out(figure, name, bottom, "").update_layout(height=280, showlegend=bool(smoothing))

@@ -11,19 +11,26 @@ import streamlit as st
 
 from storage.config.loading import differences
 from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.record.queries.runs import images_before_after
+from storage.record.reading import Records
 from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
-from ui.data.methods import gives_verdict, with_verdicts
-from ui.data.quality import QualityView, load_quality
-from ui.data.run import RunView
-from ui.data.sources import sources_of
-from ui.elements.downloads import offer_downloads
+from ui.data.images import QualityView, read_quality, sources_of
+from ui.data.run import RunView, gives_verdict, load, metric_names, with_verdicts
 from ui.elements.formatting import moment, plain_markdown
-from ui.elements.image_grid import show_before_and_after
+from ui.elements.image_grid import gallery_html
 from ui.elements.run_page import show_page
-from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
-from ui.pages.convergence.data import load_images, load_seed_courses
-from ui.pages.convergence.metrics import show_metrics
-from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
+from ui.elements.widgets import offer_downloads
+from ui.pages.convergence.charts import (
+    interval_chart,
+    learning_charts,
+    metric_chart,
+    part_charts,
+    quality_charts,
+    quality_table,
+    read_seed_courses,
+    score_chart,
+)
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
@@ -32,17 +39,25 @@ _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exac
 def _show_convergence(home: Path, view: RunView) -> None:
     show_verdict(view)
     show_figures(view)
-    quality = load_quality(home, view)
+    until = view.newest.evaluation_at
+    quality = load(read_quality, home, view, until=until)
     measure = _show_scores(view, quality)
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
-    images = load_images(home, view)
-    show_before_and_after(with_verdicts(images, gives_verdict(view)), sources_of(view, images))
+    images = load(images_before_after, home, view, until=until)
+    if images.empty:
+        st.caption("Images appear with the first evaluation.")
+    else:
+        if images["iteration_before"].iloc[0] == images["iteration_after"].iloc[0]:
+            st.caption(
+                "The untouched model's images; the next evaluation puts the trained one's beside them."
+            )
+        st.html(gallery_html(with_verdicts(images, gives_verdict(view)), sources_of(view, images)))
     _show_quality(view, quality)
     st.subheader("Is training healthy?")
     show_health(view)
-    _show_learning(view)
-    show_metrics(view)
+    _show_in_pairs(learning_charts(view), "learning")
+    _show_metrics(view)
     _show_particulars(view)
     offer_downloads(
         view.row.run_id,
@@ -72,9 +87,15 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
     return chosen
 
 
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_seeds(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
+    """Return the runs of other seeds; `evaluation_at` is part of the cache's key."""
+    return read_seed_courses(Records(Home(home)), run_id)
+
+
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
     """Show the interval over run seeds if several runs differ in nothing else; return their scores."""
-    seeds, courses = load_seed_courses(home, view)
+    seeds, courses = _load_seeds(home, view.row.run_id, view.newest.evaluation_at)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
             "One run seed. To see how much the curve depends on it, start the same run with another "
@@ -108,10 +129,6 @@ def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
         column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
 
 
-def _show_learning(view: RunView) -> None:
-    _show_in_pairs(learning_charts(view), "learning")
-
-
 def _show_particulars(view: RunView) -> None:
     if not view.events.empty:
         with st.expander(f"Events ({len(view.events)})"):
@@ -128,6 +145,26 @@ def _show_particulars(view: RunView) -> None:
         left.json(changed)
         right.caption("Environment")
         right.json(view.row.environment)
+
+
+def _show_metrics(view: RunView) -> None:
+    """Let a person choose metrics, and draw each of them."""
+    st.subheader("Metrics")
+    names = metric_names(view.metrics, gives_verdict(view))
+    if not names:
+        st.caption("Metrics appear with the first iteration.")
+        return
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    chosen = row.multiselect("Metrics of the iterations", names, key="metrics", placeholder="Choose metrics")
+    smoothing = row.slider(
+        "Smoothing", 0.0, 0.95, 0.0, 0.05, key="metrics_smoothing", width=220,
+        help="Weight of the past in an exponential moving average; 0 draws the figures as they are.",
+    )  # fmt: skip
+    over = row.segmented_control("Along", list(AXES), default="Iterations", key="metrics_axis")
+    columns = [column for _ in chosen[::2] for column in st.columns(2)]
+    for column, name in zip(columns, chosen, strict=False):
+        figure = metric_chart(view, name, smoothing, AXES[over or "Iterations"])
+        column.plotly_chart(figure, key=f"metric-{name}", config=PLOT_SETTINGS)
 
 
 show_page(_show_convergence)

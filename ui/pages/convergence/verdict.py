@@ -9,10 +9,9 @@ import numpy as np
 import streamlit as st
 
 from storage.record.results import too_short
-from ui.data.methods import gives_verdict
-from ui.data.run import RunView
+from ui.data.run import RunView, gives_verdict
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
-from ui.elements.tiles import TILE_PX, show_tile
+from ui.elements.widgets import TILE_PX, show_tile
 
 
 @dataclass(frozen=True)
@@ -117,40 +116,30 @@ def _show_measure(view: RunView, name: str, title: str) -> None:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """One figure; `course` is its name in `RunView.learning_courses`."""
-
-    title: str
-    course: str
-    is_share: bool
-    meaning: str
-
-
-_SIGNS = (
-    _Sign(
-        "Ratio deviation", "ratio_deviation", False,
+_SIGNS = (  # title, name in `RunView.learning_courses`, format, meaning
+    (
+        "Ratio deviation", "ratio_deviation", figure,
         "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should "
         "be 0: what is left is a numerical difference between rollout and training.",
     ),
-    _Sign(
-        "KL to the reference", "kl", False,
+    (
+        "KL to the reference", "kl", figure,
         "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
         "step. A steep rise with a falling score is a sign of reward hacking. Measured only where "
         "algorithm.kl_weight is above 0 or the objective compares with the reference.",
     ),
-    _Sign(
-        "Clip share", "clip_share", True,
+    (
+        "Clip share", "clip_share", percent,
         "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
         "small; above half, most of the samples give no gradient: lower optimizer.learning_rate.",
     ),
-    _Sign(
-        "Pair accuracy", "pair_accuracy", True,
+    (
+        "Pair accuracy", "pair_accuracy", percent,
         "Share of the trained pairs whose better image the policy has raised above the worse one, compared "
         "with the reference. It begins at a half.",
     ),
-    _Sign(
-        "Prompts without signal", "zero_variance", True,
+    (
+        "Prompts without signal", "zero_variance", percent,
         "Share of prompts whose samples all scored the same. They give no gradient, but were paid for.",
     ),
 )  # fmt: skip
@@ -166,11 +155,10 @@ def show_health(view: RunView) -> None:
         return
     courses = view.learning_courses()
     row = st.container(horizontal=True)
-    for sign in _SIGNS:
-        measured = courses[sign.course][np.isfinite(courses[sign.course])]
+    for title, name, as_text, meaning in _SIGNS:
+        measured = courses[name][np.isfinite(courses[name])]
         if measured.size:
-            as_text = percent if sign.is_share else figure
-            show_tile(row, sign.title, as_text(float(measured[-1])), None, sign.meaning)
+            show_tile(row, title, as_text(float(measured[-1])), None, meaning)
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(

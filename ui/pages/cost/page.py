@@ -6,21 +6,28 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.ledger.ledger import Ledger
-from ui.charts.cost import cost_chart, state_chart
+from storage.ledger.ledger import Ledger, read_ledger
+from ui.charts.cost import (
+    ASSUMPTION,
+    OnDemandCost,
+    bill_by_phase,
+    cost_chart,
+    no_saving,
+    on_demand_chart,
+    on_demand_cost,
+    phase_chart,
+    state_chart,
+)
 from ui.charts.layout import PLOT_SETTINGS
-from ui.data.ledger import bill_entries, load_ledger
-from ui.data.run import RunView
-from ui.elements.downloads import offer_downloads
+from ui.data.devices import bill_entries
+from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.elements.tiles import show_tile
-from ui.pages.cost.charts import on_demand_chart, phase_chart
-from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, on_demand_cost, saving
+from ui.elements.widgets import offer_downloads, show_tile
 
 
 def _show_cost(home: Path, view: RunView) -> None:
-    ledger = load_ledger(home, view)
+    ledger = load(read_ledger, home, view)
     if not ledger.entries:
         st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
         return
@@ -65,13 +72,12 @@ def _show_verdict(ledger: Ledger, compared: OnDemandCost | None, modelled: bool)
         f"{money(compared.paid_usd, modelled)} so far; with every device at the reserved price of "
         f"{usd(compared.reserved_usd_per_hour)} an hour it would be {on_demand}."
     )
-    saved = saving(ledger, compared, modelled)
-    if saved.why_not:
-        st.info(markdown_text(f"**No saving. {saved.why_not}** {text}"), icon=":material/money_off:")
+    if why_not := no_saving(ledger, compared, modelled):
+        st.info(markdown_text(f"**No saving. {why_not}** {text}"), icon=":material/money_off:")
     else:
-        share = percent(saved.usd / compared.on_demand_usd)
+        share = percent(compared.saved_usd / compared.on_demand_usd)
         st.success(
-            markdown_text(f"**Spot devices saved {usd(saved.usd)} ({share}).** {text}"),
+            markdown_text(f"**Spot devices saved {usd(compared.saved_usd)} ({share}).** {text}"),
             icon=":material/savings:",
         )
 
@@ -96,7 +102,7 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) ->
     if compared is None:
         show_tile(row, "On demand only", "-", None)
         return
-    claimed = not saving(ledger, compared, view.is_modelled).why_not
+    claimed = not no_saving(ledger, compared, view.is_modelled)
     show_tile(
         row, "On demand only", usd(compared.on_demand_usd),
         f"{usd(compared.saved_usd)} more" if claimed else None,

@@ -20,8 +20,7 @@ from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.pictures import picture_file, read_frames
 from storage.prompts.sources import thumbnail
-from ui.data.methods import with_verdicts
-from ui.data.run import CACHE_S
+from ui.data.run import CACHE_S, with_verdicts
 
 _SIDE = 512
 """The largest side of a picture on the page, in pixels."""
@@ -85,9 +84,8 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
     for prompt_id, seed_index in keys:
         file = Path(folder) / f"{prompt_id:05}" / "samples" / f"{seed_index:04}.png"
         clip = file.with_suffix(".webp")
-        if clip.is_file():
-            with suppress(OSError):
-                found[prompt_id, seed_index] = picture_file(read_frames(clip.read_bytes()), _SIDE)
+        with suppress(OSError):
+            found[prompt_id, seed_index] = _scaled_clip(clip, clip.stat().st_mtime_ns)
             continue
         try:
             uri = thumbnail(str(file), _SIDE)
@@ -95,6 +93,12 @@ def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[
             continue  # a person may have moved the folder; the page counts missing images
         found[prompt_id, seed_index] = base64.b64decode(uri.partition(",")[2])
     return found
+
+
+@st.cache_data(ttl=3600, max_entries=100, show_spinner=False)
+def _scaled_clip(clip: Path, written_ns: int) -> bytes:
+    """Return a clip as WebP, scaled down, which takes long; `written_ns` is part of the cache's key."""
+    return picture_file(read_frames(clip.read_bytes()), _SIDE)
 
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)

@@ -10,10 +10,10 @@ import streamlit as st
 
 from storage.errors import SpotlightError, StorageError
 from storage.home import Home
-from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import duration, moment, percent, plain_markdown
 from ui.elements.image_grid import evaluation_html
 from ui.elements.run_page import show_error
+from ui.elements.widgets import offer_downloads
 from ui.pages.evaluations.data import (
     figure_rows,
     load_difference,

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from storage.ledger.ledger import MOST_UNACCOUNTED
-from ui.data.methods import IDLE_SPOT_ADVICE, drafts_before_rollout, drafts_while_training
+from ui.data.run import IDLE_SPOT_ADVICE, drafts_before_rollout, drafts_while_training
 from ui.elements.formatting import fine_percent, percent, short_duration
-from ui.pages.health.findings import Evidence, Finding, Rule
+from ui.pages.health.findings import Evidence, Finding, Rule, judged
 
 _IDLE = 0.2  # of a market's paid time; more is a warning
 _WAIT = 0.1  # of an iteration
@@ -66,12 +66,10 @@ def reserved_idle(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No reserved time is recorded yet.")
     share = idle.device_s / whole.device_s
     text = f"Reserved idle {percent(share)} of its paid time: {evidence.money(idle.usd)}."
-    if share <= _IDLE:
-        return Finding("passed", title, text)
     workers = evidence.number("runtime", "scorer_workers")
     now = "" if workers is None else f" (now {workers:.0f})"
-    return Finding(
-        "warning", title, text,
+    return judged(
+        share <= _IDLE, title, text,
         "The time line of the page Spot shows what it waits for. Where that is scoring, raise "
         f"`runtime.scorer_workers`{now}; where it is the end of the rollout, add spot workers.",
     )  # fmt: skip
@@ -85,15 +83,13 @@ def exploration_wait(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "This run has not explored yet, or does not.")
     wait_s, share = float(np.median(waits)), float(np.median(waits) / np.median(lasts))
     text = f"The rollout waits {short_duration(wait_s)} for its seeds, {percent(share)} of an iteration."
-    if share <= _WAIT:
-        return Finding("passed", title, text)
     if drafts_before_rollout(evidence.view):
         advice = "Fresh drafts are on the critical path; `exploration.strategy=stale` takes them off it."
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."
     else:
         advice = "Drafts were drawn again because stale ones were not trusted: see the page Seeds."
-    return Finding("warning", title, text, advice)
+    return judged(share <= _WAIT, title, text, advice)
 
 
 def loading(evidence: Evidence) -> Finding:
@@ -104,10 +100,8 @@ def loading(evidence: Evidence) -> Finding:
     load = evidence.ledger.spent(state="load")
     share = load.device_s / whole.device_s
     text = f"Loading takes {percent(share)} of the paid time: {evidence.money(load.usd)}."
-    if share <= _LOAD:
-        return Finding("passed", title, text)
-    return Finding(
-        "warning", title, text,
+    return judged(
+        share <= _LOAD, title, text,
         "Make iterations longer: raise `algorithm.prompts_per_iteration` or `algorithm.group_size`. With "
         "short runs it is the start of the workers, which longer ones spread over more iterations.",
     )  # fmt: skip
@@ -120,16 +114,11 @@ def repeated_work(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No device time is recorded yet.")
     share = lost.device_s / whole.device_s
     text = f"{percent(share)} of the paid time went into discarded work: {evidence.money(lost.usd)}."
-    if share <= _LOST:
-        return Finding("passed", title, text)
     every = evidence.number("checkpoint", "every")
+    advice = "The events of the page Convergence say what ended the run; fix that first."
     if every is not None and every > 1:
-        return Finding(
-            "warning", title, text, f"Save more often: lower `checkpoint.every` (now {every:.0f}) to 1."
-        )
-    return Finding(
-        "warning", title, text, "The events of the page Convergence say what ended the run; fix that first."
-    )
+        advice = f"Save more often: lower `checkpoint.every` (now {every:.0f}) to 1."
+    return judged(share <= _LOST, title, text, advice)
 
 
 def losses(evidence: Evidence) -> Finding:
@@ -143,12 +132,10 @@ def losses(evidence: Evidence) -> Finding:
         f"{len(ledger.losses)} devices were lost, and with them at most {short_duration(cut_s)} of work, "
         f"{percent(cut_s / spot_s)} of the paid spot time."
     )
-    if cut_s / spot_s <= _CUT:
-        return Finding("passed", title, text)
     steps = evidence.number("runtime", "commit_steps")
     now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
-    return Finding(
-        "warning", title, text,
+    return judged(
+        cut_s / spot_s <= _CUT, title, text,
         f"Save unfinished samples more often: set `runtime.commit_steps` to 1 ({now}).",
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from storage.ledger.ledger import Ledger
-from ui.data.quality import QualityView
+from ui.data.images import QualityView
 from ui.data.run import RunView
 from ui.elements.formatting import money
 
@@ -38,6 +38,17 @@ class Finding:
     title: str
     text: str
     advice: str = ""
+
+
+def judged(is_fine: bool, title: str, text: str, advice: str, level: Level = "warning") -> Finding:
+    """Return a finding that passed, or one with advice.
+
+    Args:
+        is_fine: True if it passed.
+        title, text, advice: as in `Finding`.
+        level: level of one that did not pass.
+    """
+    return Finding("passed", title, text) if is_fine else Finding(level, title, text, advice)
 
 
 @dataclass(frozen=True)

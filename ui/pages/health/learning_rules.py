@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from storage.environment import clips_ratio
 from storage.record.results import too_short
-from ui.data.methods import clips_ratio, explores, least_spearman
-from ui.data.run import RunView
+from ui.data.run import RunView, explores, least_spearman
 from ui.elements.formatting import figure, percent
-from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
+from ui.pages.health.findings import RECENT, Evidence, Finding, Rule, judged
 
 _FLAT_EVALUATIONS = 4
 _FLAT = 0.01  # of score; a smaller gain over these evaluations is no rise
@@ -64,8 +64,6 @@ def zero_variance(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No iteration is done yet.")
     share = float(shares.mean())
     text = f"{percent(share)} of the prompts gave no signal: all their samples scored the same."
-    if share <= _NO_VARIANCE[0]:
-        return Finding("passed", title, text)
     rewards = evidence.recent("reward_mean")
     mean = float(rewards.mean()) if rewards.size else 0.5
     if mean > 0.8:
@@ -83,7 +81,8 @@ def zero_variance(evidence: Evidence) -> Finding:
         )
     else:
         advice = "Raise `exploration.candidates` or `exploration.prompts`, to choose among more."
-    return Finding("problem" if share > _NO_VARIANCE[1] else "warning", title, text, advice)
+    level = "problem" if share > _NO_VARIANCE[1] else "warning"
+    return judged(share <= _NO_VARIANCE[0], title, text, advice, level)
 
 
 def ratio(evidence: Evidence) -> Finding:
@@ -97,12 +96,11 @@ def ratio(evidence: Evidence) -> Finding:
     if limit is None:
         return Finding("unknown", title, f"{text}; this run has no limit for it.")
     text = f"{text} (limit {limit:g})."
-    if largest <= limit / 2:
-        return Finding("passed", title, text)
-    return Finding(
-        "problem" if largest > limit else "warning", title, text,
+    return judged(
+        largest <= limit / 2, title, text,
         "The rollout and the training compute different log-probabilities: compare devices and versions of "
         "the workers. Do not raise the limit: training would follow the numerical error.",
+        "problem" if largest > limit else "warning",
     )  # fmt: skip
 
 
@@ -162,11 +160,9 @@ def clipping(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No iteration is done yet.")
     share = float(values.mean())
     text = f"The clip range cuts off {percent(share)} of the trained denoising steps."
-    if share <= _CLIPPED:
-        return Finding("passed", title, text)
     rate = evidence.number("optimizer", "learning_rate")
     to = "" if rate is None else f" from {rate:g} to {rate / 2:g}"
-    return Finding("problem", title, text, f"Lower `optimizer.learning_rate`{to}.")
+    return judged(share <= _CLIPPED, title, text, f"Lower `optimizer.learning_rate`{to}.", "problem")
 
 
 def gradients(evidence: Evidence) -> Finding:
@@ -177,13 +173,11 @@ def gradients(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No iteration is done yet.")
     usual, latest = float(np.median(values)), float(values[-1])
     text = f"{figure(latest)} now, {figure(usual)} usually."
-    if np.isinf(every).any() or (usual > 0 and latest > _STEEP * usual):
-        return Finding(
-            "warning", title, text,
-            f"Lower `optimizer.max_grad_norm`{_now(evidence, 'optimizer', 'max_grad_norm')} or "
-            "`optimizer.learning_rate`.",
-        )  # fmt: skip
-    return Finding("passed", title, text)
+    now = _now(evidence, "optimizer", "max_grad_norm")
+    return judged(
+        not np.isinf(every).any() and (usual <= 0 or latest <= _STEEP * usual), title, text,
+        f"Lower `optimizer.max_grad_norm`{now} or `optimizer.learning_rate`.",
+    )  # fmt: skip
 
 
 def scorer(evidence: Evidence) -> Finding:
@@ -212,12 +206,11 @@ def stale_ranks(evidence: Evidence) -> Finding:
     limit = _DEFAULT_SPEARMAN if least is None else least
     median = float(np.median(values))
     text = f"Rank correlation {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}."
-    if median >= limit:
-        return Finding("passed", title, text)
-    return Finding(
-        "problem", title, text,
+    return judged(
+        median >= limit, title, text,
         "The policy moves too fast for its drafts: lower `optimizer.learning_rate`"
         f"{_now(evidence, 'optimizer', 'learning_rate')}, or draft with `exploration.strategy=fresh`.",
+        "problem",
     )  # fmt: skip
 
 
@@ -233,4 +226,4 @@ LEARNING_RULES: tuple[Rule, ...] = (
 
 def rules_of(view: RunView) -> tuple[Rule, ...]:
     """Return the rules about what the run's objective has."""
-    return tuple(rule for rule in LEARNING_RULES if rule is not clipping or clips_ratio(view))
+    return tuple(rule for rule in LEARNING_RULES if rule is not clipping or clips_ratio(view.row.environment))

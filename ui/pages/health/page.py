@@ -9,12 +9,12 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from ui.data.ledger import load_ledger
-from ui.data.quality import load_quality
-from ui.data.run import RunView
-from ui.elements.downloads import offer_downloads
+from storage.ledger.ledger import read_ledger
+from ui.data.images import read_quality
+from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
+from ui.elements.widgets import offer_downloads
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, Finding, Level, by_level
 from ui.pages.health.learning_rules import rules_of
@@ -29,7 +29,8 @@ def _show_health(home: Path, view: RunView) -> None:
     if view.metrics.empty and view.scores.empty:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    evidence = Evidence(view, load_ledger(home, view), load_quality(home, view))
+    quality = load(read_quality, home, view, until=view.newest.evaluation_at)
+    evidence = Evidence(view, load(read_ledger, home, view), quality)
     findings = [rule(evidence) for rule in (*rules_of(view), *DEVICE_RULES)]
     levels = by_level(findings)
     _show_verdict(levels, len(findings))
@@ -62,8 +63,7 @@ def _show_list(findings: list[Finding], icon: str) -> None:
 
 def _as_frame(findings: list[Finding]) -> pd.DataFrame:
     return pd.DataFrame(
-        [(f.level, f.title, f.text, f.advice) for f in findings],
-        columns=["level", "rule", "found", "advice"],
+        [(f.level, f.title, f.text, f.advice) for f in findings], columns=["level", "rule", "found", "advice"]
     )
 
 

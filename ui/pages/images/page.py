@@ -2,57 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import streamlit as st
 
-from ui.data.methods import gives_verdict, with_verdicts
-from ui.data.run import RunView
-from ui.data.sources import sources_of
-from ui.elements.downloads import offer_downloads
+from storage.record.queries import images as image_queries
+from ui.data.images import read_pictured, sources_of
+from ui.data.run import RunView, gives_verdict, load, with_verdicts
 from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
-from ui.pages.images.data import (
-    ORDERS,
-    Image,
-    Pictured,
-    load_pictured,
-    load_pictures,
-    ordered,
-    spread,
-)
+from ui.elements.widgets import offer_downloads
 
+_ORDERS = ("as in the file", "most gained", "most lost")
 _COLUMNS = 8  # evaluations in a row of the grid
 _ROWS = 8  # prompts on a page of it
 _AT_ONCE = 24  # prompts at one evaluation
 _LARGE = 12  # evaluations of an enlarged prompt
 
 
+def _spread(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """Return at most `most` of the values, evenly spread, with the first and the last."""
+    if len(values) <= most:
+        return tuple(values)
+    indices = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
+    return tuple(values[index] for index in dict.fromkeys(indices))
+
+
+def _ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
+    """Return the images whose prompt contains the words, in the given order.
+
+    Args:
+        images: frame from `storage.record.queries.images.pictured_images`.
+        order: one of `_ORDERS`.
+        words: words to search for; empty for all images.
+    """
+    text = words.strip().casefold()
+    kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
+    gain = kept["score_latest"] - kept["score_first"]
+    if order == _ORDERS[0]:
+        return kept
+    return kept.assign(gain=gain).sort_values("gain", ascending=order == _ORDERS[2], kind="stable")
+
+
 def _show_images(home: Path, view: RunView) -> None:
-    pictured = load_pictured(home, view.row.run_id, view.newest.evaluation_at)
-    if pictured.images.empty:
-        _show_nothing(view)
-        return
-    _show_grid(home, view, pictured)
-    _show_evaluation(home, view, pictured)
-    _show_large(home, view, pictured)
-    offer_downloads(view.row.run_id, {"scores of the pictured images": pictured.images})
-
-
-def _show_nothing(view: RunView) -> None:
-    if view.setting("evaluation", "gallery") == 0:  # a setting of earlier versions
+    images, evaluations = load(read_pictured, home, view, until=view.newest.evaluation_at)
+    if not images.empty:
+        _show_grid(home, view, images, evaluations)
+        _show_evaluation(home, view, images, evaluations)
+        _show_large(home, view, images, evaluations)
+        offer_downloads(view.row.run_id, {"scores of the pictured images": images})
+    elif view.setting("evaluation", "gallery") == 0:  # a setting of earlier versions
         st.info("This run keeps no images.", icon=":material/image_not_supported:")
-        return
-    st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
+    else:
+        st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
 
 
-def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
+def _show_grid(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
     run_id = view.row.run_id
     left, middle, right = st.columns([2, 1, 1])
     words = left.text_input("Prompts that contain", key=f"words-{run_id}", placeholder="all")
-    order = middle.selectbox("Order", ORDERS, key=f"order-{run_id}") or ORDERS[0]
-    images = ordered(pictured.images, order, words)
+    order = middle.selectbox("Order", _ORDERS, key=f"order-{run_id}") or _ORDERS[0]
+    images = _ordered(pictured, order, words)
     if images.empty:
         st.caption("No pictured prompt contains this; empty the field to see all.")
         return
@@ -61,35 +73,37 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
     if pages > 1:
         page = right.number_input(f"Page (of {pages})", 1, pages, key=f"page-{run_id}-{order}-{words}")
     rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]
-    shown = spread(pictured.evaluations, _COLUMNS)
-    keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
-    pictures = _pictures(home, view, keys, shown)
+    shown = _spread(evaluations, _COLUMNS)
+    pictures = _pictures(home, view, _keys(rows), shown)
     st.html(course_html(pictures, sources_of(view, pictures)))
     note = "Click an image to enlarge it."
-    if len(shown) < len(pictured.evaluations):
-        note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
+    if len(shown) < len(evaluations):
+        note += f" {len(shown)} of {len(evaluations)} evaluations, evenly spread."
     st.caption(note)
 
 
+def _keys(images: pd.DataFrame) -> tuple[tuple[int, int], ...]:
+    """Return prompt_id and seed_index of each."""
+    return tuple(zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True))
+
+
 def _pictures(
-    home: Path, view: RunView, keys: tuple[Image, ...], iterations: tuple[int, ...]
+    home: Path, view: RunView, keys: tuple[tuple[int, int], ...], iterations: tuple[int, ...]
 ) -> pd.DataFrame:
-    found = load_pictures(home, view.row.run_id, keys, iterations, view.newest.evaluation_at)
+    until = view.newest.evaluation_at
+    found = load(image_queries.pictures, home, view, keys, iterations, until=until)
     return with_verdicts(found, gives_verdict(view))
 
 
-def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
+def _show_evaluation(home: Path, view: RunView, pictured: pd.DataFrame, evaluations: list[int]) -> None:
     """Show all pictured prompts at one evaluation, which a slider chooses."""
-    if len(pictured.evaluations) < 2:
+    if len(evaluations) < 2:
         return
     st.subheader("At one evaluation")
     run_id = view.row.run_id
-    iteration = st.select_slider(
-        "After iteration", pictured.evaluations, pictured.evaluations[-1], key=f"evaluation-{run_id}"
-    )
-    rows = pictured.images.head(_AT_ONCE)
-    keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
-    images = _pictures(home, view, keys, (iteration,))
+    iteration = st.select_slider("After iteration", evaluations, evaluations[-1], key=f"evaluation-{run_id}")
+    rows = pictured.head(_AT_ONCE)
+    images = _pictures(home, view, _keys(rows), (iteration,))
     st.html(evaluation_html(images, sources_of(view, images)))
     judged = images.loc[images["error"].isna()]
     if not judged.empty:
@@ -97,21 +111,17 @@ def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
         st.caption(f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}{exact}.")
 
 
-def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
+def _show_large(home: Path, view: RunView, images: pd.DataFrame, evaluations: list[int]) -> None:
     st.subheader("One prompt, enlarged")
-    images = pictured.images
     labels = {
-        (
-            row["prompt_id"],
-            row["seed_index"],
-        ): f"{row['prompt']} (#{row['prompt_id']}, seed {row['seed_index']})"
-        for row in images.to_dict("records")
+        key: f"{prompt} (#{key[0]}, seed {key[1]})"
+        for key, prompt in zip(_keys(images), images["prompt"], strict=True)
     }
     chosen = st.selectbox(
         "Prompt", list(labels), format_func=labels.__getitem__, key=f"large-{view.row.run_id}"
     )
     assert chosen is not None, "a select box with options and an index has a choice"
-    shown = spread(pictured.evaluations, _LARGE)
+    shown = _spread(evaluations, _LARGE)
     pictures = _pictures(home, view, (chosen,), shown)
     st.html(large_html(pictures, sources_of(view, pictures)))
 

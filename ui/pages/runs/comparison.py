@@ -14,20 +14,20 @@ import streamlit as st
 
 from storage.evaluations.strategies import in_words
 from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
-from ui.data.methods import metric_names, with_verdicts
-from ui.elements.downloads import offer_downloads
+from ui.data.run import metric_names, with_verdicts
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
 from ui.elements.image_grid import compared_html
 from ui.elements.palette import RUN_COLOURS
-from ui.pages.runs.charts import comparison_chart, paid_chart
+from ui.elements.widgets import offer_downloads, show_rows
 from ui.pages.runs.data import (
+    Compared,
+    comparison_chart,
     differing_settings,
     first_compared,
-    load_answer,
-    load_courses,
-    load_metrics,
+    load_compared,
     load_pictures,
     of_one_scale,
+    paid_chart,
     shared_target,
     time_to_score,
 )
@@ -70,12 +70,13 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
             icon=":material/info:",
         )
     rows = table.set_index("run_id").loc[chosen].reset_index()
-    _show_answer(home, chosen)
-    courses, reached = _show_courses(home, rows)
+    compared = load_compared(home, tuple(chosen))
+    _show_answer(compared.answer)
+    reached = _show_courses(compared, rows)
     _show_settings(table, chosen)
     _show_pictures(home, rows)
     listed = table.drop(columns=["config", "environment", "of"])
-    offer_downloads("runs", {"runs": listed, "curves": courses, "time to the score": reached})
+    offer_downloads("runs", {"runs": listed, "curves": compared.courses, "time to the score": reached})
 
 
 def _choose_runs(table: pd.DataFrame, scored: Sequence[str], filtered_by: str) -> list[str]:
@@ -94,9 +95,8 @@ def _choose_runs(table: pd.DataFrame, scored: Sequence[str], filtered_by: str) -
     return chosen
 
 
-def _show_answer(home: Path, chosen: Sequence[str]) -> None:
+def _show_answer(answer: dict[str, Any] | None) -> None:
     """Show which strategy scores higher if the runs differ in nothing but their strategy and seed."""
-    answer = load_answer(home, tuple(chosen))
     if answer is None:
         return
     sentences = [plain_markdown(sentence) for sentence in in_words(answer)]
@@ -109,12 +109,11 @@ def _show_answer(home: Path, chosen: Sequence[str]) -> None:
         st.caption(sentence)
 
 
-def _show_courses(home: Path, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Draw a figure of the runs and what they paid; return their scores, and when each reached a score."""
+def _show_courses(compared: Compared, rows: pd.DataFrame) -> pd.DataFrame:
+    """Draw a figure of the runs and what they paid; return when each reached a score."""
     chosen, modelled = rows["run_id"].tolist(), set(rows.loc[rows["modelled"].astype(bool), "run_id"])
-    courses, metrics = load_courses(home, tuple(chosen)), load_metrics(home, tuple(chosen))
     verdicts = any(rows["verdicts"])
-    names = [*list(_MEASURES)[: 1 + verdicts], *metric_names(metrics, verdicts)]
+    names = [*list(_MEASURES)[: 1 + verdicts], *metric_names(compared.metrics, verdicts)]
     row = st.container(horizontal=True, vertical_alignment="bottom")
     wanted = st.session_state.get("compared_figure", _kept(_FIGURE))
     st.session_state["compared_figure"] = wanted if wanted in names else names[0]
@@ -123,16 +122,15 @@ def _show_courses(home: Path, rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.Data
     over = row.segmented_control("Over", list(AXES), default="Iterations", key="compared_axis")
     measure = _MEASURES.get(name)
     column = measure or name
-    figure = comparison_chart(
-        metrics if measure is None else courses, chosen, column, name, AXES[over or "Iterations"], modelled
-    )
+    drawn = compared.metrics if measure is None else compared.courses
+    figure = comparison_chart(drawn, chosen, column, name, AXES[over or "Iterations"], modelled)
     left, right = st.columns([2, 1])
     left.plotly_chart(figure, key="compare", config=PLOT_SETTINGS)
     right.plotly_chart(paid_chart(rows), key="compare-paid", config=PLOT_SETTINGS)
     if modelled:
         named = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
         st.caption(f"{MODELLED_BADGE} No device was rented for {named}: dollars are time at set prices.")
-    return courses, _show_time_to_score(courses, chosen, measure or "score", modelled)
+    return _show_time_to_score(compared.courses, chosen, measure or "score", modelled)
 
 
 def _show_settings(table: pd.DataFrame, chosen: Sequence[str]) -> None:
@@ -179,10 +177,7 @@ def _show_time_to_score(
         else:
             cells = (f"not reached (best {row['best']:.3f})", "-", "-")
         rows.append((row["run_id"], *cells))
-    st.dataframe(
-        pd.DataFrame(rows, columns=["run", "after iterations", "training for", "paid for it"]),
-        hide_index=True,
-    )
+    show_rows(["run", "after iterations", "training for", "paid for it"], rows)
     st.caption(
         "The first held-out evaluation at or above it. Resolution: one evaluation interval. Time and dollars "
         "count from where training began, so without the start and the evaluation before it."

@@ -1,26 +1,29 @@
-"""The cached data of the page Runs, and the time at which each run reached a score."""
+"""Data and charts of the page Runs, and the time at which each run reached a score."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from storage.environment import PRESET, PURPOSE, gives_verdict
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
-from storage.ledger.modelled import is_modelled
+from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries import comparisons, images
 from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
-from ui.charts.layout import Measure
+from ui.charts.layout import Axis, Measure, axis_titles, dollars, laid_out
 from ui.data.run import CACHE_S
+from ui.elements.formatting import chart_text, time_unit
+from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
 MOST_RUNS = 200
 """The number of runs in the table, newest first."""
@@ -150,38 +153,34 @@ def first_compared(table: pd.DataFrame, most: int) -> list[str]:
     return scored.loc[scored["task"] == scored["task"].iloc[0], "run_id"].tolist()[:most]
 
 
-@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    """Return the held-out scores of several runs; see `storage.record.queries.comparisons.score_courses`.
+class Compared(NamedTuple):
+    """The data of several runs side by side.
 
-    Raises:
-        StorageError: a file of the record is damaged.
+    Attributes:
+        courses: held-out scores; see `storage.record.queries.comparisons.score_courses`.
+        metrics: figures of iterations; see `storage.record.queries.comparisons.metric_courses`.
+        answer: which strategy scores higher; None unless the runs differ in their strategy and seed alone.
     """
-    with Records(Home(home)).reading(*run_ids) as connection:
-        return comparisons.score_courses(connection, run_ids)
+
+    courses: pd.DataFrame
+    metrics: pd.DataFrame
+    answer: dict[str, Any] | None
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_metrics(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    """Return the iterations' figures; see `storage.record.queries.comparisons.metric_courses`.
-
-    Raises:
-        StorageError: a file of the record is damaged.
-    """
-    with Records(Home(home)).reading(*run_ids) as connection:
-        return comparisons.metric_courses(connection, run_ids)
-
-
-@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
-def load_answer(home: Path, run_ids: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return which strategy scores higher; None unless the runs differ in their strategy and seed alone.
+def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
+    """Return the data of several runs.
 
     Raises:
         StorageError: a file of the record is damaged.
     """
     with Records(Home(home)).reading(*run_ids) as connection:
         arms = strategy_arms(connection, run_ids)
-        return compared_strategies(connection, arms) if arms else None
+        return Compared(
+            comparisons.score_courses(connection, run_ids),
+            comparisons.metric_courses(connection, run_ids),
+            compared_strategies(connection, arms) if arms else None,
+        )
 
 
 @st.cache_data(ttl=60, max_entries=8, show_spinner=False)
@@ -241,7 +240,7 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
     is the same work for every run, and is not compared.
 
     Args:
-        courses: frame from `load_courses`.
+        courses: frame as in `Compared`.
         run_ids: runs to list.
         measure: figure to compare.
         target: value to reach.
@@ -265,3 +264,59 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
         elapsed_s, usd = float(first["elapsed_s"] - began_s), float(first["usd"] - began_usd)
         rows.append((run_id, True, float(first["iteration"]), elapsed_s, usd, best))
     return pd.DataFrame(rows, columns=["run_id", "reached", "iteration", "elapsed_s", "usd", "best"])
+
+
+def comparison_chart(
+    courses: pd.DataFrame,
+    run_ids: list[str],
+    column: str,
+    title: str,
+    over: Axis,
+    modelled: Collection[str] = (),
+) -> go.Figure:
+    """Return a chart of a figure of several runs.
+
+    Args:
+        courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.comparisons`.
+        run_ids: runs in the order of the legend; at most as many as colours.
+        column: figure to draw.
+        title: name of the figure.
+        over: quantity on the bottom axis.
+        modelled: runs whose dollars are modelled.
+    """
+    longest_s = max([0.0, *courses["elapsed_s"].tolist()])
+    heading, bottom = axis_titles(over, longest_s, set(run_ids) <= set(modelled))
+    along = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
+    scale = time_unit(longest_s)[0] if over == "time" else 1.0
+    figure = go.Figure()
+    for run_id, colour, symbol in zip(run_ids, RUN_COLOURS, RUN_SYMBOLS, strict=False):
+        own = courses.loc[courses["run_id"] == run_id]
+        name = _named(run_id, over == "usd" and run_id in modelled)
+        figure.add_scatter(
+            x=own[along] / scale, y=own[column], name=name, mode="lines+markers",
+            line={"color": colour, "width": 2}, marker={"size": 7, "symbol": symbol},
+            hovertemplate="%{y:.4g}",
+        )  # fmt: skip
+    return laid_out(figure, heading, bottom, title)
+
+
+def paid_chart(table: pd.DataFrame) -> go.Figure:
+    """Return a chart of the cost of each run so far.
+
+    Args:
+        table: columns run_id, usd and modelled, in the order of the legend.
+    """
+    names = [_named(run_id, own) for run_id, own in zip(table["run_id"], table["modelled"], strict=True)]
+    figure = go.Figure()
+    figure.add_bar(
+        y=names, x=table["usd"], orientation="h",
+        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
+    )  # fmt: skip
+    figure = laid_out(figure, "Cost so far", dollars(bool(table["modelled"].all())), "")
+    figure.update_layout(hovermode="closest", showlegend=False)
+    return figure.update_xaxes(tickprefix="$", rangemode="tozero").update_yaxes(autorange="reversed")
+
+
+def _named(run_id: str, modelled: bool) -> str:
+    """Return the name of a run in a legend or on an axis of dollars."""
+    return f"{chart_text(run_id)} {MODELLED}" if modelled else chart_text(run_id)

@@ -1,13 +1,18 @@
-"""Charts of the page Seeds: stale against fresh scores, ranks, the use of drafts, spread."""
+"""Data and charts of the page Seeds: stale against fresh scores, ranks, the use of drafts, spread."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.environment import AS_RECORDED
+from storage.record.queries import runs as queries
+from storage.record.queries import seeds as seed_queries
+from storage.record.reading import RecordConnection
 from ui.charts.layout import add_level, laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text
@@ -15,7 +20,6 @@ from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, 
 
 MAP_PROMPTS = 24
 """The number of rows of the map of drafts: the most drafted prompts."""
-
 _LEAST_SHOWN = 0.1  # of the cells of the map
 _COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
 _POINTS = 300  # more different pairs than this are put on a grid
@@ -23,6 +27,78 @@ _GRID = 0.05
 _LARGEST_PX = 34
 _LABEL_LENGTH = 40
 _MAP_COLOURS = [[0.0, faded(DRAFT_COLOUR, 0.12)], [1.0, DRAFT_COLOUR]]
+
+ALERT_KINDS = ("staleness", "exploration")
+"""The kinds of events that the page shows above the figures."""
+
+DECISION_KIND = "strategy"
+"""The kind of event that reports a decision by measured times."""
+
+MOST_ITERATIONS = 60
+"""The most iterations whose drafts a page reads; from longer runs it takes as many evenly spread ones."""
+
+_ALERTS = 20
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Stale against fresh scores of some iterations.
+
+    Attributes:
+        counts: frame from `storage.record.queries.seeds.pair_counts`.
+        iterations: iterations that were read.
+    """
+
+    counts: pd.DataFrame
+    iterations: list[int]
+
+
+@dataclass(frozen=True)
+class SeedsView:
+    """A run's frames; see storage/record/queries/seeds.py for their columns.
+
+    Attributes:
+        pairs: pairs of all iterations.
+        decisions: the newest event of kind `DECISION_KIND`, if possible with a reason; empty without any.
+    """
+
+    pairs: Pairs
+    drafts: pd.DataFrame
+    prompts: pd.DataFrame
+    alerts: pd.DataFrame
+    decisions: pd.DataFrame
+
+
+def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
+    """Return the page's data of one run, from an open connection."""
+    pairs = read_pairs(connection, run_id, 0, None)
+    return SeedsView(
+        pairs=pairs,
+        drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
+        prompts=seed_queries.pictured_prompts(connection, run_id),
+        alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
+        decisions=_decision(queries.events(connection, run_id, kinds=(DECISION_KIND,))),
+    )
+
+
+def _decision(events: pd.DataFrame) -> pd.DataFrame:
+    """Return the newest event with a reason, which repeated decisions lack; without any, the newest."""
+    messages = enumerate(events["message"].tolist())
+    newest = next((place for place, message in messages if not message.endswith(AS_RECORDED)), 0)
+    return events.iloc[newest : newest + 1]
+
+
+def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int | None) -> Pairs:
+    """Return stale against fresh scores of some iterations, from an open connection.
+
+    Args:
+        connection: connection to the record.
+        run_id: the run.
+        first: first iteration.
+        last: last iteration; None for all.
+    """
+    chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
+    return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:

@@ -7,17 +7,111 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.ledger.ledger import Ledger
+from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from storage.ledger.modelled import MODELLED
-from ui.charts.devices import gantt_chart, groups_chart, utilisation_chart
+from ui.charts.devices import gantt_chart, groups_chart, utilisation_charts
 from ui.charts.layout import PLOT_SETTINGS
-from ui.data.ledger import bill_entries
-from ui.data.run import RunView
-from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import markdown_text, moment, percent
+from ui.data.devices import SpotView, bill_entries, read_course, read_spot
+from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
+from ui.elements.formatting import figure as as_figure
+from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.pages.spot.data import SpotView, load_course, load_spot
-from ui.pages.spot.verdict import show_imbalance, show_spot_figures, show_spot_verdict
+from ui.elements.widgets import offer_downloads, show_rows, show_tile
+
+
+def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
+    """Show how much of the paid spot time is idle, and how much would be without exploration."""
+    idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
+    if idle is None or unexplored is None:
+        st.info(
+            "**No spot worker in this run**: all its paid time is reserved. To start a run with two:",
+            icon=":material/bolt:",
+        )
+        st.code("spotlight train --preset glyphs --set runtime.spot_workers=2", language="bash")
+        return
+    bill = ledger.by_market["spot"]
+    paid = f"{short_duration(bill.device_s)} of spot devices, {money(bill.usd, modelled)}."
+    if unexplored > idle:
+        text = (
+            f"**Spot devices idle {percent(idle)} of their paid time; if they did not explore, "
+            f"{percent(unexplored)}.** {paid}"
+        )
+        st.success(markdown_text(text), icon=":material/bolt:")
+    else:
+        text = (
+            f"**Spot devices idle {percent(idle)} of their paid time.** {paid} None of it went into "
+            f"exploration. {IDLE_SPOT_ADVICE}"
+        )
+        st.info(markdown_text(text), icon=":material/bolt:")
+
+
+def _show_imbalance(ledger: Ledger) -> None:
+    """Show a message if the states do not sum to the bill."""
+    if ledger.is_balanced:
+        return
+    faults = []
+    if ledger.unaccounted_share > MOST_UNACCOUNTED:
+        worst = max(ledger.workers, key=lambda worker: abs(worker.unaccounted_s))
+        kind = "less" if worst.unaccounted_s > 0 else "more"
+        faults.append(
+            f"the states differ from the paid device time by {fine_percent(ledger.unaccounted_share)} (at "
+            f"most {100 * MOST_UNACCOUNTED:g} % is allowed), most of all of {worst.worker}: "
+            f"{short_duration(abs(worst.unaccounted_s))} {kind}"
+        )
+    if ledger.overlaps:
+        first = ledger.overlaps[0]
+        faults.append(
+            f"{len(ledger.overlaps)} times a worker was in two states at once, first {first.worker} in "
+            f"iteration {first.iteration} ({first.state}, {short_duration(first.double_s)})"
+        )
+    st.error(
+        markdown_text(
+            f"**The states do not sum to the bill.** {'; '.join(faults)}. The figures below are off by as "
+            "much; the accounts of the workers, at the end of the page, show where."
+        ),
+        icon=":material/receipt_long:",
+    )
+
+
+def _show_spot_figures(ledger: Ledger) -> None:
+    """Show six figures in a row, with a dash for each that the run does not have."""
+    row = st.container(horizontal=True)
+    whole, lost = ledger.spent(), ledger.lost
+    idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
+    show_tile(
+        row, "Spot idle", "-" if idle is None else percent(idle),
+        None if unexplored is None else f"{percent(unexplored)} without exploring",
+        "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
+        "That is at most so: time that others waited for the exploring would not have been paid.",
+    )  # fmt: skip
+    show_tile(
+        row, "Paid device time", short_duration(whole.device_s), usd(whole.usd),
+        "Every second of every device, idle ones too, at the prices of the run's settings.",
+    )  # fmt: skip
+    cut_s = sum(loss.cut_s for loss in ledger.losses)
+    show_tile(
+        row, "Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
+        f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
+        "Devices that were preempted or failed. Below, how long they had been in their last state: other "
+        "devices repeat at most that much. A dash for runs of versions that did not record losses.",
+    )  # fmt: skip
+    show_tile(
+        row, "Repeated work", short_duration(lost.device_s), usd(lost.usd),
+        "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint.",
+    )  # fmt: skip
+    show_tile(
+        row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
+        f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
+        "Samples of kept rollouts per paid device-second. Below, the share of samples that produced a "
+        "gradient: those of prompt groups whose scores differ.",
+    )  # fmt: skip
+    show_tile(
+        row, "Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
+        f"{len(ledger.overlaps)} overlaps",
+        "By how much the states differ from the paid time, which is measured apart from them; at most "
+        f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it.",
+    )  # fmt: skip
+
 
 _LATEST = {"Latest": 1, "Latest 3": 3, "Latest 10": 10}
 _RANGE = "A range"
@@ -25,13 +119,13 @@ _SHOWN_LOSSES = 200
 
 
 def _show_spot(home: Path, view: RunView) -> None:
-    spot = load_spot(home, view)
+    spot = load(read_spot, home, view)
     if not spot.iterations:
         st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    show_imbalance(spot.ledger)
-    show_spot_verdict(spot.ledger, view.is_modelled)
-    show_spot_figures(spot.ledger)
+    _show_imbalance(spot.ledger)
+    _show_spot_verdict(spot.ledger, view.is_modelled)
+    _show_spot_figures(spot.ledger)
     _show_course(home, view, spot)
     _show_use(spot)
     _show_decisions(spot)
@@ -47,7 +141,7 @@ def _show_spot(home: Path, view: RunView) -> None:
 def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
     st.subheader("Time line")
     first, last = _chosen_iterations(view, spot.iterations)
-    course = load_course(home, view, first, last)
+    course = load(read_course, home, view, first, last)
     if course.intervals.empty:
         st.caption("Nothing is recorded of these iterations.")
         return
@@ -69,12 +163,7 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
 
 
 def _show_degrees(degrees: pd.DataFrame) -> None:
-    """Show the degree that devices worked at longest, and the time of a denoising step at each degree.
-
-    Args:
-        degrees: degrees of a run, with at least one row; see storage/record/queries/devices.py for the
-            columns.
-    """
+    """Show the degree that devices worked at longest, and the time of a denoising step at each degree."""
     most = degrees.loc[degrees["share"].idxmax()]
     count, share = int(most["degree"]), float(most["share"])
     together = f"{count} devices share an image" if count > 1 else "each device works alone"
@@ -120,12 +209,9 @@ def _show_use(spot: SpotView) -> None:
     if spot.utilisation.empty:
         st.caption("Shares appear with the first iteration.")
         return
-    used = set(spot.utilisation["market"].tolist())
-    markets = [market for market in ("spot", "reserved") if market in used]
-    for column, market in zip(st.columns(2), markets, strict=False):
-        column.plotly_chart(
-            utilisation_chart(spot.utilisation, market), key=f"use-{market}", config=PLOT_SETTINGS
-        )
+    columns = st.columns(2)
+    for number, figure in enumerate(utilisation_charts(spot.utilisation)):
+        columns[number].plotly_chart(figure, key=f"use-{number}", config=PLOT_SETTINGS)
     together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Excludes evaluations and repeated work.{note}")
@@ -136,12 +222,8 @@ def _show_decisions(spot: SpotView) -> None:
     if spot.decisions.empty:
         return
     st.subheader("Devices rented")
-    st.dataframe(
-        pd.DataFrame(
-            {"when": spot.decisions["happened_at"].map(moment), "decision": spot.decisions["message"]}
-        ),
-        hide_index=True,
-    )
+    happened = zip(spot.decisions["happened_at"].map(moment), spot.decisions["message"], strict=True)
+    show_rows(["when", "decision"], happened)
     st.caption(
         "Decided before each iteration by the times of the last ones and the prices; a line for each change. "
         "`runtime.capacity=static` keeps the number of `runtime.spot_workers`."
@@ -159,20 +241,16 @@ def _show_losses(ledger: Ledger) -> None:
         st.caption("No device was lost.")
         return
     latest = ledger.losses[::-1][:_SHOWN_LOSSES]
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "device": [loss.worker for loss in latest],
-                "market": [loss.market for loss in latest],
-                "when": [moment(loss.at) for loss in latest],
-                "iteration": [loss.iteration for loss in latest],
-                "cut": [loss.cut_state or "loading" for loss in latest],
-                "for (s)": [round(loss.cut_s, 2) for loss in latest],
-                "detail": [loss.detail for loss in latest],
-            }
-        ),
-        hide_index=True,
-    )
+    show_rows(
+        ["device", "market", "when", "iteration", "cut", "for (s)", "detail"],
+        [
+            (
+                loss.worker, loss.market, moment(loss.at), loss.iteration, loss.cut_state or "loading",
+                round(loss.cut_s, 2), loss.detail,
+            )
+            for loss in latest
+        ],
+    )  # fmt: skip
     if len(ledger.losses) > len(latest):
         st.caption(f"The latest {len(latest)} of {len(ledger.losses):,}.")
 
@@ -181,44 +259,24 @@ def _show_accounts(ledger: Ledger) -> None:
     """Show the bill by phase, market and state, and every worker's paid time against its states."""
     with st.expander("The accounts"):
         st.caption("What was paid for, by phase, market and state")
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    (e.phase, e.market, e.state, round(e.spent.device_s, 2), e.spent.usd)
-                    for e in ledger.entries
-                ],
-                columns=["phase", "market", "state", "device-seconds", "US dollars"],
-            ),
-            hide_index=True,
+        show_rows(
+            ["phase", "market", "state", "device-seconds", "US dollars"],
+            [(e.phase, e.market, e.state, round(e.spent.device_s, 2), e.spent.usd) for e in ledger.entries],
         )
         st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    (w.worker, w.market, w.paid_s, w.booked_s, w.unaccounted_s, w.double_s)
-                    for w in ledger.workers
-                ],
-                columns=["worker", "market", "paid", "in a state", "unaccounted", "in two states"],
-            ),
-            hide_index=True,
+        show_rows(
+            ["worker", "market", "paid", "in a state", "unaccounted", "in two states"],
+            [(w.worker, w.market, w.paid_s, w.booked_s, w.unaccounted_s, w.double_s) for w in ledger.workers],
         )
         if ledger.standbys:
-            _show_standbys(ledger)
-
-
-def _show_standbys(ledger: Ledger) -> None:
-    """Show what standby processes have used of their hosts."""
-    st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
-    st.dataframe(
-        pd.DataFrame(
-            [
-                (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
-                for s in ledger.standbys
-            ],
-            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "slots taken", "died"],
-        ),
-        hide_index=True,
-    )
+            st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
+            show_rows(
+                ["standby", "waited (s)", "processor (s)", "memory (MiB)", "slots taken", "died"],
+                [
+                    (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
+                    for s in ledger.standbys
+                ],
+            )
 
 
 show_page(_show_spot)

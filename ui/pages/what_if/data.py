@@ -1,15 +1,19 @@
-"""The data of the page What if: the answer as a table, and a Chrome trace as frames of devices."""
+"""The answer of the page What if as tables and charts, and a Chrome trace as frames of devices."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+import plotly.graph_objects as go
 
+from ui.charts.layout import laid_out
 from ui.data.devices import MOST_INTERVALS, DeviceCourse
-from ui.elements.formatting import percent, short_duration, usd
+from ui.elements.formatting import SIMULATED, percent, short_duration, time_unit, usd
+from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 from ui.pages.what_if.question import Question
 
 _US_PER_S = 1e6
@@ -253,3 +257,44 @@ def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:
     """Return the factor to the best policy's figure; empty if that is zero."""
     least = best[name]["median"]
     return f"{row[name]['median'] / least:.2f}" if least else ""
+
+
+def policy_chart(policies: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Return a chart of dollars over time: a point per policy with its interval over the futures.
+
+    Args:
+        policies: rows of the answer, at least one.
+    """
+    unit_s, unit = time_unit(max(row["wall_s"]["high"] for row in policies))
+    figure = go.Figure()
+    for number, row in enumerate(policies):
+        time, dollars = row["wall_s"], row["usd"]
+        figure.add_scatter(
+            x=[time["median"] / unit_s], y=[dollars["median"]], name=row["policy"], mode="markers",
+            marker={
+                "size": 11,
+                "color": RUN_COLOURS[number % len(RUN_COLOURS)],
+                "symbol": RUN_SYMBOLS[number % len(RUN_SYMBOLS)],
+            },
+            error_x=_interval(time, unit_s), error_y=_interval(dollars),
+            hovertemplate=f"{row['policy']}: %{{x:.3g}} {unit}, $%{{y:,.4g}}<extra></extra>",
+        )  # fmt: skip
+    figure = laid_out(figure, "Dollars and time by policy", f"Time ({unit})", "US dollars")
+    figure.update_xaxes(rangemode="tozero")
+    figure.update_yaxes(rangemode="tozero", tickprefix="$")
+    return marked(figure.update_layout(hovermode="closest"))
+
+
+def marked(figure: go.Figure) -> go.Figure:
+    """Return the chart with a title that says that its figures are simulated."""
+    title: Any = figure.layout["title"]
+    return figure.update_layout(title_text=f"{title.text} {SIMULATED}")
+
+
+def _interval(spread: Mapping[str, float], unit: float = 1.0) -> dict[str, Any]:
+    """Return the range from the lowest to the highest of the futures."""
+    median = spread["median"]
+    return {
+        "type": "data", "symmetric": False, "thickness": 1,
+        "array": [(spread["high"] - median) / unit], "arrayminus": [(median - spread["low"]) / unit],
+    }  # fmt: skip

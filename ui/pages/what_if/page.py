@@ -13,20 +13,20 @@ from storage.config.loading import PRESETS
 from storage.errors import SpotlightError, StorageError
 from storage.home import Home
 from ui.charts.cost import market_bars
-from ui.charts.devices import gantt_chart, utilisation_chart
+from ui.charts.devices import gantt_chart, utilisation_charts
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.run import load_overview
-from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown
-from ui.elements.tiles import show_tile
-from ui.pages.what_if.charts import marked, policy_chart
+from ui.elements.widgets import offer_downloads, show_tile
 from ui.pages.what_if.data import (
     FIGURES,
     Asked,
     TimeLine,
     goal_table,
+    marked,
     milestone_figures,
     milestone_table,
+    policy_chart,
     policy_figures,
     policy_table,
     read_time_line,
@@ -192,11 +192,10 @@ def _show_ledger(line: TimeLine) -> None:
     """Show the paid time of a policy's run by use."""
     st.subheader("Ledger of the run")
     utilisation, spent = line.utilisation(), line.by_state()
-    used = set(utilisation["market"].tolist())
-    markets = [market for market in ("spot", "reserved") if market in used]
-    for column, market in zip(st.columns(2), markets, strict=False):
-        chart = marked(utilisation_chart(utilisation, market))
-        column.plotly_chart(chart, key=f"what-if-use-{market}", config=PLOT_SETTINGS)
+    for number, (column, chart) in enumerate(
+        zip(st.columns(2), utilisation_charts(utilisation), strict=False)
+    ):
+        column.plotly_chart(marked(chart), key=f"what-if-use-{number}", config=PLOT_SETTINGS)
     dollars: Counter[str] = Counter()
     for state, paid in zip(spent["state"].tolist(), spent["usd"].tolist(), strict=True):
         dollars[state] += paid

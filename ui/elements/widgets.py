@@ -1,13 +1,36 @@
-"""Downloads of a page's figures as CSV and Parquet. A plot's own button saves it as PNG."""
+"""Tiles of figures, all of the same size, and downloads of a page's figures as CSV and Parquet."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+TILE_PX = 189
+"""Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
+
+
+def show_tile(
+    row: DeltaGenerator, title: str, value: str, below: str | None, meaning: str | None = None
+) -> None:
+    """Show a figure as a tile; all tiles of a row have the same width and height.
+
+    Args:
+        row: horizontal container of the tile.
+        title: name of the figure.
+        value: figure as text; `-` for none.
+        below: second figure in small type; None for none.
+        meaning: text of the question mark beside the title; None leaves it out.
+    """
+    row.metric(
+        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
+        height="stretch", help=meaning,
+    )  # fmt: skip
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
@@ -44,7 +67,7 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
             row.markdown(f"{name} ({len(frame):,} rows)")
             for form, (mime, made) in _FORMATS.items():
                 row.download_button(
-                    form, data=_later(made, frame), file_name=f"{file_stem(run_id, name)}.{form.lower()}",
+                    form, data=partial(made, frame), file_name=f"{file_stem(run_id, name)}.{form.lower()}",
                     mime=mime, key=f"download-{form}-{name}", on_click="ignore",
                 )  # fmt: skip
 
@@ -54,9 +77,10 @@ def file_stem(run_id: str, name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{run_id}-{name}").strip("-.") or "spotlight"
 
 
-def _later(made: Callable[[pd.DataFrame], bytes], frame: pd.DataFrame) -> Callable[[], bytes]:
-    return lambda: made(frame)
-
-
 def _without_pictures(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop(columns=[name for name in frame.columns if str(name).startswith("png")])
+
+
+def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Show a table, given by its headings and its rows."""
+    st.dataframe(pd.DataFrame(list(rows), columns=list(columns)), hide_index=True)

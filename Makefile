@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	@echo "4 of 4: compile, and prepare the server's database"
 	@$(BIN)/python -m compileall -q flows tasks gpu_runtime storage ui benchmarks tests spotlight.py
-	@$(BIN)/python -m flows.server.empty_database
+	@$(BIN)/python -m flows.server.database
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU

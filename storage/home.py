@@ -14,8 +14,11 @@ from storage.errors import ConfigurationError, StorageError, quoted
 HOME_VARIABLE = "SPOTLIGHT_HOME"
 """The environment variable that names the home folder."""
 
-UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
-"""The environment variable by which the processes of a `spotlight up` recognise each other."""
+UP_VARIABLE = "SPOTLIGHT_UP"
+"""The environment variable with the home of the `spotlight up` that a process belongs to."""
+
+FOLDER_VARIABLE = "SPOTLIGHT_FOLDER"
+"""The environment variable with the folder from which a deployed run takes relative paths."""
 
 DASHBOARD_URL_VARIABLE = "SPOTLIGHT_DASHBOARD_URL"
 """The environment variable with the dashboard's address, for links; `spotlight up` sets it for its runs."""

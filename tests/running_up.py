@@ -16,13 +16,16 @@ from typing import Any
 import httpx
 import psutil
 
+from flows.deployed.up import left_of
 from flows.server.note import living_server
 from flows.server.password import home_password
-from flows.server.up_state import left_of, read_state
 from storage.home import Home
 from storage.processes import python_command
 
 ROOT = Path(__file__).resolve().parents[1]
+SERVER, DEPLOYMENTS, DASHBOARD = "flows.server.process", "flows.deployed.serving", "streamlit"
+"""Words in the commands of the three."""
+
 PATIENCE_S = 200.0
 """On a busy machine everything takes long; nothing is judged by it."""
 
@@ -88,9 +91,6 @@ class RunningUp:
             "up is ready", lambda: self.said("Ctrl-C ends all three") or self.process.poll() is not None
         )
         assert self.process.poll() is None, self.log.read_text()
-        state = read_state(home)
-        assert state is not None
-        self.state = state
         self.client = client_of(home)
 
     def said(self, words: str) -> bool:
@@ -100,11 +100,12 @@ class RunningUp:
     def processes(self) -> list[psutil.Process]:
         """All of its own that live, without itself, and the Prefect server that it uses."""
         server = living_server(self.home)
-        return [*left_of(self.state), *([psutil.Process(server.pid)] if server else [])]
+        return [*left_of(self.home), *([psutil.Process(server.pid)] if server else [])]
 
-    def child(self, name: str) -> psutil.Process:
-        """One of the three."""
-        return psutil.Process(next(member.pid for member in self.state.members if member.name == name))
+    def child(self, words: str) -> psutil.Process:
+        """The one of the three that has these words in its command."""
+        three = psutil.Process(self.process.pid).children() or self.processes()
+        return next(each for each in three if words in each.cmdline())
 
     def end(self) -> int:
         """Ctrl-C; its exit code."""

@@ -8,6 +8,9 @@ the message that the command line would print.
 from __future__ import annotations
 
 import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_o
 from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.home import Home
+from storage.home import FOLDER_VARIABLE, Home
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 
@@ -43,7 +46,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
-    with gone_soon_when_cancelled(), shown_in_prefect():
+    with _deployed():
         home = Home.from_environment().ensure()
         store = RunStore(home)
         if form.resume:
@@ -64,7 +67,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 @flow(name="evaluate", persist_result=False)
 def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
-    with gone_soon_when_cancelled(), shown_in_prefect():
+    with _deployed():
         home = Home.from_environment().ensure()
         preset = None if form.run_id else form.preset
         config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
@@ -82,7 +85,7 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
 @flow(name="pretrain", persist_result=False)
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
-    with gone_soon_when_cancelled(), shown_in_prefect():
+    with _deployed():
         out = Path(form.out).expanduser().absolute()
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             raise ConfigurationError(f"out = {form.out} is not an empty folder; name a new one")
@@ -95,7 +98,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 @crashes_with_its_cluster
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
-    with gone_soon_when_cancelled(), shown_in_prefect():
+    with _deployed():
         given = name_given_in_prefect()
         if given is not None:
             store = RunStore(Home.from_environment().ensure())
@@ -115,7 +118,7 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     from tasks.profiles import find_profile
     from tasks.what_if import MarketQuestion, answer, find_curves, with_all_trainers, with_prices_of_gpus
 
-    with gone_soon_when_cancelled(), shown_in_prefect():
+    with _deployed():
         devices: dict[str, int | str] = {
             "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
         }  # fmt: skip
@@ -140,6 +143,14 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         show_policies(result["policies"])
         show_conclusions(result)
     return result
+
+
+@contextmanager
+def _deployed() -> Iterator[None]:
+    """Run a form in the folder where `spotlight up` was started, for the pages and cancels of Prefect."""
+    os.chdir(os.environ.get(FOLDER_VARIABLE, "."))
+    with gone_soon_when_cancelled(), shown_in_prefect():
+        yield
 
 
 def _function(module: str, name: str) -> Any:

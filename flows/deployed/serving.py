@@ -26,7 +26,6 @@ from flows.deployed.deployments import (
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
-from flows.process.run_processes import watch_closely
 from storage.home import Home
 
 POLL_S = 2.0
@@ -82,7 +81,6 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
         runs_at_once: flow runs that may run at the same time.
         ready: file to create once runs can be started; None creates none.
     """
-    watch_closely()
     # Schedules keep their state when this ends: the next `up` sets again whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]

@@ -1,22 +1,28 @@
-"""`spotlight up`: Prefect server, deployments and dashboard as children, until one or a person ends it."""
+"""`spotlight up`: Prefect server, deployments and dashboard as children, until one or a person ends it.
+
+A home's `up` holds a lock on `up.json`, where it notes its machine and process. Its children carry the home's
+path in their environment, and so do their descendants: what a crash leaves is found by it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import httpx
+import psutil
 
 from flows.deployed.schedule import Nightly
-from flows.process.prefect_settings import command_without_files
 from flows.progress import reporter
 from flows.server.children import Child
 from flows.server.dashboards import (
@@ -27,8 +33,8 @@ from flows.server.dashboards import (
     dashboard_environment,
     noted_dashboard,
 )
-from flows.server.local_server import LocalServer, end_unused_server, for_client
-from flows.server.note import living_server
+from flows.server.local_server import LocalServer, for_client
+from flows.server.note import FileLock, living_server
 from flows.server.password import home_password, password_file
 from flows.server.ports import (
     LOOPBACK,
@@ -39,24 +45,13 @@ from flows.server.ports import (
     reachable,
     refuse_taken_port,
 )
-from flows.server.up_state import (
-    DASHBOARD,
-    DEPLOYMENTS,
-    SERVER,
-    Member,
-    UpState,
-    end_all,
-    forget_state,
-    left_of,
-    new_token,
-    read_state,
-    sole_supervisor,
-    state_file,
-    write_state,
-)
 from storage.errors import ConfigurationError, ServerError
-from storage.home import DASHBOARD_URL_VARIABLE, UP_TOKEN_VARIABLE, Home
-from storage.processes import SAFE_PATH
+from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
+from storage.processes import SAFE_PATH, python_command
+
+SERVING_MODULE = "flows.deployed.serving"
+DEPLOYMENTS, DASHBOARD = "deployments", "dashboard"
+"""Names of the children beside the Prefect server."""
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
@@ -87,9 +82,9 @@ class UpOptions:
     nightly: Nightly = field(default_factory=Nightly)
 
     @property
-    def api_url(self) -> str:
-        """The API's address as this machine sees it."""
-        return f"http://{reachable(self.host)}:{self.server_port}/api"
+    def server_url(self) -> str:
+        """The Prefect server's address as this machine sees it."""
+        return f"http://{reachable(self.host)}:{self.server_port}"
 
     @property
     def dashboard_url(self) -> str:
@@ -108,7 +103,7 @@ def up(home: Home, options: UpOptions) -> int:
             not start. Nothing is left running then.
     """
     _check(home, options)
-    with sole_supervisor(home), _ending_asked() as asked:
+    with sole_supervisor(home, options.server_url), _ending_asked() as asked:
         ports = {"--ui-port": options.dashboard_port}
         if living_server(home) is None:  # runs of this home may have started it already
             ports["--server-port"] = options.server_port
@@ -129,24 +124,117 @@ def down(home: Home) -> list[str]:
     """End a home's `spotlight up`, or the processes that a crashed one left.
 
     Returns:
-        Names of the ended processes; empty if there were none.
+        The ended processes, in words; empty if there were none.
 
     Raises:
-        ServerError: it runs on another machine, or its note is damaged.
+        ServerError: it runs on another machine.
     """
-    state = read_state(home)
-    if state is None:
-        return [SERVER] if end_unused_server(home) else []
-    if state.host != socket.gethostname():
-        raise ServerError(
-            f"`spotlight up` of {home.path} runs on {state.host}; end it there, or, if that machine is gone, "
-            f"delete {state_file(home)}"
-        )
-    ended = end_all(state)
-    if end_unused_server(home):
-        ended.append(SERVER)
-    forget_state(home)
-    return ended
+    file, ended = state_file(home), []
+    if not file.exists():
+        return []
+    lock, state = FileLock(file), _state(file)
+    try:
+        if state.get("machine", _MACHINE) != _MACHINE:
+            raise ServerError(
+                f"`spotlight up` of {home.path} runs on {state['machine']}; end it there, or, if that "
+                f"machine is gone, delete {file}"
+            )
+        if not lock.attempt(exclusive=True):
+            ended.append(f"up (process {state['pid']})")
+            os.kill(state["pid"], signal.SIGTERM)
+            lock.acquire(True, 2 * _RUNS_END_S, f"`spotlight up` (process {state['pid']})")
+        left = left_of(home)
+        # The process that serves the deployments ends its runs in order.
+        _end([process for process in left if SERVING_MODULE in _in_words(process)])
+        _end(left_of(home))
+        lock.rewrite("")
+        return [*ended, *map(_in_words, left)]
+    finally:
+        lock.close()
+
+
+def state_file(home: Home) -> Path:
+    """Return the file that a home's `up` has locked; its note is empty once nothing is left."""
+    return home.path / "up.json"
+
+
+@contextmanager
+def sole_supervisor(home: Home, url: str) -> Iterator[None]:
+    """Hold a home's lock, which the system releases however this process ends.
+
+    Args:
+        home: home to start processes for.
+        url: address of its Prefect server, for others.
+
+    Raises:
+        ServerError: another `spotlight up` has this home, or an earlier one left processes.
+    """
+    file = state_file(home.ensure())
+    with ExitStack() as held:
+        lock = FileLock(file)
+        held.callback(lock.close)
+        state = _state(file)
+        if state.get("machine", _MACHINE) != _MACHINE:
+            raise ServerError(
+                f"{home.path} belongs to a `spotlight up` on {state['machine']}; end it there with "
+                f"`spotlight down`, or, if that machine is gone, delete {file}"
+            )
+        if not lock.attempt(exclusive=True):
+            raise ServerError(
+                f"`spotlight up` runs already for {home.path} (process {state.get('pid')}, "
+                f"{state.get('url')}); use it, end it with `spotlight down`, or set SPOTLIGHT_HOME to "
+                "another folder"
+            )
+        if left := left_of(home):
+            raise ServerError(
+                f"an earlier `spotlight up` left {len(left)} processes ({', '.join(map(_in_words, left[:4]))}"
+                "); end them with `spotlight down`"
+            )
+        lock.rewrite(json.dumps({"machine": _MACHINE, "pid": os.getpid(), "url": url}))
+        held.callback(lock.rewrite, "")
+        yield
+
+
+def left_of(home: Home) -> list[psutil.Process]:
+    """Return the living children of a home's `up` and their descendants, which carry its path."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.environ().get(UP_VARIABLE) == str(home.path)
+            ):
+                found.append(process)
+    return found
+
+
+_MACHINE = socket.gethostname()
+
+
+def _state(file: Path) -> dict[str, Any]:
+    """Return the note of an `up`; empty where none has written one."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except ValueError:  # it is writing, or was cut off
+        return {}
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Send SIGTERM, wait, send SIGKILL; psutil checks the start time again, so a reused pid is safe."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=_RUNS_END_S)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+def _in_words(process: psutil.Process) -> str:
+    try:
+        return f"{' '.join(process.cmdline()[1:4])[:60]} (process {process.pid})"
+    except psutil.Error:
+        return str(process.pid)
 
 
 class _Supervisor:
@@ -158,27 +246,37 @@ class _Supervisor:
         self._children: list[Child] = []
         self._ready = home.path / "up.ready"
         self._ready.unlink(missing_ok=True)
-        me = Member.of("up", os.getpid())
-        self._state = UpState(
-            socket.gethostname(), new_token(), options.api_url, me, dashboard_url=options.dashboard_url
-        )
 
     def start(self) -> bool:
         """Start all and wait until they answer; return False if a person ended it meanwhile."""
         options = self._options
         server = LocalServer(self._home, options.server_port, options.host, exact=True, names=options.names)
         self._server = server
-        self._note(Member.of(SERVER, server.pid))
         if not self._wait(server.is_ready):
             return False
-        child = for_client(os.environ, server.client_environment)
-        dashboard = dashboard_command(options.dashboard_port, options.host, options.names)
-        self._launch(DASHBOARD, dashboard, dashboard_environment(self._home, child), DASHBOARD_FOLDER)
-        serving = command_without_files(
-            "flows.deployed.serving", "--ready", str(self._ready),
-            "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
+        child = {
+            DASHBOARD_URL_VARIABLE: options.dashboard_url,
+            **for_client(os.environ, server.client_environment),
+            UP_VARIABLE: str(self._home.path),
+            HOME_VARIABLE: str(self._home.path),
+        }
+        # Streamlit's own shutdown hangs if its output is not read, and it only reads.
+        self._launch(
+            DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names),
+            dashboard_environment(self._home, child), DASHBOARD_FOLDER, signal.SIGKILL,
         )  # fmt: skip
-        self._launch(DEPLOYMENTS, serving, child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO"})
+        # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
+        self._launch(
+            DEPLOYMENTS,
+            python_command(
+                "-m", SERVING_MODULE, "--ready", str(self._ready),
+                "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
+            ),
+            child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
+            self._home.prefect,
+            # If this process is killed, the deployments still end their runs, which tell the server.
+            keeps=(server.users_lock,),
+        )  # fmt: skip
         return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))
 
     def watch(self) -> int:
@@ -194,41 +292,30 @@ class _Supervisor:
     def stop(self) -> None:
         """End the living children: the deployments with their runs first, the server last."""
         self._asked.clear()
-        order = {DEPLOYMENTS: 0, DASHBOARD: 1}
-        for child in sorted(self._children, key=lambda child: order[child.name]):
+        for child in reversed(self._children):
             stopping = threading.Thread(target=child.stop, daemon=True)
             stopping.start()
             while stopping.is_alive():
                 stopping.join(_LOOK_S)
                 if self._asked.is_set():
                     child.stop(at_once=True)
-        for process in left_of(self._state):  # descendants of a killed child
+        for process in left_of(self._home):  # descendants of a killed child
             process.kill()
         if self._server is not None:
             self._server.stop()
         self._ready.unlink(missing_ok=True)
-        forget_state(self._home)
 
     def _launch(
-        self, name: str, command: list[str], environment: dict[str, str], folder: Path | None = None
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        folder: Path,
+        parting: signal.Signals = signal.SIGTERM,
+        keeps: tuple[int, ...] = (),
     ) -> None:
-        log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
-        # Streamlit's own shutdown hangs if its output is not read, and it only reads.
-        parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
-        marked = {DASHBOARD_URL_VARIABLE: self._options.dashboard_url} | environment
-        marked |= {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
-        patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
-        # Noted first: after a crash in between the next `up` still finds the child by the token.
-        write_state(self._home, self._state)
-        # If this process is killed, the deployments still end their runs, which tell the server.
-        keeps = (self._server.users_lock,) if self._server and name == DEPLOYMENTS else ()
-        child = Child(name, command, marked, log, parting, patience_s, keeps, folder)
-        self._children.append(child)
-        self._note(Member.of(name, child.pid))
-
-    def _note(self, member: Member) -> None:
-        self._state = replace(self._state, members=(*self._state.members, member))
-        write_state(self._home, self._state)
+        log = self._home.logs / f"{name}.log"
+        self._children.append(Child(name, command, environment, log, parting, _RUNS_END_S, keeps, folder))
 
     def _wait(self, true: Callable[[], bool]) -> bool:
         """Wait until `true` holds; return False if the end is asked for.
@@ -242,8 +329,10 @@ class _Supervisor:
             if dead is not None:
                 raise ServerError(dead)
             if time.monotonic() > deadline:
-                name = self._children[-1].name if self._children else SERVER
-                asked = f"; the last time, {self._server.silence}" if self._server and name == SERVER else ""
+                name = self._children[-1].name if self._children else "Prefect server"
+                asked = (
+                    f"; the last time, {self._server.silence}" if self._server and not self._children else ""
+                )
                 raise ServerError(
                     f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}{asked}"
                 )
@@ -253,12 +342,8 @@ class _Supervisor:
 
     def _dead(self) -> str | None:
         """Describe how one of the three ended, with its last output; None while all live."""
-        for child in self._children:
-            if child.code is not None:
-                ended = f"the {child.name} ended with code {child.code} (log: {child.log})"
-                return _with_last_words(ended, child.tail())
-        ended = self._server.ended if self._server else None
-        return _with_last_words(ended, self._server.tail()) if self._server and ended else None
+        three = (*self._children, *([self._server] if self._server else []))
+        return next((ended for one in three if (ended := one.ended) is not None), None)
 
 
 @contextmanager
@@ -301,18 +386,13 @@ def _check(home: Home, options: UpOptions) -> None:
 
 
 def _say_where(home: Home, options: UpOptions) -> None:
-    server = options.api_url.removesuffix("/api")
     reporter().note(
-        f"Prefect UI: {server}{_PAGES}/deployments (start, watch and cancel runs)\n"
+        f"Prefect UI: {options.server_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
         f"dashboard:  {options.dashboard_url} (look at runs)\n"
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"
         "Ctrl-C ends all three"
     )
-
-
-def _with_last_words(ended: str, tail: str) -> str:
-    return f"{ended}; it said last:\n{tail}" if tail else ended
 
 
 def _answers(url: str) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from storage.processes import python_command
 
 _PR_SET_PDEATHSIG = 1
-_TAIL_BYTES = 16_384
+_TAIL_BYTES, _TAIL_LINES = 16_384, 12
 
 # A launcher asks for the signal, not `preexec_fn`: forking Python between threads can deadlock. A parent
 # that died before that sends no signal.
@@ -39,6 +38,7 @@ class Child:
         patience_s: seconds it may take to end before it is killed.
         keeps: open descriptors that it inherits, such as that of a lock to hold too.
         folder: its current folder; None for that of this process.
+        outlives: True to let it live when the parent dies.
     """
 
     def __init__(
@@ -51,12 +51,14 @@ class Child:
         patience_s: float = 15.0,
         keeps: tuple[int, ...] = (),
         folder: Path | None = None,
+        outlives: bool = False,
     ) -> None:
         self.name, self.log = name, log
         self._parting, self._patience_s = parting, patience_s
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
-            self._process = launch(command, environment, output, parting, keeps, folder)
+            at_death = 0 if outlives else parting
+            self._process = launch(command, environment, output, at_death, keeps, folder)
 
     @property
     def pid(self) -> int:
@@ -68,9 +70,22 @@ class Child:
         """Its exit code, or minus the signal that killed it; None while it lives."""
         return self._process.poll()
 
-    def tail(self, lines: int = 12) -> str:
-        """Return the last lines of its output."""
-        return last_lines(self.log, self._log_begins, lines)
+    @property
+    def ended(self) -> str | None:
+        """The way it ended, in words, with the last lines of its output; None while it lives."""
+        if self.code is None:
+            return None
+        with self.log.open("rb") as written:
+            size = written.seek(0, os.SEEK_END)
+            written.seek(max(self._log_begins, size - _TAIL_BYTES))
+            lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        ended = f"the {self.name} ended with code {self.code} (log: {self.log})"
+        return "\n".join([f"{ended}; it said last:", *lines]) if lines else ended
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for its end, but not longer than a limit."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit_s)
 
     def stop(self, at_once: bool = False) -> None:
         """End it: in order, or by SIGKILL if it takes too long or `at_once` is given."""
@@ -80,17 +95,14 @@ class Child:
             if self._process.poll() is not None:
                 return
             self._process.send_signal(number)
-            try:
-                self._process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                continue
+            self.wait(patience_s)
 
 
 def launch(
     command: Sequence[str],
     environment: Mapping[str, str],
-    output: IO[Any],
-    parting: signal.Signals = signal.SIGTERM,
+    output: IO[Any] | None,
+    at_death: int = signal.SIGTERM,
     keeps: tuple[int, ...] = (),
     folder: Path | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -99,36 +111,13 @@ def launch(
     Args:
         command: command to run; the first part is an absolute path.
         environment: its whole environment.
-        output: open file for its output.
-        parting: signal sent at the thread's end.
+        output: open file for its output; None for that of this process.
+        at_death: signal sent at the thread's end; 0 for none.
         keeps: open descriptors that it inherits.
         folder: its current folder; None for that of this process.
     """
     return subprocess.Popen(
-        python_command("-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command),
+        python_command("-c", _LAUNCHER, str(os.getpid()), str(int(at_death)), *command),
         env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
         start_new_session=True, pass_fds=keeps, cwd=folder,
     )  # fmt: skip
-
-
-def last_lines(log: Path, begin: int = 0, lines: int = 12) -> str:
-    """Return the last lines of a log, not counting its first `begin` bytes.
-
-    Args:
-        log: the file.
-        begin: bytes to skip.
-        lines: number of lines at most.
-    """
-    if not log.exists():
-        return ""
-    with log.open("rb") as written:
-        size = written.seek(0, os.SEEK_END)
-        written.seek(max(begin, size - _TAIL_BYTES))
-        text = written.read().decode(errors="replace")
-    return "\n".join(text.splitlines()[-lines:])
-
-
-def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
-    """Make the child, before exec, receive this signal when the parent dies, however it dies (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

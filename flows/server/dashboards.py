@@ -1,29 +1,22 @@
-"""The server of the Streamlit dashboard, and the note by which a home's running dashboard is found.
-
-The process of a dashboard holds a lock on the note for as long as it lives: the system releases it however
-the process ends, and the note counts only while it is locked.
-"""
+"""The server of the Streamlit dashboard, and the note by which a home's running dashboard is found."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from flows.server.children import die_with_parent
-from flows.server.note import FileLock
+from flows.server.children import launch
+from flows.server.note import FileLock, ServerNote, living_note
 from flows.server.ports import (
     LOOPBACK,
     check_host,
     check_name,
     is_free,
     is_loopback,
-    reachable,
     refuse_taken_port,
 )
 from storage.access.login import read_login
@@ -102,18 +95,14 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     with noted_dashboard(home, host, port):
-        process = subprocess.Popen(
-            dashboard_command(port, host, names),
-            stdin=subprocess.DEVNULL,
-            env=dashboard_environment(home, os.environ),
-            cwd=DASHBOARD_FOLDER,
-            # SIGKILL: Streamlit's own shutdown hangs if its output has no reader left, and it only reads.
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-        )
+        # SIGKILL: Streamlit's own shutdown hangs if its output has no reader left, and it only reads.
+        process = launch(
+            dashboard_command(port, host, names), dashboard_environment(home, os.environ),
+            output=None, at_death=signal.SIGKILL, folder=DASHBOARD_FOLDER,
+        )  # fmt: skip
         try:
             return process.wait()
         except KeyboardInterrupt:
-            # Streamlit got the same Ctrl-C from the terminal; it has nothing to lose.
             process.kill()
             process.wait()
             return 0
@@ -136,25 +125,14 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
             lock = FileLock(_note_file(home))
             held.callback(lock.close)
             if lock.attempt(exclusive=True):
-                lock.rewrite(json.dumps({"host": host, "port": port}))
+                lock.write_note(ServerNote(os.getpid(), host, port))
         yield
 
 
 def living_dashboard(home: Home) -> str | None:
     """Return the address of the dashboard that runs on this machine; None without one."""
-    file = _note_file(home)
-    if not file.exists():
-        return None
-    lock = FileLock(file)
-    try:
-        if lock.attempt(exclusive=False):
-            return None
-        note = json.loads(file.read_text(encoding="utf-8"))
-        return f"http://{reachable(note['host'])}:{note['port']}"
-    except (OSError, ValueError, TypeError, KeyError):  # it is writing the note
-        return None
-    finally:
-        lock.close()
+    note = living_note(_note_file(home))
+    return None if note is None else note.ui_url
 
 
 def way_to_dashboard(home: Home) -> str:

@@ -1,16 +1,15 @@
-"""A home's Prefect server as its users see it: joined or started, kept alive, left or ended.
+"""A home's Prefect server as its users see it: joined or started, kept alive, left.
 
 A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. The first command
-that needs it starts it, the last one ends it, and it ends by itself if all were killed. A server that dies
-meanwhile is started again on the same port and database: a run computes on without it, and Prefect's clients
-try again until it is back.
+that needs it starts it, and it ends by itself when no process uses it. A server that dies meanwhile is
+started again on the same port and database: a run computes on without it, and Prefect's clients try again
+until it is back.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +18,12 @@ from contextlib import contextmanager, suppress
 import httpx
 
 from flows.progress import reporter
-from flows.server.children import last_lines
-from flows.server.note import FileLock, ServerNote, changing_server, living_server, users_file
+from flows.server.children import Child
+from flows.server.note import FileLock, ServerNote, living_server, users_file
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ServerError
-from storage.home import UP_TOKEN_VARIABLE, Home
+from storage.home import UP_VARIABLE, Home
 from storage.processes import keep_from_proxy, python_command
 
 _START_LIMIT_S = 300.0
@@ -44,10 +43,7 @@ _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
 _RESTARTS = 6
-"""Restarts in a row of a dead server, after 0, 1, 3, 7, 15 and 31 seconds."""
-
-_STEADY_S = 600.0
-"""Lifetime in seconds after which a death is not blamed on the start: counting begins again."""
+"""Restarts of a dead server, after 0, 1, 2, 3, 4 and 5 seconds; then what runs goes on without it."""
 
 CLIENT_RETRIES = "4"
 """Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
@@ -75,25 +71,35 @@ class LocalServer:
         exact: bool = False,
         names: Sequence[str] = (),
     ) -> None:
-        self._home, self._wanted, self._exact = home, ServerNote(0, host, port, tuple(names)), exact
         _refuse_unusable_proxy()
-        home.ensure()
+        self._home = home.ensure()
         self.log = home.logs / "prefect-server.log"
-        self._log_begins = self.log.stat().st_size if self.log.exists() else 0
         self._password = home_password(home)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self.silence = ""
         """The reason why it was not ready when last asked."""
-        self._left = False
         self._users = FileLock(users_file(home))
+        self.users_lock = self._users.descriptor
+        """A descriptor of the users' lock: while a child process holds it, the server does not end either."""
+        self._left = False
         try:
             self._users.acquire(False, _END_LIMIT_S, f"a Prefect server of {home.path} that was ending")
-            with changing_server(home):
-                self._note = self._join()
-            keep_from_proxy(reachable(self._note.host))
+            self._note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
+            if exact:
+                self._refuse_elsewhere(host, port, tuple(names))
         except BaseException:
             self._users.close()
             raise
+        keep_from_proxy(reachable(self._note.host))
+
+    def _refuse_elsewhere(self, host: str, port: int, names: tuple[str, ...]) -> None:
+        note = self._note
+        if (note.host, note.port, note.names) != (host, port, names):
+            raise ServerError(
+                f"the Prefect server of {self._home.path} (process {note.pid}) runs already and listens on "
+                f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
+                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
+            )
 
     @property
     def api_url(self) -> str:
@@ -109,11 +115,6 @@ class LocalServer:
     def pid(self) -> int:
         """Its process identifier, which changes when it is started again."""
         return self._note.pid
-
-    @property
-    def users_lock(self) -> int:
-        """A descriptor of the users' lock: while a child process holds it, the server does not end either."""
-        return self._users.descriptor
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -136,62 +137,44 @@ class LocalServer:
         """The way it ended, in words; None while it lives."""
         if living_server(self._home) is not None:
             return None
-        code: int | None = None
-        if self._process:  # its lock is gone a moment before its code is known
-            with suppress(subprocess.TimeoutExpired):
-                code = self._process.wait(2)
-        how = "ended" if code is None else f"ended with code {code}"
-        return f"the Prefect server {how} (log: {self.log})"
-
-    def tail(self) -> str:
-        """Return the last lines of its output."""
-        return last_lines(self.log, self._log_begins)
-
-    def _join(self) -> ServerNote:
-        """Return the note of the running server, or of a new one."""
-        note = living_server(self._home)
-        if note is None:
-            return self._start(self._wanted, self._exact)
-        wanted = self._wanted
-        if self._exact and (note.host, note.port, note.names) != (wanted.host, wanted.port, wanted.names):
-            raise ServerError(
-                f"the Prefect server of {self._home.path} (process {note.pid}) runs already and listens on "
-                f"{note.host}:{note.port}, not on {wanted.host}:{wanted.port} with the names asked for; use "
-                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
-            )
-        return note
+        if self._child:  # its lock is gone a moment before its code is known
+            self._child.wait(2.0)
+        how = self._child and self._child.ended
+        return how or f"the Prefect server ended (log: {self.log})"
 
     def _start(self, where: ServerNote, exact: bool) -> ServerNote:
-        """Start a server; return once it listens, seconds before it answers."""
+        """Start a server; return once one listens, seconds before it answers.
+
+        Args:
+            where: address and names to serve.
+            exact: True to refuse another port.
+
+        Raises:
+            ServerError: none listens; the message names the log.
+        """
         command = python_command(
             "-m", SERVER_MODULE, "--home", str(self._home.path),
             "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
             *(part for name in where.names for part in ("--name", name)),
         )  # fmt: skip
         environment = without_prefect(os.environ)
-        environment.pop(UP_TOKEN_VARIABLE, None)  # not a child of an `up`, which it may have to outlive
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                # Not a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
-                start_new_session=True, cwd=self._home.prefect,
-            )  # fmt: skip
+        environment.pop(UP_VARIABLE, None)  # not a child of an `up`, which it may have to outlive
+        # Not in a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
+        folder = self._home.prefect
+        child = Child("Prefect server", command, environment, self.log, folder=folder, outlives=True)
         deadline = time.monotonic() + _LISTEN_LIMIT_S
         while (note := living_server(self._home)) is None:
-            if self._process.poll() is not None:
-                raise ServerError(self._died_at_start())
+            if child.ended is not None:
+                raise ServerError(f"while starting, {child.ended}")
             if time.monotonic() > deadline:
-                self._process.kill()
+                child.stop(at_once=True)
                 raise ServerError(f"no Prefect server listened within {_LISTEN_LIMIT_S:g} s; see {self.log}")
             time.sleep(0.05)
+        if note.pid == child.pid:
+            self._child = child
+        else:  # that of another process was quicker, and holds the lock on the note
+            child.stop(at_once=True)
         return note
-
-    def _died_at_start(self) -> str:
-        code = self._process.returncode if self._process else "?"
-        said = self.tail()
-        return f"the Prefect server ended with code {code} while starting; see {self.log}" + (
-            f"; it said last:\n{said}" if said else ""
-        )
 
     def is_ready(self) -> bool:
         """Return True if it answers, asks for the password, and accepts ours.
@@ -228,11 +211,8 @@ class LocalServer:
         """
         began, noted = time.monotonic(), False
         while time.monotonic() < began + _START_LIMIT_S:
-            if living_server(self._home) is None:
-                if self._process:
-                    with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(5)
-                raise ServerError(self._died_at_start())
+            if (ended := self.ended) is not None:
+                raise ServerError(f"while starting, {ended}")
             if self.is_ready():
                 return
             if not noted and time.monotonic() > began + _PATIENCE_S:
@@ -247,7 +227,7 @@ class LocalServer:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Restart it whenever it dies while the context lasts; leave it afterwards."""
+        """Restart it when it dies while the context lasts; leave it afterwards."""
         over = threading.Event()
         keeper = threading.Thread(target=self._keep_alive, args=(over,), name="server-keeper", daemon=True)
         keeper.start()
@@ -259,38 +239,34 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        deaths, launched_at = 0, time.monotonic()
+        deaths = 0
         while not over.wait(_LOOK_S):
-            ended = self.ended
-            if ended is None:
+            if (ended := self.ended) is None:
                 continue
-            deaths = 1 if time.monotonic() - launched_at > _STEADY_S else deaths + 1
-            if deaths > _RESTARTS:
-                reporter().note(f"warning: {ended}, {deaths} times in a row; what runs goes on without it")
+            if deaths == _RESTARTS:
+                reporter().note(f"warning: {ended}, after {deaths} restarts; what runs goes on without it")
                 return
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
-            if over.wait(2 ** (deaths - 1) - 1):
+            if over.wait(deaths):
                 return
-            launched_at = time.monotonic()
-            with suppress(ServerError):  # it is tried again
-                self._start_again()
-
-    def _start_again(self) -> None:
-        """Restart it on the port that its clients know; another run of the home may have done so first."""
-        with changing_server(self._home):
-            self._note = living_server(self._home) or self._start(self._note, exact=True)
+            deaths += 1
+            with suppress(ServerError):  # on the port that its clients know; it is tried again
+                self._note = living_server(self._home) or self._start(self._note, exact=True)
 
     def stop(self) -> None:
         """Stop using it; its last user ends it."""
         if self._left:
             return
         self._left = True
-        try:
-            with changing_server(self._home):
-                if self._users.attempt(exclusive=True) and end_server(self._home) and self._process:
-                    self._process.wait(10)  # leaves no zombie
-        finally:
-            self._users.close()
+        if self._users.attempt(exclusive=True) and (note := living_server(self._home)) is not None:
+            with suppress(ProcessLookupError):
+                os.kill(note.pid, signal.SIGTERM)
+            deadline = time.monotonic() + _END_LIMIT_S / 2
+            while living_server(self._home) is not None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if self._child:
+                self._child.stop()  # leaves no zombie
+        self._users.close()
 
 
 def without_prefect(environ: Mapping[str, str]) -> dict[str, str]:
@@ -323,35 +299,3 @@ def _refuse_unusable_proxy() -> None:
             f"the proxy that {', '.join(names)} names cannot be used: {error}; give it as http://HOST:PORT, "
             "https://HOST:PORT or socks5://HOST:PORT, or unset the variable"
         ) from error
-
-
-def end_server(home: Home) -> bool:
-    """End a home's server in order, or by SIGKILL; return False if none is running."""
-    note = living_server(home)
-    if note is None:
-        return False
-    for number, patience_s in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
-        with suppress(ProcessLookupError):
-            os.kill(note.pid, number)
-        deadline = time.monotonic() + patience_s
-        while time.monotonic() < deadline:
-            if living_server(home) is None:
-                return True
-            time.sleep(0.05)
-    return True
-
-
-def end_unused_server(home: Home) -> bool:
-    """End a home's server if no process uses it, or wait for the shutdown that it has begun itself."""
-    users = FileLock(users_file(home))
-    try:
-        with changing_server(home):
-            if users.attempt(exclusive=True):
-                return end_server(home)
-            ending = not users.attempt(exclusive=False)
-            deadline = time.monotonic() + _END_LIMIT_S
-            while ending and living_server(home) is not None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            return ending
-    finally:
-        users.close()

@@ -1,8 +1,8 @@
-"""Notes and locks of a home's server and its users on this machine; none outlives a crash.
+"""Notes of a home's servers on this machine: where each listens, and locks that no crash outlives.
 
-The server keeps an exclusive lock on `prefect/server-MACHINE.json` for as long as it lives, and notes in it
-where it listens: a note counts only while it is locked. A process that uses the server holds a shared lock on
-`users-MACHINE.lock`. The system releases a lock when its holder ends, however it ends.
+A server keeps an exclusive lock on its note for as long as it lives: a note counts only while it is locked. A
+process that uses the Prefect server holds a shared lock on `users-MACHINE.lock`. The system releases a lock
+when its holder ends, however it ends.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -26,7 +24,7 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class ServerNote:
-    """The note of a running server.
+    """The note of a running server: Prefect's, or the dashboard's.
 
     Attributes:
         pid: its process on this machine.
@@ -46,7 +44,7 @@ class ServerNote:
 
     @property
     def api_url(self) -> str:
-        """The address of its API, as this machine sees it."""
+        """The address of Prefect's API, as this machine sees it."""
         return f"{self.ui_url}/api"
 
 
@@ -55,18 +53,14 @@ class FileLock:
 
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-
-    @property
-    def descriptor(self) -> int:
+        self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         """The file descriptor; a child process that inherits it holds the lock too."""
-        return self._descriptor
 
     def attempt(self, exclusive: bool) -> bool:
         """Take the lock if it is free right now; a shared lock already held is released if not."""
         kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         try:
-            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
@@ -92,43 +86,35 @@ class FileLock:
 
     def rewrite(self, text: str) -> None:
         """Replace the content of the file."""
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, text.encode(), 0)
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, text.encode(), 0)
+
+    def write_note(self, note: ServerNote) -> None:
+        """Write the note of the server that holds this lock."""
+        self.rewrite(json.dumps(asdict(note)))
 
     def close(self) -> None:
         """Release the lock."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def note_file(home: Home) -> Path:
-    """Return the file of the server's note; a home shared by machines has one server per machine."""
+    """Return the file of the Prefect server's note; a home shared by machines has one server per machine."""
     return home.prefect / f"server-{socket.gethostname()}.json"
 
 
 def users_file(home: Home) -> Path:
-    """Return the file on which all users of the server hold a shared lock."""
+    """Return the file on which all users of the Prefect server hold a shared lock."""
     return home.prefect / f"users-{socket.gethostname()}.lock"
 
 
-@contextmanager
-def changing_server(home: Home) -> Iterator[None]:
-    """Keep other processes from starting or ending the home's server while the context lasts."""
-    lock = FileLock(home.prefect / f"start-{socket.gethostname()}.lock")
-    try:
-        lock.acquire(exclusive=True, limit_s=120.0, holder=f"the start of the Prefect server of {home.path}")
-        yield
-    finally:
-        lock.close()
-
-
-def write_note(lock: FileLock, note: ServerNote) -> None:
-    """Write a server's note through the lock that it holds on the file."""
-    lock.rewrite(json.dumps(asdict(note)))
-
-
 def living_server(home: Home) -> ServerNote | None:
-    """Return the note of a home's server on this machine; None if there is none or it does not listen yet."""
-    file = note_file(home)
+    """Return the note of a home's Prefect server on this machine; None if there is none that listens."""
+    return living_note(note_file(home))
+
+
+def living_note(file: Path) -> ServerNote | None:
+    """Return a server's note; None if it does not live, or has not written its note yet."""
     if not file.exists():
         return None
     lock = FileLock(file)
@@ -137,7 +123,7 @@ def living_server(home: Home) -> ServerNote | None:
             return None
         values = json.loads(file.read_text(encoding="utf-8"))
         return ServerNote(**values | {"names": tuple(values["names"])})
-    except (ValueError, TypeError, KeyError):  # it is writing the note
+    except (OSError, ValueError, TypeError, KeyError):  # it is writing the note
         return None
     finally:
         lock.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
 
 import httpx
 
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
-from flows.process.prefect_settings import files_ignored
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer, for_client
@@ -57,7 +59,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         finally:
             hand_over()
         return
-    with files_ignored(), _own_server(home, meanwhile) as way_in:
+    with _files_ignored(), _own_server(home, meanwhile) as way_in:
         yield way_in
 
 
@@ -86,6 +88,29 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
         if imported_before:
             _read_settings_again()
         server.stop()
+
+
+@contextmanager
+def _files_ignored() -> Iterator[None]:
+    """Let Prefect's settings come only from the environment and its profiles while the context lasts.
+
+    When it is imported, it reads `.env`, `prefect.toml` and `pyproject.toml` of the current folder, which a
+    person has for other servers; no setting stops it.
+    """
+    from pydantic_settings.sources import ConfigFileSourceMixin, DotEnvSettingsSource
+
+    with ExitStack() as replaced:
+        for kind, name in ((DotEnvSettingsSource, "_read_env_files"), (ConfigFileSourceMixin, "_read_files")):
+            replaced.enter_context(patch.object(kind, name, _nothing_for_prefect(getattr(kind, name))))
+        yield
+
+
+def _nothing_for_prefect(read: Any) -> Any:
+    @wraps(read)
+    def read_for_others(source: Any, *arguments: Any, **named: Any) -> Any:
+        return {} if type(source).__module__.startswith("prefect.") else read(source, *arguments, **named)
+
+    return read_for_others
 
 
 def _read_settings_again() -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.server.note import FileLock, ServerNote, note_file, users_file, write_note
+from flows.server.note import FileLock, ServerNote, note_file, users_file
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, reachable
 from storage.access.server_guard import ServerGuard
@@ -84,6 +84,10 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
         "PREFECT_UI_API_URL": "/api",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        # An iteration leaves 15 events with 45 rows about their subjects: most of 100 kB.
+        "PREFECT_SERVER_EVENTS_RETENTION_PERIOD": "PT1H",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_LOOP_SECONDS": "600",
     }
 
 
@@ -102,13 +106,10 @@ def prefect_application(home: Home) -> Any:
     with quick_imports():
         from prefect.server.api.server import create_app
 
-        from flows.server.empty_database import provide_prefect_database
-        from flows.server.prefect_database import take_write_lock_first
-        from flows.server.pruning import keep_small
+        from flows.server.database import provide_prefect_database, take_write_lock_first
 
-    take_write_lock_first()
+        take_write_lock_first()
     provide_prefect_database(home.prefect / "prefect.db")
-    keep_small(home.prefect / "prefect.db")
     return create_app(final=True)
 
 
@@ -132,7 +133,7 @@ def serve(
     bound = int(listener.getsockname()[1])
     os.environ.pop("PREFECT_API_URL", None)
     os.environ.update(server_environment(home, bound, host))
-    write_note(own, ServerNote(os.getpid(), host, bound, names))
+    own.write_note(ServerNote(os.getpid(), host, bound, names))
     threading.Thread(target=end_when_unused, args=(home,), name="end-when-unused", daemon=True).start()
 
     import uvicorn  # requests meanwhile wait in the backlog

@@ -27,7 +27,13 @@ from pydantic_settings import BaseSettings, InitSettingsSource
 from storage.config.errors import KeyPath, dotted, explain, naming_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted, shortened
-from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, PURPOSE_VARIABLE, UP_TOKEN_VARIABLE
+from storage.home import (
+    DASHBOARD_URL_VARIABLE,
+    FOLDER_VARIABLE,
+    HOME_VARIABLE,
+    PURPOSE_VARIABLE,
+    UP_VARIABLE,
+)
 from storage.text import one_line, read_text_file
 
 PRESETS = Path(__file__).resolve().parents[2] / "presets"
@@ -39,7 +45,9 @@ other presets with theirs."""
 
 PREFIX = "SPOTLIGHT_"
 
-OTHER_VARIABLES = frozenset({HOME_VARIABLE, UP_TOKEN_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE})
+OTHER_VARIABLES = frozenset(
+    {HOME_VARIABLE, UP_VARIABLE, FOLDER_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE}
+)
 """Names of the project in the environment that are no settings of a run."""
 
 EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")

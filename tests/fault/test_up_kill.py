@@ -8,9 +8,9 @@ import httpx
 import psutil
 import pytest
 
-from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER, read_state
+from flows.deployed.up import state_file
 from storage.home import Home
-from tests.running_up import RunningUp, running_up, spotlight, wait_until
+from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def home(tmp_path: Path) -> Home:
 
 def assert_nothing_is_left(up: RunningUp) -> None:
     assert [process.cmdline() for process in up.processes()] == []
-    assert read_state(up.home) is None
+    assert state_file(up.home).read_text() == ""
     for url in (up.api, up.dashboard):
         with pytest.raises(httpx.ConnectError):
             httpx.get(url, timeout=5)
@@ -44,18 +44,18 @@ def test_when_one_dies_it_says_which_and_ends_the_others(home: Home):
     with running_up(home) as up:
         up.child(SERVER).kill()
         assert up.process.wait(200) == 1
-        assert up.said(f"the {SERVER} ended with code -9 (log: {home.logs}")
+        assert up.said(f"the Prefect server ended with code -9 (log: {home.logs}")
         assert_nothing_is_left(up)
 
 
 def test_down_ends_what_a_killed_one_left(home: Home):
     with running_up(home) as up:
         # Stopped, the children cannot follow their parent's death: as if they hung.
-        for name in (DEPLOYMENTS, DASHBOARD):
-            up.child(name).suspend()
+        stopped = up.child(DEPLOYMENTS)
+        for child in (stopped, up.child(DASHBOARD)):
+            child.suspend()
         up.process.kill()
         up.process.wait()
-        stopped = up.child(DEPLOYMENTS)
         assert stopped.is_running()
         refused = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
         assert refused.returncode == 2

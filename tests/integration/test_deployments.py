@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from benchmarks.people.attack import Target, attack, attack_dashboard
-from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.evaluations.reproductions import reference_of
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
@@ -19,7 +18,7 @@ from storage.record.run_store import RunStore
 from tasks.reproduction.comparison import compare
 from tests.listening import beyond_this_machine, kinds_of_ray, listening
 from tests.private_files import open_to_others
-from tests.running_up import RunningUp, running_up, spotlight, wait_until
+from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
@@ -84,15 +83,12 @@ def test_the_schedules_are_there_and_off(up: RunningUp):
         assert found["parameters"]["form"]["preset"] == preset
 
 
-def test_a_run_that_waits_for_another_says_so(up: RunningUp):
+def test_a_run_waits_for_another(up: RunningUp):
     form = {"preset": "smoke", "iterations": 50, "settings": SETTINGS}
     first = up.start_run("post-train", form, name="first").json()
     wait_until("it goes on", lambda: up.flow_run(first["id"])["state"]["type"] == "RUNNING")
     second = up.start_run("post-train", form, name="second").json()
-    wait_until("it is due", lambda: up.flow_run(second["id"])["state"]["name"] != "Scheduled")
-    state = up.flow_run(second["id"])["state"]
-    assert state["name"] == "Late", "as Prefect calls it"
-    assert state["message"] == "waits for first to end; `spotlight up --runs-at-once` allows more at once"
+    wait_until("it is due", lambda: up.flow_run(second["id"])["state"]["name"] == "Late")
     up.cancel(first["id"])
     wait_until("it goes on", lambda: up.flow_run(second["id"])["state"]["type"] == "RUNNING")
     up.cancel(second["id"])
@@ -202,11 +198,13 @@ def test_a_finished_run_is_not_resumed(up: RunningUp):
     assert "RunNotFoundError: no run 'nowhere'" in state["message"]
 
 
-def test_modules_of_the_folder_that_it_is_started_in_are_not_imported(tmp_path: Path):
+def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(tmp_path: Path):
     (folder := tmp_path / "own").mkdir()
     for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
         (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
-    form = {"preset": "smoke", "iterations": 1, "settings": SETTINGS}
+    (folder / "prefect.toml").write_text("[torn")
+    (folder / "words.txt").write_text("FAR\nCAR\nTAR\nBAR\n")
+    form = {"preset": "smoke", "iterations": 1, "settings": [*SETTINGS, "prompts.train=words.txt"]}
     with running_up(Home(tmp_path / "home").ensure(), folder=folder) as up:
         flow_run = up.start_run("post-train", form).json()
         state = up.wait_for_end(flow_run["id"])

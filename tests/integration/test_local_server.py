@@ -18,7 +18,7 @@ import pytest
 
 import flows.progress as progress
 from flows.server import local_server as module
-from flows.server.local_server import LocalServer, end_unused_server
+from flows.server.local_server import LocalServer
 from flows.server.note import living_server, note_file
 from flows.server.password import password_file
 from storage.errors import ServerError
@@ -115,7 +115,10 @@ def test_a_port_that_somebody_has_is_left_to_him(home: Home):
             assert not server.api_url.startswith(f"http://127.0.0.1:{taken.getsockname()[1]}/")
         finally:
             server.stop()
-        with pytest.raises(ServerError, match=r"code 1 while starting(.|\n)*cannot be listened on"):
+        with pytest.raises(
+            ServerError,
+            match=r"while starting, the Prefect server ended with code 1(.|\n)*cannot be listened on",
+        ):
             LocalServer(home, taken.getsockname()[1], exact=True)
 
 
@@ -202,7 +205,7 @@ def test_one_that_dies_again_and_again_is_given_up(
         monkeypatch.setattr(module, "SERVER_MODULE", "tests.no_such_module")
         os.kill(server.pid, signal.SIGKILL)
         wait_until("it is given up", lambda: len(notes) == 2)
-    assert notes[1].endswith("2 times in a row; what runs goes on without it")
+    assert "after 1 restarts; what runs goes on without it" in notes[1]
 
 
 @pytest.mark.slow
@@ -283,12 +286,3 @@ def test_no_server_starts_without_a_password(home: Home):
     with pytest.raises(ServerError, match="no server starts without one"):
         LocalServer(home, 0, host="0.0.0.0")
     assert not note_file(home).exists()
-
-
-@pytest.mark.slow
-def test_what_nobody_uses_is_ended_by_down_and_what_is_used_is_not(home: Home):
-    server = LocalServer(home, 0)
-    assert not end_unused_server(home)
-    assert living_server(home) is not None
-    server.stop()
-    assert not end_unused_server(home), "there is none"

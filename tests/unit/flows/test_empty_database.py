@@ -6,6 +6,7 @@ import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import duckdb
@@ -87,6 +88,19 @@ def test_the_databases_of_a_home_are_in_it_whatever_it_is_called(tmp_path: Path,
         assert catalogue.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
     assert [path.read_bytes() for path in home.artifacts.rglob("weights")] == [b"all"]
     assert {path.name for path in tmp_path.iterdir()} == {name, "weights"}, "nothing lies beside it"
+
+
+def test_events_which_are_most_of_it_are_forgotten_after_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from prefect.settings.models.root import Settings
+
+    for name, value in server_environment(Home(tmp_path).ensure(), 4200).items():
+        monkeypatch.setenv(name, value)
+    server = Settings().server
+    assert server.events.retention_period == timedelta(hours=1)
+    assert server.services.db_vacuum.enabled_vacuum_types >= {"events", "flow_runs"}
+    assert server.services.db_vacuum.loop_seconds == 600
 
 
 def test_a_database_that_is_there_is_left_alone(tmp_path: Path):

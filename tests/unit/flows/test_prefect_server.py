@@ -124,7 +124,7 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeyp
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", "a person's own")
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.delitem(sys.modules, "prefect", raising=False)  # another test may have imported it
-    message = r"ended with code 1 while starting; see .*prefect-server\.log"
+    message = r"while starting, the Prefect server ended with code 1 \(log: .*prefect-server\.log"
     with pytest.raises(ServerError, match=message), prefect_server(Home(tmp_path / "home")):
         pass
     assert "PREFECT_API_URL" not in os.environ

@@ -1,16 +1,11 @@
-"""Prefect in the processes of a home: without the settings and the modules that lie in the current folder."""
+"""Prefect in the processes of a home: without the settings that lie in the current folder."""
 
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
-
-from flows.process.prefect_settings import command_without_files
 
 LOOK = """
 import json
@@ -38,12 +33,6 @@ with server.prefect_server(Home(Path.home() / "home")):
     exec({LOOK!r})
 """
 
-FIND_FLOWS = """
-from prefect.utilities.importtools import import_object
-for module in ("flows", "tasks", "cProfile"):
-    print(import_object(f"{module}:__file__"))
-"""
-
 FILES = {
     "prefect.toml": '[tasks]\ndefault_persist_result = true\n[client.custom_headers]\nsecret = "x"\n',
     ".env": "PREFECT_TASKS_DEFAULT_RETRY_DELAY_SECONDS=99\nPREFECT_RESULTS_PERSIST_BY_DEFAULT=true\n",
@@ -62,8 +51,8 @@ def printed(command: list[str], folder: Path) -> str:
     return answer.stdout
 
 
-@pytest.mark.parametrize("command", [[sys.executable, "-P", "-c", RUN], command_without_files("look")])
-def test_the_files_of_the_current_folder_do_not_count(tmp_path: Path, command: list[str]):
+def test_the_files_of_the_current_folder_do_not_count(tmp_path: Path):
+    command = [sys.executable, "-P", "-c", RUN]
     (tmp_path / "look.py").write_text(LOOK)
     empty, full, torn = (tmp_path / name for name in ("empty", "full", "torn"))
     for folder in (empty, full, torn):
@@ -74,22 +63,3 @@ def test_the_files_of_the_current_folder_do_not_count(tmp_path: Path, command: l
     assert printed(command, full) == printed(command, empty) != ""
     assert printed(command, torn) == printed(command, empty)
     assert printed([sys.executable, "-P", "-m", "look"], full) != printed(command, full)
-
-
-def test_a_flow_is_found_without_the_modules_of_the_current_folder(tmp_path: Path):
-    (tmp_path / "look.py").write_text(FIND_FLOWS)
-    (folder := tmp_path / "own").mkdir()
-    for name in ("flows", "tasks", "cProfile"):
-        (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
-    assert str(tmp_path) not in printed(command_without_files("look"), folder)
-
-
-def test_a_deployed_run_starts_without_the_files(monkeypatch: pytest.MonkeyPatch):
-    from prefect.runner import runner
-
-    from flows.process.run_processes import watch_closely
-
-    for name in ("ProcessManager", "ScheduledRunPoller", "EngineCommandStarter"):
-        monkeypatch.setattr(runner, name, getattr(runner, name))
-    watch_closely()
-    assert runner.EngineCommandStarter()._command == shlex.join(command_without_files("prefect.engine"))

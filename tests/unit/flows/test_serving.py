@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import signal
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-import anyio
 import pytest
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
-from prefect.runner._process_manager import ProcessHandle
 
 from flows.deployed.deployments import (
     _resumed,
@@ -28,7 +23,6 @@ from flows.deployed.deployments import (
 from flows.deployed.forms import ReproductionForm, TrainingForm, WhatIfForm
 from flows.deployed.schedule import Nightly
 from flows.deployed.serving import deployments
-from flows.process.run_processes import RunProcesses
 from storage.errors import ConfigurationError
 from storage.home import Home
 
@@ -83,31 +77,6 @@ def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, An
 def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="goes on with its own configuration"):
         _resumed(Home(tmp_path), TrainingForm(resume="a", iterations=3))
-
-
-@pytest.mark.parametrize(("heeds", "grace_s", "code"), [(True, 6000, 0), (False, 1, -signal.SIGKILL)])
-def test_a_cancelled_runs_process_is_waited_for_no_longer_than_it_takes(
-    heeds: bool, grace_s: float, code: int
-):
-    handler = "lambda *_: sys.exit(0)" if heeds else "signal.SIG_IGN"
-    script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(600)"
-
-    async def cancel() -> int | None:
-        async with (
-            await anyio.open_process([sys.executable, "-c", script], stderr=None) as process,
-            RunProcesses() as processes,
-        ):
-            assert process.stdout is not None
-            await process.stdout.receive()
-            run = uuid4()
-            await processes.add(run, ProcessHandle(process))
-            # Prefect's own would look after a tenth of the grace period: after ten minutes.
-            with anyio.fail_after(120):
-                await processes.kill(run, grace_seconds=grace_s)
-            await processes.remove(run)
-            return await process.wait()
-
-    assert anyio.run(cancel) == code
 
 
 def test_every_deployment_says_what_it_does():

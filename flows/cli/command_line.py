@@ -5,37 +5,24 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from flows import start
-from flows.cli.evaluations import evaluations, show_evaluation
+from flows.cli import looking, operating, preparing
 from flows.cli.judge import judge
-from flows.cli.listings import presets, runs
-from flows.cli.logs import logs
-from flows.cli.metrics import metrics
-from flows.cli.operating import down, reproduce, up
-from flows.cli.profile import profile
-from flows.cli.prompts import prompts
-from flows.cli.run_names import OptionalRunName, RunName
-from flows.cli.score import score
-from flows.cli.settings import preset_names, setting_names, settings, version_option
-from flows.cli.stop import stop
+from flows.cli.options import ClusterKind, OptionalRunName, Preset, RayAddress, RunName, Sets
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
 from flows.output import output_may_fail
-from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import new_run_id
-from flows.server.dashboards import DEFAULT_PORT
 from flows.server.loss import leave
-from flows.server.ports import LOOPBACK
 from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
-from storage.new_folder import claim_folder
 from storage.text import one_line
 
 app = typer.Typer(
@@ -45,51 +32,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.callback()(version_option)
-
 
 START, RUNS, BEFORE, OPERATE = "Start here", "A run", "Before a run", "Operate"
 """The groups of commands in `spotlight --help`."""
 
 
-class EmbeddedTaskName(StrEnum):
-    """The tasks of the embedded models."""
-
-    EDITS = "edits"
-    GLYPHS = "glyphs"
-    MOVING_SHAPES = "moving-shapes"
-    SHAPES = "shapes"
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"spotlight {version('spotlight')}")
+        raise typer.Exit
 
 
-class ClusterName(StrEnum):
-    """The clusters that can start the processes of a run."""
-
-    RAY = "ray"
-    LOCAL = "local"
-
-
-Preset = Annotated[
-    str | None,
-    typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="SECTION.KEY=VALUE",
-        help="Override one setting; repeatable.",
-        autocompletion=setting_names,
-    ),
-]
-RayAddress = Annotated[
-    str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
-]
-
-ClusterKind = Annotated[
-    ClusterName | None,
-    typer.Option(help="What starts the processes: ray, or local, which forks them on this machine."),
-]
+@app.callback()
+def version_option(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Options of `spotlight` itself."""
 
 
 @app.command(
@@ -152,10 +113,6 @@ def resume(
     )
 
 
-app.command(epilog="Example: spotlight logs last -f", rich_help_panel=RUNS)(logs)
-app.command(epilog="Example: spotlight stop last", rich_help_panel=RUNS)(stop)
-
-
 @app.command(
     epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN",
     rich_help_panel=RUNS,
@@ -179,11 +136,8 @@ def evaluate(
         run_id, preset, set_ or [],
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
-    show_evaluation(result)
+    looking.show_evaluation(result)
     _print_json(result)
-
-
-app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN", rich_help_panel=RUNS)(evaluations)
 
 
 @app.command(
@@ -308,91 +262,6 @@ def chaos(
 
 
 @app.command(
-    epilog="Example: spotlight pretrain glyphs --out my-glyphs",
-    rich_help_panel=BEFORE,
-)
-def pretrain(
-    task: Annotated[EmbeddedTaskName, typer.Argument(help="Task that the model learns.")],
-    out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
-) -> None:
-    """Make an embedded model: render images, train by flow matching, save."""
-    home = Home.from_environment().ensure()
-    folder = str(claim_folder(out, "--out"))
-    reporter().note(f"making the models of task {task.value}")
-    from flows.server.prefect_server import prefect_server
-
-    with stops_in_order("Stopped; no model was saved."), prefect_server(home):
-        from flows.pretrain import pretrain as pretrain_flow
-        from flows.process.cancellation import signals_cancel
-
-        with signals_cancel():
-            _print_json(pretrain_flow(task.value, folder, seed))
-
-
-@app.command(
-    epilog="Example: spotlight ui --port 8600",
-    rich_help_panel=START,
-)
-def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
-    host: Annotated[
-        str,
-        typer.Option(
-            help="Address to listen on; any but 127.0.0.1 needs a login (docs/reference/dashboard.md)."
-        ),
-    ] = LOOPBACK,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another host name by which it is reached, such as a proxy's; repeatable."),
-    ] = None,
-) -> None:
-    """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
-    from flows.server.dashboards import serve
-
-    raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
-
-
-@app.command(
-    epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html",
-    rich_help_panel=RUNS,
-)
-def report(
-    run_id: RunName,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write; RUN.html in this folder by default.")
-    ] = None,
-) -> None:
-    """Write a run's charts, images and figures into one HTML file that needs no network."""
-    from flows.cli.report import write_report
-
-    raise typer.Exit(write_report(Home.from_environment(), run_id, out))
-
-
-app.command(epilog="Example: spotlight metrics --port 9464", rich_help_panel=OPERATE)(metrics)
-app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin", rich_help_panel=OPERATE)(up)
-app.command(epilog="Example: spotlight down", rich_help_panel=OPERATE)(down)
-app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2", rich_help_panel=RUNS)(
-    reproduce
-)
-app.command(epilog="Example: spotlight runs --json", rich_help_panel=START)(runs)
-app.command(epilog="Example: spotlight presets", rich_help_panel=START)(presets)
-app.command(epilog="Example: spotlight settings sampling", rich_help_panel=BEFORE)(settings)
-app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl", rich_help_panel=BEFORE)(prompts)
-app.command(
-    epilog="Example: spotlight score my_rewards.py:blue image.png 'a blue sign'", rich_help_panel=BEFORE
-)(score)
-app.command(epilog="Example: spotlight judge examples/judges/hpsv3.py", rich_help_panel=BEFORE)(judge)
-app.command(
-    epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json", rich_help_panel=BEFORE
-)(profile)
-app.command(
-    epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8",
-    rich_help_panel=BEFORE,
-)(what_if)
-
-
-@app.command(
     epilog="Example: spotlight doctor --preset flux-ocr-512 --model /models/FLUX.1-dev",
     rich_help_panel=START,
 )
@@ -413,6 +282,29 @@ def doctor(
     if gpu is not None:
         raise typer.Exit(0 if size_up(given_configuration(preset, changes, ray_address), gpu) else 1)
     raise typer.Exit(0 if examine(given_configuration(preset, changes, ray_address)) else 1)
+
+
+for _command, _example, _group in (
+    (looking.logs, "logs last -f", RUNS),
+    (operating.stop, "stop last", RUNS),
+    (looking.evaluations, "evaluations RUN OTHER-RUN", RUNS),
+    (looking.report, "report glyphs-20261121-101500-a1b2 --out report.html", RUNS),
+    (operating.reproduce, "reproduce glyphs-20261121-101500-a1b2", RUNS),
+    (looking.runs, "runs --json", START),
+    (looking.presets, "presets", START),
+    (operating.ui, "ui --port 8600", START),
+    (looking.settings, "settings sampling", BEFORE),
+    (preparing.prompts, "prompts geneval 50000 my-train.jsonl", BEFORE),
+    (preparing.score, "score my_rewards.py:blue image.png 'a blue sign'", BEFORE),
+    (judge, "judge examples/judges/hpsv3.py", BEFORE),
+    (preparing.profile, "profile glyphs-20261121-101500-a1b2 --out mine.json", BEFORE),
+    (what_if, "what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8", BEFORE),
+    (preparing.pretrain, "pretrain glyphs --out my-glyphs", BEFORE),
+    (operating.up, "up --schedule --timezone Europe/Berlin", OPERATE),
+    (operating.down, "down", OPERATE),
+    (operating.metrics, "metrics --port 9464", OPERATE),
+):
+    app.command(epilog=f"Example: spotlight {_example}", rich_help_panel=_group)(_command)
 
 
 def _print_json(value: dict[str, Any]) -> None:

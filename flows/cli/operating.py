@@ -1,26 +1,34 @@
-"""The commands that keep Spotlight going: `up`, `down` and `reproduce`."""
+"""Commands that keep Spotlight going: `up`, `down`, `ui`, `metrics`, `reproduce` and `stop`."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
+import socket
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
 from pydantic import ValidationError
 
-from flows.cli.run_names import named_run, run_names
+from flows.cli.options import AllowHost, Port, RunName, Sets, named_run, run_names
 from flows.configuration import look_at_inputs
 from flows.deployed.forms import PresetName, ReproductionForm
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
-from flows.server.ports import LOOPBACK, SERVER_PORT
+from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
+from storage.record.run_store import RunRow, RunStore
+
+_WAIT_S = 180.0
 
 
 def up(
@@ -31,10 +39,7 @@ def up(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login for the dashboard.")
     ] = LOOPBACK,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Another host name by which both are reached, such as a proxy's; repeatable."),
-    ] = None,
+    allow_host: AllowHost = None,
     runs_at_once: Annotated[
         int, typer.Option(min=1, max=16, help="Runs at the same time; further ones wait.")
     ] = 1,
@@ -67,6 +72,41 @@ def down() -> None:
     )
 
 
+def ui(
+    port: Port = DEFAULT_PORT,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on; any but 127.0.0.1 needs a login (docs/reference/dashboard.md)."
+        ),
+    ] = LOOPBACK,
+    allow_host: AllowHost = None,
+) -> None:
+    """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
+    from flows.server.dashboards import serve
+
+    raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
+
+
+def metrics(
+    port: Port = 9464,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs --token-file.")
+    ] = LOOPBACK,
+    allow_host: AllowHost = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="A file with the token that Prometheus sends; only you may read it.")
+    ] = None,
+) -> None:
+    """Serve /metrics for Prometheus: score, phases, devices and dollars of the runs; Ctrl-C ends it."""
+    from flows.server.metrics import metrics_server
+
+    server = metrics_server(Home.from_environment(), port, host, allow_host or (), token_file)
+    typer.echo(f"metrics: http://{reachable(host)}:{port}/metrics", err=True)
+    with suppress(KeyboardInterrupt):
+        server.run()
+
+
 def reproduce(
     reference: Annotated[
         str,
@@ -92,15 +132,7 @@ def reproduce(
             help="Largest difference of the mean score where bits may differ, as on another device."
         ),
     ] = 0.05,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="SECTION.KEY=VALUE",
-            help="Change a setting on purpose; the result names it.",
-        ),
-    ] = None,
+    set_: Sets = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the run as a reference file for another machine; run nothing.")
     ] = None,
@@ -141,7 +173,6 @@ def reproduce(
 def _look_at_reference(home: Home, form: ReproductionForm, again: str) -> None:
     """Refuse what cannot be done again before a server starts; the flow looks once more."""
     from flows.reproduction_inputs import config_again, find_reference
-    from storage.record.run_store import RunStore
 
     store = RunStore(home)
     if any(row.run_id == again for row in store.runs()):
@@ -171,7 +202,6 @@ def _form(
 
 def _write(home: Home, run_id: str, file: Path) -> None:
     from storage.evaluations.reproductions import reference_of, write_reference
-    from storage.record.run_store import RunStore
 
     if not run_id:
         raise ConfigurationError("--write needs a run: spotlight reproduce RUN --write FILE.json")
@@ -179,3 +209,42 @@ def _write(home: Home, run_id: str, file: Path) -> None:
         raise ConfigurationError(f"--write {file} must end in .json, by which a reference file is known")
     write_reference(reference_of(RunStore(home), run_id), writable_file(file, "--write"))
     typer.echo(f"wrote {file}; repeat it anywhere with `spotlight reproduce {file}`")
+
+
+def stop(run_id: RunName) -> None:
+    """End a run of this machine that goes on; what it has committed stays, and it can be resumed."""
+    store = RunStore(Home.from_environment())
+    store.reconcile()
+    row = store.run(run_id)
+    if row.status != "running":
+        raise ConfigurationError(f"run {run_id!r} is {row.status}: there is nothing to stop")
+    if row.host != socket.gethostname():
+        raise ConfigurationError(
+            f"run {run_id!r} goes on in process {row.pid} of {row.host}; stop it on that machine"
+        )
+    try:
+        os.kill(row.pid, signal.SIGTERM)
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"process {row.pid} of run {run_id!r} belongs to another user; stop it as that user"
+        ) from error
+    except ProcessLookupError:
+        pass  # it has just ended
+    reporter().note(f"stopping run {run_id}, process {row.pid}")
+    ended = _wait(store, run_id)
+    go_on = "" if ended.status == "finished" else f"; go on with `spotlight resume {run_id}`"
+    typer.echo(f"run {run_id} is {ended.status} after iteration {ended.last_iteration or 0}{go_on}")
+
+
+def _wait(store: RunStore, run_id: str) -> RunRow:
+    """Wait until the run's process has noted its end, or is gone."""
+    until = time.monotonic() + _WAIT_S
+    while (row := store.run(run_id)).status == "running" and time.monotonic() < until:
+        time.sleep(0.1)
+        store.reconcile()
+    if row.status != "running":
+        return row
+    raise ConfigurationError(
+        f"process {row.pid} of run {run_id!r} has not ended in {_WAIT_S:g} s; look at its log, or end it by "
+        f"`kill -9 {row.pid}`: what is committed stays"
+    )

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from flows.cli.settings import preset_names, setting_names
+from flows.cli.options import Preset, Sets
 from flows.configuration import given_configuration
 from flows.run_identity import new_run_id
 from flows.terminal import console
@@ -29,20 +29,8 @@ if TYPE_CHECKING:  # it imports pandas
 
 
 def what_if(
-    preset: Annotated[
-        str | None,
-        typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            "-s",
-            metavar="SECTION.KEY=VALUE",
-            help="Override one setting; repeatable.",
-            autocompletion=setting_names,
-        ),
-    ] = None,
+    preset: Preset = None,
+    set_: Sets = None,
     reserved: Annotated[int | None, typer.Option(help="Reserved devices; the preset's by default.")] = None,
     spot: Annotated[int | None, typer.Option(help="Spot devices; the preset's by default.")] = None,
     trainers: Annotated[

@@ -203,7 +203,7 @@ def test_of_the_folder_that_it_is_started_in_only_named_files_are_read(tmp_path:
     for name in ("flows", "tasks", "gpu_runtime", "storage", "random", "queue", "numpy", "sqlite3"):
         (folder / f"{name}.py").write_text("raise SystemExit('the module of the current folder')")
     (folder / "prefect.toml").write_text("[torn")
-    (folder / "words.txt").write_text("FAR\nCAR\nTAR\nBAR\n")
+    (folder / "words.txt").write_text("".join(f'a sign "{word}"\n' for word in ("FAR", "CAR", "TAR", "BAR")))
     form = {"preset": "smoke", "iterations": 1, "settings": [*SETTINGS, "prompts.train=words.txt"]}
     with running_up(Home(tmp_path / "home").ensure(), folder=folder) as up:
         flow_run = up.start_run("post-train", form).json()

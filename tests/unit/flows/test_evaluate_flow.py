@@ -10,8 +10,7 @@ import pytest
 
 import flows.evaluate
 import tasks.evaluation
-from flows.cli.evaluation_table import evaluation_facts, show_evaluations
-from flows.cli.evaluations import show_evaluation
+from flows.cli.looking import evaluation_facts, show_evaluation, show_evaluations
 from flows.progress import Reporter
 from flows.start import evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.cli import doctor, profile
-from flows.cli.evaluation_table import show_figures
-from flows.cli.listings import print_whole
+from flows.cli import doctor
+from flows.cli.looking import print_whole, show_figures
+from flows.cli.preparing import show_profile
 from flows.progress import Reporter
 from tests.simulated import small_profile
 
@@ -32,7 +32,7 @@ def test_every_table_prints_a_text_as_it_is(
     monkeypatch.setattr(doctor, "_home", lambda: text)
     show_figures(FIGURES | {"by_tag": {text: FIGURES}}, title=f"title {text}")
     print_whole((f"of {text}",), [(f"cell {text}",)])
-    profile._show(small_profile().model_copy(update={"summary": text}))
+    show_profile(small_profile().model_copy(update={"summary": text}))
     doctor.examine()
     printed = "\n".join(capsys.readouterr())
     for said in (f"title {text}", f"│ {text}", f"of {text}", f"cell {text}", f"home: {text}"):

@@ -1,0 +1,379 @@
+"""Commands that show what is recorded or can be set: runs, presets, settings, logs, evaluations, reports."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from flows.cli.options import AsJson, RunName, setting_names
+from flows.terminal import console
+from storage.clock import now
+from storage.config.errors import ALIASES
+from storage.config.loading import list_presets
+from storage.config.run_config import RunConfig
+from storage.config.settings_table import SettingEntry, list_settings, settings_page
+from storage.environment import PRESET
+from storage.errors import ConfigurationError, RunNotFoundError, quoted
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
+from storage.home import Home
+from storage.ledger.modelled import MODELLED, is_modelled
+from storage.new_folder import writable_file
+from storage.record.results import results_so_far
+from storage.record.run_notes import NoteStore
+from storage.record.run_status import (
+    LIVE,
+    LogLines,
+    Message,
+    activity_of,
+    lines_after,
+    read_activity,
+    shown_status,
+)
+from storage.record.run_store import RunRow, RunStore, bare_folders
+from storage.text import one_line
+
+_POLL_S = 0.5
+_LEAST_WIDTH = 60
+"""The smallest width of a description; on a narrower terminal the terminal breaks the lines."""
+
+_UNLIMITED = 10_000
+
+_HEADINGS = (
+    "run", "status", "started", "took", "preset", "reward", "iterations", "score before", "after", "cost",
+)  # fmt: skip
+
+
+def runs(
+    as_json: AsJson = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Archived runs too.")] = False,
+) -> None:
+    """List runs, newest first; those that are archived on the dashboard are left out."""
+    home = Home.from_environment()
+    store = RunStore(home)
+    store.reconcile()
+    rows = store.runs()
+    if bare := bare_folders(home):
+        typer.echo(f"warning: {bare}", err=True)
+    if not archived:
+        rows = _not_archived(home, rows)
+    found = results_so_far(store.records)
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(_facts(row, found[row.run_id])))
+        return
+    if not rows:
+        typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
+        return
+    print_whole(_HEADINGS, [_cells(row, found[row.run_id]) for row in rows])
+
+
+def presets() -> None:
+    """List the presets: name, what it was tried on (its evidence), purpose."""
+    # Another program gets one line for each.
+    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
+    for preset in list_presets():
+        columns = f"{preset.name:24} {preset.evidence:20} "
+        lines = textwrap.wrap(
+            preset.summary, width, initial_indent=columns, subsequent_indent=" " * len(columns)
+        )
+        typer.echo("\n".join(lines))
+
+
+def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table, or two lines per row if the terminal would cut off the identifiers.
+
+    Args:
+        headings: column headings; the first column holds the identifiers.
+        rows: one cell per column.
+    """
+    table = Table(*headings)
+    for row in rows:
+        table.add_row(*row)
+    screen = console()
+    needed = screen.measure(table, options=screen.options.update(max_width=_UNLIMITED)).maximum
+    if needed <= screen.width or not sys.stdout.isatty():
+        console(width=max(needed, screen.width)).print(table)
+        return
+    for identifier, *facts in rows:
+        typer.echo(identifier)
+        typer.echo(
+            "    " + ", ".join(f"{name} {fact}" for name, fact in zip(headings[1:], facts, strict=True))
+        )
+
+
+def _cells(row: RunRow, found: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        row.run_id, row.status, time.strftime("%Y-%m-%d %H:%M", time.localtime(row.created_at)), _took(row),
+        row.environment.get(PRESET, "") or "-", _reward(row), f"{row.last_iteration or 0}/{_planned(row)}",
+        _figure(found["score_before"]), _figure(found["score_now"]),
+        _figure(found["usd"] or None, "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
+    )  # fmt: skip
+
+
+def _took(row: RunRow) -> str:
+    """Return the time from the run's start to its end, or to now; a resumed run's pauses are included."""
+    if row.ended_at is None and row.status != "running":
+        return "-"
+    return str(timedelta(seconds=round((row.ended_at or now()) - row.created_at)))
+
+
+def _reward(row: RunRow) -> str:
+    return str(json.loads(row.config_json).get("reward", {}).get("scorer", "-"))
+
+
+def _is_modelled(row: RunRow) -> bool:
+    return is_modelled(json.loads(row.config_json), row.environment)
+
+
+def _not_archived(home: Home, rows: list[RunRow]) -> list[RunRow]:
+    notes = NoteStore(home).notes()
+    kept = [row for row in rows if row.run_id not in notes or not notes[row.run_id].archived]
+    if len(kept) < len(rows):
+        typer.echo(
+            f"{len(rows) - len(kept)} archived left out; `spotlight runs --archived` has all", err=True
+        )
+    return kept
+
+
+def _planned(row: RunRow) -> str:
+    try:
+        return str(row.config.iterations)
+    except ConfigurationError:  # the settings of another version
+        return "?"
+
+
+def _facts(row: RunRow, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "status": row.status,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+        "preset": row.environment.get(PRESET, ""),
+        "reward": _reward(row),
+        "iterations": row.last_iteration or 0,
+        "error": row.error,
+        "modelled": _is_modelled(row),
+        "score_before": found["score_before"],
+        "score_after": found["score_now"],
+        "cost_usd": found["usd"],
+        **row.summary,
+    }
+
+
+def _figure(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def logs(
+    run_id: RunName,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new lines until the run has ended; Ctrl-C leaves it."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print a run's log: phases, messages, and events such as notices, losses and alarms."""
+    home = Home.from_environment()
+    store, log, position = RunStore(home), LogLines(), 0
+    status = _status(store, run_id)
+    with suppress(KeyboardInterrupt):
+        while True:
+            lines, position = lines_after(home, run_id, position)
+            for line in lines:
+                message = log.message(line)
+                if as_json:
+                    typer.echo(json.dumps(line))
+                elif message is not None:
+                    typer.echo(_printed(message))
+            if not follow or status not in LIVE:
+                break
+            time.sleep(_POLL_S)
+            try:
+                status = _status(store, run_id)  # before the lines: those of its end are printed, too
+            except RunNotFoundError:
+                status = "refused"  # its process is gone before it had a row
+    if follow and not as_json:
+        typer.echo(f"run {run_id} is {status}")
+
+
+def _printed(message: Message) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.at))
+    kind = f"{message.kind}: " if message.kind else ""
+    return f"{at}  {one_line(kind + message.text)}"
+
+
+def _status(store: RunStore, run_id: str) -> str:
+    try:
+        row = store.run(run_id)
+    except RunNotFoundError:
+        if read_activity(store.home, run_id, 0).is_alive:
+            return "starting"  # it has a log and no row yet
+        raise
+    return shown_status(row, activity_of(store.home, row, 0))
+
+
+def report(
+    run_id: RunName,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; RUN.html in this folder by default.")
+    ] = None,
+) -> None:
+    """Write a run's charts, images and figures into one HTML file that needs no network."""
+    from tasks.report import report_process
+
+    home = Home.from_environment()
+    RunStore(home).run(run_id)
+    # A run made elsewhere may be named like a path: only characters of a plain name are kept.
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
+    file = writable_file(f"{name}.html" if out is None else out, "--out")
+    raise typer.Exit(report_process(home, run_id, file).returncode)
+
+
+def settings(
+    section: Annotated[
+        str | None,
+        typer.Argument(help="A section, as in sampling, a setting, or a word to look for; all by default."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object with an entry for each setting.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print all settings as docs/reference/settings.md.")
+    ] = False,
+) -> None:
+    """List the settings of a run: default, bounds, description."""
+    if as_markdown:
+        if section or as_json:
+            raise ConfigurationError("--markdown writes the whole page; leave SECTION and --json out")
+        typer.echo(settings_page(), nl=False)
+        return
+    entries = list_settings(section or "") or _about(section or "")
+    if not entries:
+        raise ConfigurationError(_no_such(section or ""))
+    if as_json:
+        facts = {
+            one.name: {"default": one.default, "bounds": one.bounds, "description": one.description}
+            for one in entries
+        }
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    table = Table("setting", "default", "bounds", "description")
+    for entry in entries:
+        table.add_row(entry.name, entry.default_text, entry.bounds, entry.description, end_section=True)
+    console().print(table)
+
+
+def _about(word: str) -> list[SettingEntry]:
+    """Return the settings with a word in their name, their description or their common synonyms."""
+    word = word.lower()
+    if word in ALIASES and (meant := list_settings(ALIASES[word])):
+        return meant
+    return [entry for entry in list_settings() if word in f"{entry.name} {entry.description}".lower()]
+
+
+def _no_such(name: str) -> str:
+    known = [*RunConfig.model_fields, *setting_names("")]
+    near = difflib.get_close_matches(name, [one.rstrip("=") for one in known], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"no section or setting {quoted(name)}; {hint}there are {', '.join(RunConfig.model_fields)}"
+
+
+def show_evaluation(result: dict[str, Any]) -> None:
+    """Print the result of `flows.start.evaluate` as tables."""
+    show_figures(result, f"{result['evaluation_id']}: {result['run_id'] or result['model']}")
+    if "difference" in result:
+        difference = result["difference"]
+        show_figures(difference, f"better than {difference['before']} by", signed=True)
+
+
+def evaluations(
+    before: Annotated[str | None, typer.Argument(help="An evaluation, or a run for its newest one.")] = None,
+    after: Annotated[str | None, typer.Argument(help="Another one, to compare with the first.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what `evaluate` made, newest first; of two, say by how much the second is better."""
+    home = Home.from_environment()
+    if before is not None and after is not None:
+        from storage.evaluations.pairs import compare_evaluations
+
+        difference = compare_evaluations(home, before, after)
+        if not as_json:
+            show_figures(difference, f"{difference['after']} is better than {difference['before']} by", True)
+        typer.echo(json.dumps(difference))
+        return
+    store = EvaluationStore(home)
+    rows = store.all() if before is None else [store.find(before)]
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(evaluation_facts(row)))
+    elif rows:
+        show_evaluations(rows)
+    else:
+        typer.echo("no evaluations yet; make one with `spotlight evaluate --preset glyphs`")
+
+
+def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:
+    """Print a row per tag and the two overall rows, each with its interval.
+
+    Args:
+        figures: figures from `storage.evaluations.figures`.
+        title: heading of the table.
+        signed: whether they are differences.
+    """
+    names = [name for name in ("score", "exact") if name in figures]
+    headings = [heading for name in names for heading in (name, "95 %")]
+    table = Table("tag", "prompts", *headings, title=title)
+    rows = dict(figures.get("by_tag", {}))
+    if "over_tags" in figures:
+        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
+    rows["all prompts"] = figures
+    for name, row in rows.items():
+        cells = [
+            cell
+            for figure in names
+            for cell in (_number(row[figure], signed), _interval(row[f"{figure}_interval"], signed))
+        ]
+        table.add_row(name, str(row["prompts"]), *cells)
+    console().print(table)
+
+
+def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
+    """Print one row per evaluation, with whole identifiers."""
+    verdicts = any(row.gives_verdict for row in rows)
+    cells = [
+        (
+            row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
+            row.run_id or "untouched model", str(row.iteration), str(row.images),
+            _number(row.score), *([_number(row.exact) if row.gives_verdict else "-"] if verdicts else []),
+        )
+        for row in rows
+    ]  # fmt: skip
+    headings = ("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact")
+    print_whole(headings if verdicts else headings[:-1], cells)
+
+
+def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:
+    """Return one evaluation as JSON values."""
+    names = ("evaluation_id", "run_id", "iteration", "started_at", "images", "score", "exact", "folder")
+    return {name: getattr(row, name) for name in names if name != "exact" or row.gives_verdict}
+
+
+def _number(value: float, signed: bool = False) -> str:
+    return f"{value:+.3f}" if signed else f"{value:.3f}"
+
+
+def _interval(bounds: Sequence[float], signed: bool) -> str:
+    return f"{_number(bounds[0], signed)} to {_number(bounds[1], signed)}"

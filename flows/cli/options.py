@@ -1,0 +1,101 @@
+"""Options and arguments of several commands: runs by name, presets, settings, clusters, addresses."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from flows.run_identity import LAST, find_run
+from storage.config.loading import list_presets
+from storage.config.settings_table import list_settings
+from storage.errors import SpotlightError
+from storage.home import Home
+
+
+class ClusterName(StrEnum):
+    """The clusters that can start the processes of a run."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
+def run_names(incomplete: str) -> list[str]:
+    """Return the runs whose identifiers begin with `incomplete`, for the shell's completion."""
+    try:
+        known = Home.from_environment().run_ids()
+    except SpotlightError:
+        return []
+    return [name for name in [LAST, *known] if name.startswith(incomplete)]
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """Return the presets whose names begin with `incomplete`, for the shell's completion."""
+    return [preset.name for preset in list_presets() if preset.name.startswith(incomplete)]
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Return the matching settings, each followed by `=`, for the shell's completion."""
+    return [f"{one.name}=" for one in list_settings() if one.name.startswith(incomplete)]
+
+
+def named_run(text: str | None) -> str | None:
+    """Return the identifier of the named run; None and other texts stay (`flows.run_identity.find_run`)."""
+    return None if text is None else find_run(Home.from_environment(), text)
+
+
+def _all_named(texts: list[str]) -> list[str]:
+    return [find_run(Home.from_environment(), text) for text in texts]
+
+
+_HELP = "A run: its identifier, the beginning of it, or `last`."
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help=_HELP, callback=named_run, autocompletion=run_names)
+]
+OptionalRunName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]",
+        help=f"{_HELP} Without it the untouched model of the preset.",
+        callback=named_run,
+        autocompletion=run_names,
+    ),
+]
+RunNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="A recorded run, or several of one fleet.",
+        callback=_all_named,
+        autocompletion=run_names,
+    ),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting; repeatable.",
+        autocompletion=setting_names,
+    ),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
+]
+ClusterKind = Annotated[
+    ClusterName | None,
+    typer.Option(help="What starts the processes: ray, or local, which forks them on this machine."),
+]
+Port = Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Another host name by which it is reached, such as a proxy's; repeatable."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object a line, instead of a table.")]

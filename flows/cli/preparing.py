@@ -1,0 +1,129 @@
+"""Commands before a run: `prompts`, `score`, `profile` and `pretrain`."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.table import Table
+
+from flows.cli.options import RunNames, Sets
+from flows.configuration import given_configuration
+from flows.process.stopping import stops_in_order
+from flows.progress import reporter
+from flows.terminal import console
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.new_folder import claim_folder, writable_file
+from storage.prompts.files import prompt_of
+
+if TYPE_CHECKING:  # it imports pandas
+    from tasks.recorded_profile import Profile
+
+_MOST = 1_000_000
+
+
+class EmbeddedTaskName(StrEnum):
+    """The tasks of the embedded models."""
+
+    EDITS = "edits"
+    GLYPHS = "glyphs"
+    MOVING_SHAPES = "moving-shapes"
+    SHAPES = "shapes"
+
+
+def prompts(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="geneval, or signs: a text to be written.")],
+    count: Annotated[int, typer.Argument(max=_MOST, help="How many.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help=".jsonl for geneval, .txt for signs.")],
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the prompts.")] = 0,
+) -> None:
+    """Draw a longer file of prompts to train on; none of them is in the file to evaluate by."""
+    from tasks.prompt_files import draw_prompts
+
+    content = draw_prompts(kind, count, seed, path)
+    writable_file(path, "FILE").write_text(content, encoding="utf-8")
+    typer.echo(f"wrote {count} prompts to {path}; train with --set prompts.train={path}")
+
+
+def score(
+    scorer: Annotated[
+        str, typer.Argument(help="As reward.scorer: ocr, my_rewards:blue, path/to/blue.py:blue.")
+    ],
+    image: Annotated[Path, typer.Argument(help="A file that Pillow reads; an animated one is a clip.")],
+    prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
+    set_: Sets = None,
+) -> None:
+    """Judge one image by a reward, and print the score as one line of JSON."""
+    from flows.judges import judges_beside
+    from storage.pictures import read_frames
+    from tasks.checks.quick_checks import judge_image
+
+    config = given_configuration(None, [f"reward.scorer={scorer}", *(set_ or [])], None)
+    try:
+        image_HWC = read_frames(image.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(f"{image} is no image that Pillow reads: {error}") from error
+    with judges_beside(config):
+        judged = judge_image(config.reward, image_HWC, prompt_of(prompt, "PROMPT"))
+    typer.echo(json.dumps(judged))
+    raise typer.Exit(0 if judged["error"] is None else 1)
+
+
+def profile(
+    run_ids: RunNames,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File to write; RUN.json in this folder by default.")
+    ] = None,
+) -> None:
+    """Write what a run's denoising steps, scores, training and starts took to a file for what-if."""
+    from tasks.recorded_profile import recorded_profile
+
+    found = recorded_profile(Home.from_environment(), *run_ids)
+    # A name may hold path separators, which must not choose the folder.
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", found.name).strip("-.") or "profile"
+    file = writable_file(f"{name}.json" if out is None else out, "--out")
+    file.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    show_profile(found)
+    typer.echo(str(file))
+
+
+def show_profile(found: Profile) -> None:
+    """Print each number of a profile with its spread and its evidence."""
+    table = Table(box=SIMPLE, title=found.summary)
+    for name in ("quantity", "value", "spread", "evidence", "source"):
+        table.add_column(name, justify="right" if name in ("value", "spread") else "left")
+    for step in found.steps:
+        spread = found.step.uncertainty
+        shared = f" on {step.degree} devices" if step.degree > 1 else ""
+        what = f"step of {step.batch} samples{shared}, s"
+        table.add_row(what, f"{step.seconds:.4g}", f"{spread:.0%}", found.step.evidence, found.step.source)
+    for name, quantity in found.quantities.items():
+        if name != "step":
+            spread = f"{quantity.uncertainty:.0%}"
+            table.add_row(name, f"{quantity.value:.4g}", spread, quantity.evidence, quantity.source)
+    console(stderr=True).print(table)
+
+
+def pretrain(
+    task: Annotated[EmbeddedTaskName, typer.Argument(help="Task that the model learns.")],
+    out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+) -> None:
+    """Make an embedded model: render images, train by flow matching, save."""
+    home = Home.from_environment().ensure()
+    folder = str(claim_folder(out, "--out"))
+    reporter().note(f"making the models of task {task.value}")
+    from flows.server.prefect_server import prefect_server
+
+    with stops_in_order("Stopped; no model was saved."), prefect_server(home):
+        from flows.pretrain import pretrain as pretrain_flow
+        from flows.process.cancellation import signals_cancel
+
+        with signals_cancel():
+            typer.echo(json.dumps(pretrain_flow(task.value, folder, seed)))

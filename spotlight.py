@@ -259,10 +259,8 @@ def resume(
     Args:
         run_id: the run: its identifier, the beginning of it, or `last`.
         iterations: total of the run: a finished run continues up to it; None keeps it.
-        budget_usd, budget_hours: new budget of the run, with which one that ended at it continues; None
-            keeps it.
-        cluster: the kind of cluster that starts the processes; None keeps the recorded one.
-        ray_address: a running Ray cluster; None keeps the recorded one.
+        budget_usd, budget_hours: new budget, with which a run that ended at it continues; None keeps it.
+        cluster, ray_address: as for `train`; None keeps the recorded ones.
         take_over: resume also a run that is marked as running on a machine that is gone.
 
     Raises:
@@ -296,8 +294,7 @@ def evaluate(
         images: a new folder for the images; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` tells how much
             better this one is.
-        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        ray_address: a running Ray cluster; None keeps that of the settings.
+        cluster, ray_address: as for `train`.
 
     Raises:
         SpotlightError: the evaluation was refused before its start, or failed.
@@ -322,10 +319,9 @@ def export(run_id: str, out: str | Path) -> Path:
     Raises:
         SpotlightError: the run or its checkpoint does not exist, or the folder is not empty.
     """
-    from storage.home import Home
     from tasks.export import export_run
 
-    return Path(export_run(Home.from_environment(), _identifier(run_id), Path(out))["out"])
+    return Path(export_run(_home(), _identifier(run_id), Path(out))["out"])
 
 
 def runs() -> pd.DataFrame:
@@ -334,11 +330,10 @@ def runs() -> pd.DataFrame:
     Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (moments in UTC), `iterations`,
     `score_before`, `score_now`, `exact_before`, `exact_now`, `usd`.
     """
-    from storage.home import Home
     from storage.record.queries.runs import run_overview
     from storage.record.run_store import RunStore
 
-    store = RunStore(Home.from_environment())
+    store = RunStore(_home())
     store.reconcile()
     with store.records.reading() as connection:
         found = run_overview(connection)
@@ -355,11 +350,9 @@ def load_run(run_id: str) -> Run:
         RunNotFoundError: the run does not exist; the message suggests similar names.
         ConfigurationError: several runs begin with the text.
     """
-    from storage.home import Home
-    from storage.record.run_store import RunStore
-
-    home = Home.from_environment()
-    return Run(RunStore(home).run(_identifier(run_id)).run_id, home)
+    run = Run(_identifier(run_id), _home())
+    run.status  # noqa: B018 - refuses one that is not there
+    return run
 
 
 def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
@@ -401,9 +394,14 @@ def _dated(frame: pd.DataFrame) -> pd.DataFrame:
 def _identifier(run_id: str) -> str:
     """Return a run's identifier from all of it, its beginning, or `last`, as commands take them."""
     from flows.run_identity import find_run
+
+    return find_run(_home(), run_id)
+
+
+def _home() -> Home:
     from storage.home import Home
 
-    return find_run(Home.from_environment(), run_id)
+    return Home.from_environment()
 
 
 def _result(summary: Mapping[str, Any]) -> Result:

@@ -11,51 +11,28 @@ os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-class _OwnErrorsAreOneLine(logging.Filter):
-    """A filter for the traceback that Prefect logs for a failed flow or task: our errors need none."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], SpotlightError):
-            record.exc_info = None
-            record.exc_text = None
-        return True
-
-
-class _UndeliveredEventsAreOneLine(logging.Filter):
-    """A filter for Prefect's warning and error about each undelivered event while its server is away."""
+class _LessOfPrefect(logging.Filter):
+    """A filter for Prefect's log lines that would bury a run's own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said = False
+        self._said_away = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if str(record.msg).startswith("Service %r failed to process item"):
+        said = str(record.msg)
+        if record.exc_info and isinstance(record.exc_info[1], SpotlightError):
+            record.exc_info = record.exc_text = None  # our errors need no traceback
+        if said.startswith("Unable to connect"):  # said of each event while the server is away
+            first, self._said_away = not self._said_away, True
+            return first
+        if said == "keepalive ping failed" or said.startswith("Service %r failed to process item"):
             return False
-        if not str(record.msg).startswith("Unable to connect"):
-            return True
-        first, self._said = not self._said, True
-        return first
+        of_a_task = record.name == "prefect.task_runs" and record.levelno <= logging.INFO
+        return not (of_a_task and said.startswith("Finished in state"))
 
 
-class _NoLineForAFailedPing(logging.Filter):
-    """Filter out the traceback that Prefect logs when its server goes away during a ping."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return str(record.msg) != "keepalive ping failed"
-
-
-class _NoLineForEachTask(logging.Filter):
-    """Drop Prefect's lines on completed tasks: several per iteration, they would bury the run's own."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))
-
-
-logging.getLogger("prefect.task_runs").addFilter(_NoLineForEachTask())
-logging.getLogger("websockets.client").addFilter(_NoLineForAFailedPing())
-
-for _name in ("prefect.events.clients", "prefect._internal.concurrency"):
-    logging.getLogger(_name).addFilter(_UndeliveredEventsAreOneLine())
-
-for _name in ("prefect.flow_runs", "prefect.task_runs"):
-    logging.getLogger(_name).addFilter(_OwnErrorsAreOneLine())
+for _name in (
+    "prefect.task_runs", "prefect.flow_runs", "prefect.events.clients", "prefect._internal.concurrency",
+    "websockets.client",
+):  # fmt: skip
+    logging.getLogger(_name).addFilter(_LessOfPrefect())

@@ -27,34 +27,42 @@ from gpu_runtime.simulator.comparison.to_score import (
 )
 from gpu_runtime.simulator.comparison.what_if import (
     PolicyAnswer,
+    Spread,
     better_but_simulated,
     compare_policies,
     policy_runs,
     simulated_policies,
 )
-from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.profile import Profile as Profile
+from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, quoted
+from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.gpu_profile import DEFAULT_GPU, find_gpu
-from tasks.market_question import MarketQuestion as MarketQuestion
-from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
-from tasks.prices import with_gpu_prices
-from tasks.recorded_curves import find_curves as find_curves
+from tasks.market_question import (
+    MarketQuestion,
+    market_in_words,
+    market_of,
+    offer_of,
+    prices_in_words,
+    serving_in_words,
+)
+from tasks.prices import with_gpu_prices, with_prices
+from tasks.profiles import find_profile
+from tasks.recorded_curves import find_curves
 from tasks.simulated_records import record_run
 from tasks.what_if_in_words import (
     basis,
+    conclusions,
     counted_in_words,
     curves_in_words,
     few_trainers_in_words,
     headline,
     other_learner,
 )
-from tasks.what_if_in_words import conclusions as conclusions
 
 MOST_ITERATIONS = 100_000
 """The most iterations of a simulated run; beyond it an answer takes hours."""
@@ -187,43 +195,6 @@ class WhatIf:
         }
 
 
-def answer(
-    config: RunConfig,
-    profile: Profile,
-    question: MarketQuestion,
-    futures: int,
-    seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
-    policies: Sequence[Policy] | None = None,
-    curves: LearningCurves | None = None,
-) -> WhatIf:
-    """Simulate policies on the devices and at the prices of the settings.
-
-    Args:
-        config: workload, devices, prices and number of iterations.
-        profile: times of the workload.
-        question: arrivals and losses of spot instances.
-        futures: number of windows of the trace, each with a draw of the profile.
-        seed: seed of the futures.
-        on_run: callback after each of the `runs_of(futures, policies)` simulated runs.
-        policies: policies to compare; None for the default ones.
-        curves: learning curves (iterations that a score takes); None if unknown.
-
-    Raises:
-        ConfigurationError: the question cannot be simulated.
-        TraceError: the trace cannot be read, or is too short.
-    """
-    refuse_unfit(config)
-    refuse_profile(config, profile)
-    offer, market = offer_of(config, question), market_of(question)
-    degrees = config.sequence_parallel.by_kind
-    policies = chosen_policies(None, config, question.serving, profile) if policies is None else policies
-    answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
-    said = market_in_words(market, question), prices_in_words(offer)
-    about = config.model.key, few_trainers_in_words(config, offer, profile), config.sampling.batch_size
-    return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees, *about)
-
-
 @dataclass(frozen=True)
 class Goal:
     """The spot devices with which a run ends in time.
@@ -250,56 +221,216 @@ class Goal:
         return {"hours": self.hours, "spot": found, "tried": tried, "prices": self.prices}
 
 
-def spot_for(
-    config: RunConfig,
-    profile: Profile,
-    question: MarketQuestion,
-    hours: float,
-    futures: int,
-    seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
-) -> Goal:
-    """Find the fewest spot devices with which a run ends in time; without exploration.
-
-    The number is doubled until the median of the futures ends in time, then halved towards the last that did
-    not.
+class Simulation:
+    """A workload with its times, devices and spot market, to be simulated under policies.
 
     Args:
-        config, profile, question, futures, seed, on_run: as for `answer`.
-        hours: the time, in hours.
+        config: workload, devices, prices and number of iterations.
+        profile: times of the workload.
+        question: arrivals and losses of spot instances.
+        curves: learning curves (iterations that a score takes); None if unknown.
+        seed: seed of the futures, which are windows of the trace, each with a draw of the profile.
 
     Raises:
         ConfigurationError: the question cannot be simulated.
         TraceError: the trace cannot be read, or is too short.
     """
-    refuse_unfit(config)
-    refuse_profile(config, profile)
-    market, each = market_of(question), max(1, question.instance_devices)
-    tried: dict[int, PolicyAnswer] = {}
 
-    def in_time(instances: int) -> bool:
-        spot = instances * each
-        runtime = config.runtime.model_copy(update={"spot_workers": spot})
-        with_spot = config.model_copy(update={"runtime": runtime})
-        policies, offer = policies_of([SPOT if spot else RESERVED]), offer_of(with_spot, question)
-        [tried[spot]] = compare_policies(with_spot, offer, profile, market, futures, seed, on_run, policies)
-        return _hours(tried[spot]) <= hours
+    def __init__(
+        self,
+        config: RunConfig,
+        profile: Profile,
+        question: MarketQuestion,
+        curves: LearningCurves | None = None,
+        seed: int = 0,
+    ) -> None:
+        _refuse_profile(config, profile)
+        self.config, self.profile, self.question = config, profile, question
+        self._curves, self._seed = curves, seed
+        self._offer, self._market = offer_of(config, question), market_of(question)
 
-    if not in_time(0):
-        fewer, enough, most = 0, 1, MOST_SPOT // each
-        while enough <= most and not in_time(enough):
-            fewer, enough = enough, 2 * enough
-        while enough <= most and enough - fewer > 1:
-            middle = (fewer + enough) // 2
-            fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
-    return Goal(hours, sorted(tried.items()), prices_in_words(offer_of(config, question)))
+    def answer(
+        self, futures: int, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None
+    ) -> WhatIf:
+        """Simulate policies, each in the same futures; `on_run` is called after each simulated run."""
+        config, offer, profile = self.config, self._offer, self.profile
+        answers = compare_policies(
+            config, offer, profile, self._market, futures, self._seed, on_run, policies
+        )
+        return WhatIf(
+            answers, profile, market_in_words(self._market, self.question), prices_in_words(offer), offer,
+            config.iterations, futures, self._curves, config.sequence_parallel.by_kind, config.model.key,
+            few_trainers_in_words(config, offer, profile), config.sampling.batch_size,
+        )  # fmt: skip
+
+    def spot_for(self, hours: float, futures: int) -> Goal:
+        """Find the fewest spot devices with which a run ends in so many hours, without exploration.
+
+        The number is doubled until the median of the futures ends in time, then halved towards the last that
+        did not.
+        """
+        each = max(1, self.question.instance_devices)
+        tried: dict[int, PolicyAnswer] = {}
+
+        def in_time(instances: int) -> bool:
+            spot = instances * each
+            runtime = self.config.runtime.model_copy(update={"spot_workers": spot})
+            config = self.config.model_copy(update={"runtime": runtime})
+            policies, offer = policies_of([SPOT if spot else RESERVED]), offer_of(config, self.question)
+            [tried[spot]] = compare_policies(
+                config, offer, self.profile, self._market, futures, self._seed, policies=policies
+            )
+            return _hours(tried[spot]) <= hours
+
+        if not in_time(0):
+            fewer, enough, most = 0, 1, MOST_SPOT // each
+            while enough <= most and not in_time(enough):
+                fewer, enough = enough, 2 * enough
+            while enough <= most and enough - fewer > 1:
+                middle = (fewer + enough) // 2
+                fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
+        return Goal(hours, sorted(tried.items()), prices_in_words(self._offer))
+
+    def time_line(self, policy: str) -> dict[str, Any]:
+        """Return each device's work in a policy's run, in an answer's first future, as a Chrome trace."""
+        config = self.config
+        about = {"policy": policy, "profile": self.profile.name, "seed": self._seed}
+        return chrome_trace(self._first_run(policy), about | {"iterations": config.iterations})
+
+    def record(self, store: RunStore, run_id: str, policy: Policy) -> None:
+        """Record a policy's run in the first future of an answer in a home, as a simulated run.
+
+        Raises:
+            StorageError: a run already has that identifier.
+        """
+        fleet = policy.plan(self._offer, 0.0).fleet
+        trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
+        spot = self.profile.spot
+        about = (
+            f"{trainers}, {fleet.spot} spot devices at most; profile {self.profile.name}"
+            f"{f', of spot devices {spot.name}' if spot is not None else ''}; "
+            f"{market_in_words(self._market, self.question)}; {prices_in_words(self._offer)}; "
+            f"seed {self._seed}"
+        )
+        if self._curves is not None:
+            about += f"; scores by the {curves_in_words(self._curves, self.config.model.key)}"
+        run = self._first_run(policy.name)
+        record_run(store, run_id, self.config, policy, run, about, self._curves)
+
+    def _first_run(self, policy: str) -> SimulatedRun:
+        """Return a policy's run in an answer's first future, with each device's work."""
+        alone = policies_of([policy])
+        return policy_runs(
+            self.config, self._offer, self.profile, self._market, 1, self._seed, policies=alone, keeps=policy
+        )[policy][0]
+
+    def policies(self, names: str | None = None) -> Sequence[Policy]:
+        """Return the policies to compare.
+
+        Args:
+            names: names separated by commas; `all` for all possible ones, None for the default ones.
+
+        Raises:
+            ConfigurationError: a name is unknown, or its policy cannot be simulated.
+        """
+        serving = self.question.serving
+        of_run = self.config.sequence_parallel.by_kind, 1 if self.profile.spot is None else 2
+        if names is None:
+            lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
+            return [*default_policies(*of_run), *lending]
+        if names == "all":
+            return [policy for policy in POLICIES if not unfit(policy, *of_run)]
+        chosen = policies_of(name.strip() for name in names.split(","))
+        for policy in chosen:
+            if why := unfit(policy, *of_run):
+                raise ConfigurationError(f"policy {policy.name} {why}")
+        if serving and LENDING not in [policy.name for policy in chosen]:
+            raise ConfigurationError(
+                f"a serving fleet is given, and none of the policies {names} borrows from one; add {LENDING}"
+            )
+        return chosen
+
+    def refuse_time_line(self, policy: str | None, policies: Sequence[Policy]) -> None:
+        """Refuse a time line that cannot be drawn.
+
+        Args:
+            policy: name; None for the best of those that a live run can follow.
+            policies: policies that are compared.
+
+        Raises:
+            ConfigurationError: there is no such policy, or the run is too long.
+        """
+        names = [known.name for known in policies]
+        if policy is not None and policy not in names:
+            raise ConfigurationError(
+                f"--policy {quoted(policy)} is no policy that is compared; name one of {', '.join(names)}"
+            )
+        if policy is None and all(known.only_simulated for known in policies):
+            raise ConfigurationError(
+                f"no live run can follow {', '.join(names)}, so none is the best; name one of them by "
+                "--policy"
+            )
+        self.refuse_long()
+
+    def refuse_long(self) -> None:
+        """Refuse a run too long to keep each device's work in each iteration.
+
+        Raises:
+            ConfigurationError: the run is too long.
+        """
+        config = self.config
+        drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
+        if drawn > MOST_DRAWN:
+            raise ConfigurationError(
+                f"a time line of {config.iterations:,} iterations on so many devices has {drawn:,} parts, "
+                f"above {MOST_DRAWN:,}; ask for fewer --iterations"
+            )
+
+
+def simulation(
+    home: Home,
+    config: RunConfig,
+    question: MarketQuestion,
+    profile: str | None = None,
+    spot_profile: str | None = None,
+    curve: str | None = None,
+    seed: int = 0,
+) -> Simulation:
+    """Return the simulation of a run, with all reserved devices training where the settings say nothing else.
+
+    Args:
+        home: home that holds recorded runs.
+        config: settings as given; without prices, those of the GPUs that are named, or of the price book.
+        question: arrivals and losses of spot instances.
+        profile, spot_profile: names as for `tasks.profiles.find_profile`.
+        curve: name as for `tasks.recorded_curves.find_curves`.
+        seed: seed of the futures.
+
+    Raises:
+        ConfigurationError: it cannot be simulated, or a name is unknown.
+        TraceError: the trace cannot be read, or is too short.
+    """
+    config = _with_all_trainers(with_prices(config))
+    named = [find_gpu(name or "") for name in (profile, spot_profile)]
+    if not question.prices and any(named):
+        reserved, spot = named
+        kind = reserved.name if reserved is not None else DEFAULT_GPU
+        config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
+    _refuse_unfit(config)
+    found = find_profile(home, config, profile, spot_profile)
+    return Simulation(config, found, question, find_curves(home, config, curve), seed)
+
+
+def runs_of(futures: int, policies: Sequence[Policy]) -> int:
+    """Return the number of simulated runs of an answer."""
+    return futures * len(simulated_policies(policies))
 
 
 def _hours(answer: PolicyAnswer) -> float:
     return answer.figures["wall_s"].median / 3600
 
 
-def with_all_trainers(config: RunConfig) -> RunConfig:
+def _with_all_trainers(config: RunConfig) -> RunConfig:
     """Return the settings with all reserved devices training, where they do not say how many.
 
     Where devices share samples one trains, as in a live run.
@@ -311,168 +442,7 @@ def with_all_trainers(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"runtime": runtime})
 
 
-def with_prices_of_gpus(config: RunConfig, profile: str | None, spot: str | None) -> RunConfig:
-    """Return the settings with the known prices of the GPUs that are named, if any and if they have none.
-
-    Args:
-        config: configuration of the run.
-        profile, spot: names as for `tasks.profiles.find_profile`.
-
-    Raises:
-        ConfigurationError: the price of one of them is not known.
-    """
-    reserved, other = (find_gpu(name or "") for name in (profile, spot))
-    if reserved is None and other is None:
-        return config
-    kind = reserved.name if reserved is not None else DEFAULT_GPU
-    return with_gpu_prices(config, kind, other.name if other is not None else kind)
-
-
-def time_line(
-    config: RunConfig,
-    profile: Profile,
-    question: MarketQuestion,
-    policy: str,
-    seed: int = 0,
-    policies: Sequence[Policy] = POLICIES,
-) -> dict[str, Any]:
-    """Return each device's work in a policy's run, in the first future of an answer, as a Chrome trace.
-
-    Args:
-        config, profile, question, seed: as for `answer`.
-        policy: name of the policy.
-        policies: as for `answer`; the policy is one of them.
-
-    Raises:
-        ConfigurationError: there is no such policy, or the run is too long to be drawn.
-        TraceError: the trace cannot be read, or is too short.
-    """
-    refuse_time_line(config, policy, policies)
-    about = {"policy": policy, "profile": profile.name, "seed": seed, "iterations": config.iterations}
-    return chrome_trace(_first_run(config, profile, question, policy, seed), about)
-
-
-def _first_run(
-    config: RunConfig, profile: Profile, question: MarketQuestion, policy: str, seed: int
-) -> SimulatedRun:
-    """Return a policy's run in an answer's first future, with each device's work; arguments of `answer`."""
-    offer, market, alone = offer_of(config, question), market_of(question), policies_of([policy])
-    return policy_runs(config, offer, profile, market, 1, seed, policies=alone, keeps=policy)[policy][0]
-
-
-def record(
-    store: RunStore,
-    run_id: str,
-    config: RunConfig,
-    profile: Profile,
-    question: MarketQuestion,
-    policy: Policy,
-    seed: int = 0,
-    curves: LearningCurves | None = None,
-) -> None:
-    """Record a policy's run in the first of an answer's futures in a home, as a simulated run.
-
-    Args:
-        store: store of the home.
-        run_id: new identifier.
-        config, profile, question, seed, curves: as for `answer`.
-        policy: policy of the run.
-
-    Raises:
-        TraceError: the trace cannot be read, or is too short.
-        StorageError: a run already has that identifier.
-    """
-    market, offer = market_in_words(market_of(question), question), offer_of(config, question)
-    fleet = policy.plan(offer, 0.0).fleet
-    trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
-    devices = f"{trainers}, {fleet.spot} spot devices at most"
-    kinds = f"profile {profile.name}"
-    if profile.spot is not None:
-        kinds += f", of spot devices {profile.spot.name}"
-    about = f"{devices}; {kinds}; {market}; {prices_in_words(offer)}; seed {seed}"
-    if curves is not None:
-        about += f"; scores by the {curves_in_words(curves, config.model.key)}"
-    run = _first_run(config, profile, question, policy.name, seed)
-    record_run(store, run_id, config, policy, run, about, curves)
-
-
-def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[Policy] = POLICIES) -> None:
-    """Refuse a time line that cannot be drawn.
-
-    Args:
-        config: workload and devices.
-        policy: name; None for the best of those that a live run can follow.
-        policies: policies that are compared.
-
-    Raises:
-        ConfigurationError: there is no such policy, or the run is too long.
-    """
-    names = [known.name for known in policies]
-    if policy is not None and policy not in names:
-        raise ConfigurationError(
-            f"--policy {quoted(policy)} is no policy that is compared; name one of {', '.join(names)}"
-        )
-    if policy is None and all(known.only_simulated for known in policies):
-        raise ConfigurationError(
-            f"no live run can follow {', '.join(names)}, so none is the best; name one of them by --policy"
-        )
-    refuse_long(config)
-
-
-def refuse_long(config: RunConfig) -> None:
-    """Refuse a run too long to keep each device's work in each iteration.
-
-    Raises:
-        ConfigurationError: the run is too long.
-    """
-    drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
-    if drawn > MOST_DRAWN:
-        raise ConfigurationError(
-            f"a time line of {config.iterations:,} iterations on so many devices has {drawn:,} parts, above "
-            f"{MOST_DRAWN:,}; ask for fewer --iterations"
-        )
-
-
-def runs_of(futures: int, policies: Sequence[Policy]) -> int:
-    """Return the number of runs of an answer.
-
-    Args:
-        futures: number of futures of each policy.
-        policies: policies to compare.
-    """
-    return futures * len(simulated_policies(policies))
-
-
-def chosen_policies(names: str | None, config: RunConfig, serving: str, profile: Profile) -> Sequence[Policy]:
-    """Return the policies to compare.
-
-    Args:
-        names: names separated by commas; `all` for all possible ones, None for the default ones.
-        config: configuration of the run; the number of devices that share a sample limits the policies.
-        serving: serving load of the question; if it is given, its policy is among the default ones.
-        profile: profile of the workload; it may cover two kinds of device.
-
-    Raises:
-        ConfigurationError: a name is unknown, or its policy cannot be simulated.
-    """
-    of_run = config.sequence_parallel.by_kind, 1 if profile.spot is None else 2
-    if names is None:
-        lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
-        return [*default_policies(*of_run), *lending]
-    if names == "all":
-        return [policy for policy in POLICIES if not unfit(policy, *of_run)]
-    chosen = policies_of(name.strip() for name in names.split(","))
-    for policy in chosen:
-        if why := unfit(policy, *of_run):
-            raise ConfigurationError(f"policy {policy.name} {why}")
-    if serving and LENDING not in [policy.name for policy in chosen]:
-        raise ConfigurationError(
-            f"a serving fleet is given, and none of the policies {names} borrows from one; add {LENDING}"
-        )
-    return chosen
-
-
-def refuse_unfit(config: RunConfig) -> None:
+def _refuse_unfit(config: RunConfig) -> None:
     """Refuse settings that the simulator does not support.
 
     Raises:
@@ -490,7 +460,7 @@ def refuse_unfit(config: RunConfig) -> None:
         )
 
 
-def refuse_profile(config: RunConfig, profile: Profile) -> None:
+def _refuse_profile(config: RunConfig, profile: Profile) -> None:
     """Refuse a profile without the time of a denoising step as shared under the settings.
 
     Raises:

@@ -25,7 +25,9 @@ from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import Goal, PolicyAnswer, Profile, Spread, WhatIf
+    from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, Spread
+    from gpu_runtime.simulator.profile import Profile
+    from tasks.what_if import Goal, WhatIf
 
 
 def what_if(
@@ -140,55 +142,34 @@ def what_if(
         spot = per_instance or 1  # a price book has a price of spot devices only for a run that has some
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
     config = given_configuration(preset, changes)
-    from tasks.prices import with_prices
-    from tasks.profiles import find_profile
-    from tasks.what_if import (
-        MarketQuestion,
-        answer,
-        chosen_policies,
-        find_curves,
-        refuse_long,
-        refuse_profile,
-        refuse_time_line,
-        refuse_unfit,
-        runs_of,
-        spot_for,
-        time_line,
-        with_all_trainers,
-        with_prices_of_gpus,
-    )
-    from tasks.what_if import record as record_policy
+    from tasks.market_question import MarketQuestion
+    from tasks.what_if import runs_of, simulation
 
-    config = with_all_trainers(config if price else with_prices(config))
     if gpu is not None:
         profile, spot_profile = _kinds(gpu, profile, spot_profile)
-    config = config if prices else with_prices_of_gpus(config, profile, spot_profile)
-    refuse_unfit(config)
-    home = Home.from_environment()
-    chosen, curves = find_profile(home, config, profile, spot_profile), find_curves(home, config, curve)
     question = MarketQuestion(
         trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
     )
+    home = Home.from_environment()
+    asked = simulation(home, config, question, profile, spot_profile, curve, seed)
     if hours is not None:
-        _show_goal(spot_for(config, chosen, question, hours, windows, seed), chosen, as_json)
+        _show_goal(asked.spot_for(hours, windows), asked.profile, as_json)
         return
-    compared = chosen_policies(policies, config, serving or "", chosen)
-    refuse_profile(config, chosen)
+    compared = asked.policies(policies)
     drawn = _drawn_file(timeline, policy, record)
     if drawn is not None or (record and policy is not None):
-        refuse_time_line(config, policy, compared)
+        asked.refuse_time_line(policy, compared)
     if record:
-        refuse_long(config)
+        asked.refuse_long()
     with _progress(runs_of(windows, compared), progress) as on_run:
-        result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
+        result = asked.answer(windows, compared, on_run)
     if drawn is not None:
         name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
-        line = time_line(config, chosen, question, name, seed, policies=compared)
-        drawn.write_text(json.dumps(line))
+        drawn.write_text(json.dumps(asked.time_line(name)))
     entered: dict[str, str] = {}
     for one in [one for one in compared if record and policy in (None, one.name)]:
         entered[one.name] = run_id = new_run_id(f"simulated-{one.name}")
-        record_policy(RunStore(home.ensure()), run_id, config, chosen, question, one, seed, curves)
+        asked.record(RunStore(home.ensure()), run_id, one)
     if as_json:
         typer.echo(json.dumps({**result.to_json(), **({"recorded": entered} if record else {})}))
     else:

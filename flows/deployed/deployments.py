@@ -114,9 +114,8 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 @flow(name="what-if", persist_result=False)
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
-    from tasks.prices import with_prices  # these import pandas
-    from tasks.profiles import find_profile
-    from tasks.what_if import MarketQuestion, answer, find_curves, with_all_trainers, with_prices_of_gpus
+    from tasks.market_question import MarketQuestion  # these import pandas
+    from tasks.what_if import simulation
 
     with _deployed():
         devices: dict[str, int | str] = {
@@ -129,17 +128,14 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         if form.degree != "1":
             devices |= {f"sequence_parallel.{kind}": form.degree for kind in ("rollout", "evaluate")}
         settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
-        config = with_all_trainers(with_prices(given_configuration(form.preset, settings)))
-        if not form.prices:
-            config = with_prices_of_gpus(config, form.profile or None, form.spot_profile or None)
         drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
         question = MarketQuestion(
             form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
         )
-        home = Home.from_environment()
-        profile = find_profile(home, config, form.profile or None, form.spot_profile or None)
-        curves = find_curves(home, config, None)
-        result = answer(config, profile, question, form.windows, curves=curves).to_json()
+        config = given_configuration(form.preset, settings)
+        profiles = form.profile or None, form.spot_profile or None
+        asked = simulation(Home.from_environment(), config, question, *profiles)
+        result = asked.answer(form.windows, asked.policies()).to_json()
         show_policies(result["policies"])
         show_conclusions(result)
     return result

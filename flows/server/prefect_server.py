@@ -59,7 +59,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         finally:
             hand_over()
         return
-    with _files_ignored(), _own_server(home, meanwhile) as way_in:
+    with files_ignored(), _own_server(home, meanwhile) as way_in:
         yield way_in
 
 
@@ -91,7 +91,7 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
 
 
 @contextmanager
-def _files_ignored() -> Iterator[None]:
+def files_ignored() -> Iterator[None]:
     """Let Prefect's settings come only from the environment and its profiles while the context lasts.
 
     When it is imported, it reads `.env`, `prefect.toml` and `pyproject.toml` of the current folder, which a

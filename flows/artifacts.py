@@ -97,7 +97,6 @@ def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
 
     Args:
         run_id: our run.
-        home: home that holds the run.
         tracking: the run's tracking settings.
     """
     page = dashboard_page(run_id)

@@ -122,7 +122,6 @@ def look_at_model(
     """Do the second part of `run_preflight`, which takes seconds.
 
     Args:
-        config: the run's configuration.
         here: True if this process will be the run's driver.
         meanwhile: called while another process does the checks, or before them.
 
@@ -141,7 +140,6 @@ def run_preflight(config: RunConfig, here: bool = True) -> None:
     """Refuse input that can be found wrong before anything starts; report warnings.
 
     Args:
-        config: the run's configuration.
         here: True if this process will be the run's driver.
 
     Raises:

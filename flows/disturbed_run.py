@@ -58,8 +58,6 @@ def disturb(
     """Train a run under faults.
 
     Args:
-        home: home that holds the run.
-        run_id: its identifier.
         arguments: those of `spotlight train` for it.
         faults: faults, timed from its start.
         replay: a trace whose instances the run joins by its arguments; begins with its first phase.

@@ -69,7 +69,6 @@ def train_run(
     """Post-train a diffusion transformer by reinforcement learning.
 
     Args:
-        config: the run's configuration.
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
         preset: that the configuration of a new run comes from, as a person gave it; empty for none.
         purpose: `storage.environment.PURPOSE` of a new run; empty takes that of the environment, if any.
@@ -161,9 +160,6 @@ def enter_run(
     """Record that this process works on the run, new or interrupted.
 
     Args:
-        store: store of the run's home.
-        run_id: the run.
-        config: configuration to go on with.
         preset: preset that a new run was started with.
         given: further facts to store with a new run; empty ones are left out.
 
@@ -198,8 +194,6 @@ def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
     """Return the configuration with prices: from the price book for a new run, the recorded ones for another.
 
     Args:
-        store: store of the run's home.
-        run_id: the run.
         config: configuration as given.
     """
     try:
@@ -293,7 +287,6 @@ def _note_troubles(session: Session, collected: Collected) -> None:
     that did not start, as nothing else shows them before the end.
 
     Args:
-        session: the run.
         collected: events of devices, and messages about capacity.
     """
     session.note_devices()

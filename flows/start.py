@@ -7,6 +7,7 @@ used, so that a refusal comes at once.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,10 @@ from flows.configuration import (
 from flows.output import output_may_fail
 from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
-from flows.recovery import fetch_where_unknown, run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
-from storage.config.run_config import RunConfig
+from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
@@ -39,6 +39,7 @@ from storage.new_folder import claim_folder
 from storage.processes import quick_imports
 from storage.prompts.files import load_prompts
 from storage.record.checkpoints import CheckpointStore
+from storage.record.mirror import fetch_from_mirror
 from storage.record.run_status import RunLog
 from storage.record.run_store import (
     RunRow,
@@ -99,7 +100,6 @@ def resume(
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
     Args:
-        run_id: the run.
         iterations: total, more than are done: a finished run continues up to it; None keeps the recorded
             total.
         budget_usd: new `budget.usd`, with which a run that ended at its budget goes on; None keeps it.
@@ -187,12 +187,6 @@ def new_configuration(
 ) -> RunConfig:
     """Return a new run's configuration, with the prices of its price book; arguments as for `train`.
 
-    Args:
-        preset: a preset's name or file; None for the defaults.
-        settings: `SECTION.KEY=VALUE`, on top of the preset.
-        ray_address: address of a running Ray cluster.
-        cluster: `ray` or `local`.
-
     Raises:
         ConfigurationError: any problem, one line each.
     """
@@ -205,7 +199,6 @@ def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
     """Return the identifier of a new run: the requested one, or a new one.
 
     Args:
-        store: store of all runs.
         config: configuration of the run; a new identifier begins with its name.
         run_id: requested identifier; None generates one.
 
@@ -226,7 +219,6 @@ def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None)
     """Return the identifier of a new evaluation: the requested one, or a new one.
 
     Args:
-        home: home that will hold it.
         config: configuration whose name a new identifier has.
         evaluation_id: requested identifier; None generates one.
 
@@ -256,10 +248,7 @@ def resumed_configuration(
     """Return the configuration for resuming a run; arguments as for `resume`.
 
     Args:
-        home: home that holds the run.
-        run_id: the run.
         cluster: `ray` or `local`; None for the recorded one.
-        ray_address: address of a running Ray cluster.
         take_over: True to accept a run that seems to be running elsewhere; nothing is recorded here.
         limits: new total of iterations or new budget, as settings `name=value`.
 
@@ -294,12 +283,9 @@ def evaluated_configuration(
     """Return the configuration of an evaluation: on all prompts, unless a given setting limits them.
 
     Args:
-        home: home that holds the run.
         run_id: run whose newest checkpoint is scored; None for an untouched model.
         preset: a preset's name or file, for an untouched model.
         settings: `SECTION.KEY=VALUE`, on top of the preset's or the run's own.
-        ray_address: address of a running Ray cluster.
-        cluster: `ray` or `local`.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -329,7 +315,6 @@ def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
     """Return the preset that an evaluation's model was trained with or comes from; empty for none.
 
     Args:
-        home: home that holds the run.
         run_id: run whose checkpoint is scored; None for an untouched model.
         preset: preset of an untouched model.
     """
@@ -347,9 +332,7 @@ def post_train_under_server(
     """Do the flow `post-train` under a home's Prefect server; return the run's result.
 
     Args:
-        home: home that holds the run.
         run_id: the run, new or to resume.
-        config: checked settings.
         preset: preset that a new run's settings come from; empty for none.
         new_limits: True to record the settings' iterations and budget first, once all checks have passed.
         taken: run as it was read, to be taken over from another machine once all checks have passed.
@@ -391,6 +374,39 @@ def post_train_under_server(
             raise
     reporter().note(f"see the run in the dashboard: {way_to_dashboard(home)}")
     return summary
+
+
+def run_to_resume(home: Home, run_id: str) -> RunRow:
+    """Return the run to be resumed; move damaged files of its record aside.
+
+    Raises:
+        RunNotFoundError: the run does not exist.
+    """
+    store = RunStore(home)
+    store.reconcile()
+    row = store.run(run_id)
+    if row.status != "running":
+        for path in store.folder(run_id).set_aside_damaged():
+            message = f"{path} is damaged and was moved aside; the run's pages lack its rows"
+            reporter().note(f"warning: {message}")
+            store.add_event(run_id, "damaged", message)
+    return row
+
+
+def fetch_where_unknown(home: Home, run_id: str) -> None:
+    """Fetch a run's newest checkpoint from the mirror that the environment names, if there is none here.
+
+    Raises:
+        ConfigurationError: the identifier cannot name a folder.
+        CheckpointError: the mirror cannot be read, or has only damaged checkpoints of the run.
+    """
+    address = os.environ.get(MIRROR_VARIABLE, "")
+    if not address:
+        return
+    check_run_id(run_id)
+    iteration = fetch_from_mirror(address, home, run_id)
+    if iteration is not None:
+        reporter().note(f"fetched the checkpoint of iteration {iteration} of run {run_id} from {address}")
 
 
 def _check_and_import(config: RunConfig, module: str) -> None:

@@ -56,7 +56,6 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     """Load the weights, generate the images, judge them.
 
     Args:
-        home: home that holds the run.
         config: configuration with the model, the prompts and the scorer.
         run_id: run whose newest checkpoint is loaded; None for the untouched model.
 
@@ -97,7 +96,6 @@ def record_separately(
     """Write images to their folder, scores to the record, figures to the readers.
 
     Args:
-        home: home that holds the runs.
         config: configuration of the evaluation.
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.

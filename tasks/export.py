@@ -36,8 +36,6 @@ def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run:
     """Export a run as `export_run` does, and upload the folder to the hub.
 
     Args:
-        home: home that holds the run.
-        run_id: identifier of the run, finished or not.
         name: repository: NAME or OWNER/NAME.
         out: a new or empty folder; None for one of the repository's name.
         dry_run: True to write the folder alone.
@@ -64,8 +62,6 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     transformer, an embedded model its own folder.
 
     Args:
-        home: home that holds the run.
-        run_id: identifier of the run, finished or not.
         out: a new or empty folder.
 
     Returns:

@@ -361,7 +361,6 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
 
     Args:
         result: result with a step at the run's size.
-        config: configuration of the run.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
     size, passes = config.model.size[1], counted_model(config).passes(config.model)

@@ -27,7 +27,6 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
     """Write every image and its prompt's row.
 
     Args:
-        folder: an empty folder.
         samples: finished samples, each identified by its prompt and seed.
         prompts: prompts, at least those of the samples.
 

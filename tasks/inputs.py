@@ -68,7 +68,6 @@ def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
 
     Args:
         facts: facts stored with the run, or to be.
-        config: the run's configuration.
 
     Raises:
         ConfigurationError: it cannot.
@@ -92,7 +91,6 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
     Args:
         environment: the run's environment with the digests from its start; a run without digests, from
             an old version, passes.
-        config: the run's configuration.
 
     Raises:
         ConfigurationError: inputs have changed; the message names them all.

@@ -123,12 +123,7 @@ def market_of(question: MarketQuestion) -> SpotMarket:
 
 
 def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
-    """Describe when spot instances come and go.
-
-    Args:
-        market: market as simulated.
-        question: question as asked.
-    """
+    """Describe when spot instances come and go."""
     notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
     if market.recorded is not None:
         known = summarise(market.recorded)

@@ -51,7 +51,6 @@ def with_gpu_prices(config: RunConfig, reserved: str, spot: str) -> RunConfig:
     """Return the configuration with the known prices of GPUs, where it has none of its own.
 
     Args:
-        config: configuration of the run.
         reserved: kind of the reserved devices.
         spot: kind of the spot devices.
 

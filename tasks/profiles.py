@@ -28,8 +28,6 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     """Return the profile to use.
 
     Args:
-        home: home that holds the recorded runs.
-        config: configuration of the workload.
         name: name of a profile that ships with the project, a kind of GPU, a .json file (a profile, or a
             result of `benchmarks.gpu_day`), or a recorded run; None for the shipped one of this model and
             size, else for that of an H100.

@@ -22,8 +22,6 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
     """Return the learning curves to use.
 
     Args:
-        home: home that holds the recorded runs.
-        config: the workload.
         name: name of curves that ship with the project, a .json file, or recorded runs separated by commas;
             None for the shipped ones of this reward (for a sum, its heaviest part) and objective, if any.
 
@@ -54,7 +52,6 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     """Return the curves of recorded runs' held-out evaluations, by whether and when the runs explored.
 
     Args:
-        home: home that holds the runs.
         run_ids: runs of one task; at least one of them without exploration.
 
     Raises:
@@ -123,7 +120,6 @@ def _arm_of(run_id: str, config: RunConfig) -> Arm:
 
     Args:
         run_id: the run, for the message.
-        config: its settings.
 
     Raises:
         ConfigurationError: no policy learns from such samples.

@@ -58,7 +58,6 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     Devices that share cores during a run slow each other down; the figures include this.
 
     Args:
-        home: home that holds the runs.
         run_ids: at least one run, all with the same kind and number of devices.
 
     Raises:
@@ -181,7 +180,6 @@ def _steps_by_degree(
     decoding and commits.
 
     Args:
-        config: configuration of the run.
         work: work of its iterations.
         sharing: device time by iteration and degree.
         known: measured seconds of a step by degree, where they chose it.
@@ -210,7 +208,6 @@ def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: flo
     Args:
         wanted: the degree of the settings.
         sharing: device time by iteration and degree, of all iterations.
-        iteration: its number.
         device_s: device time of the whole rollout.
     """
     if wanted == 1:
@@ -245,7 +242,6 @@ def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degr
     on.
 
     Args:
-        config: configuration of the run.
         row: row of the iteration; its device-seconds tell how many devices it had.
         rollout_s: seconds that devices generated for.
         degree: number of devices that shared each sample.

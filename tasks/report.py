@@ -19,9 +19,6 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
     """Run the process that writes the report of a run and prints its path.
 
     Args:
-        home: home that holds the run.
-        run_id: the run.
-        out: the HTML file to write.
         options: options of `subprocess.run`.
 
     Raises:
@@ -36,11 +33,6 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
 
 def report_file(home: Home, run_id: str, out: Path) -> None:
     """Write the report of a run to a file.
-
-    Args:
-        home: home that holds the run.
-        run_id: the run.
-        out: the HTML file to write.
 
     Raises:
         ServerError: the process failed, or took too long.

@@ -38,13 +38,9 @@ def record_run(
     of the iterations.
 
     Args:
-        store: store of the home.
-        run_id: new identifier.
         config: configuration that was simulated.
-        policy: policy of the run.
         run: simulated run that kept its intervals.
         about: basis of the simulation, in words.
-        curves: learning curves (iterations that a score takes).
     """
     strategy = "plain" if policy.arm == "larger_batch" else policy.arm
     exploration = config.exploration.model_copy(update={"strategy": strategy, "options": {}})

@@ -82,8 +82,6 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     """Return the size of a run on a kind of GPU, from the published sizes of its model.
 
     Args:
-        home: home that holds recorded runs.
-        config: configuration of the run.
         gpu: kind of all devices.
 
     Raises:

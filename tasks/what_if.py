@@ -226,7 +226,6 @@ class Simulation:
 
     Args:
         config: workload, devices, prices and number of iterations.
-        profile: times of the workload.
         question: arrivals and losses of spot instances.
         curves: learning curves (iterations that a score takes); None if unknown.
         seed: seed of the futures, which are windows of the trace, each with a draw of the profile.
@@ -399,12 +398,10 @@ def simulation(
     """Return the simulation of a run, with all reserved devices training where the settings say nothing else.
 
     Args:
-        home: home that holds recorded runs.
         config: settings as given; without prices, those of the GPUs that are named, or of the price book.
         question: arrivals and losses of spot instances.
         profile, spot_profile: names as for `tasks.profiles.find_profile`.
         curve: name as for `tasks.recorded_curves.find_curves`.
-        seed: seed of the futures.
 
     Raises:
         ConfigurationError: it cannot be simulated, or a name is unknown.

@@ -159,13 +159,7 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
 
 
 def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile) -> str:
-    """Describe the saving, without spot devices, if all reserved devices trained; empty for none.
-
-    Args:
-        config: configuration of the workload.
-        offer: devices.
-        profile: times of the workload.
-    """
+    """Describe the saving, without spot devices, if all reserved devices trained; empty for none."""
     devices = offer.reserved
     if offer.trainers == devices or config.sequence_parallel.largest > 1:
         return ""

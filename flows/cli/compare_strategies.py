@@ -61,9 +61,6 @@ class Comparison:
     def run(self, as_json: bool) -> None:
         """Do the runs that are not done yet, one after another, and print the answer.
 
-        Args:
-            as_json: True to print it as one line of JSON.
-
         Raises:
             SpotlightError: the comparison was refused before anything started, or a run failed.
         """

@@ -95,7 +95,6 @@ def size_up(config: RunConfig, gpu: str) -> bool:
     """Print the memory of a device by term, and hours and dollars of the run, all counted.
 
     Args:
-        config: configuration of the run.
         gpu: kind of its devices.
 
     Returns:

@@ -25,9 +25,7 @@ from storage.new_folder import writable_file
 from storage.record.run_store import RunStore
 
 if TYPE_CHECKING:  # it imports pandas
-    from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, Spread
-    from gpu_runtime.simulator.profile import Profile
-    from tasks.what_if import Goal, WhatIf
+    from tasks.what_if import Goal, PolicyAnswer, Profile, Spread, WhatIf
 
 
 def what_if(
@@ -237,7 +235,6 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
     """Yield a callback for each simulated run: it moves a bar on a terminal, or writes a line for a program.
 
     Args:
-        runs: number of runs.
         in_lines: True to write lines.
     """
     if in_lines:

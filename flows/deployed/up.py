@@ -163,7 +163,6 @@ def sole_supervisor(home: Home, url: str) -> Iterator[None]:
     """Hold a home's lock, which the system releases however this process ends.
 
     Args:
-        home: home to start processes for.
         url: address of its Prefect server, for others.
 
     Raises:

@@ -31,9 +31,6 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
 
     A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay
     Running for ever. If the server or the record cannot be read, the next command tries again.
-
-    Args:
-        home: home that holds the runs.
     """
     try:
         ended = _ended_runs(home)

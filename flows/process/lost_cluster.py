@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import psutil
 from prefect.states import Crashed
 
-from flows.process.lost_head import lost_head
+from flows.process.run_guard import lost_head
 from storage.clock import process_is_alive, process_start_s
 from storage.errors import ClusterLostError, RuntimeFailure
 
@@ -27,7 +27,6 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
     this process first misses a worker: either may come first.
 
     Args:
-        run_id: the run.
         needed: processes that the run cannot do without, pid by name.
         address: HOST:PORT of the head of the joined cluster; empty if the run joined none.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ from storage.processes import python_command
 
 if TYPE_CHECKING:
     from storage.home import Home
+
+_ANSWER_S = 5.0
+"""Seconds for the head of a joined cluster to accept a connection."""
 
 _ORDERLY = b"."
 _WAIT_S = 30.0
@@ -114,6 +118,28 @@ def _descriptor_of(pid: int) -> int | None:
         return None
 
 
+def lost_head(address: str, run_id: str) -> str | None:
+    """Return a message about a head that does not answer; None if it answers or none was joined.
+
+    Args:
+        address: HOST:PORT of the head; one of another form (empty, `auto`) is not asked.
+        run_id: the run that has joined it.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError:
+        return (
+            f"the head of the Ray cluster at {address} does not answer any more; start it again and go on "
+            f"with `spotlight resume {run_id}`, or go on elsewhere with `spotlight resume {run_id} "
+            "--ray-address HOST:PORT`; on a machine without this home, set SPOTLIGHT_CHECKPOINT__MIRROR to "
+            "the run's checkpoint.mirror and add --take-over"
+        )
+    return None
+
+
 def main() -> None:
     """Watch a run, and report its end if it could not."""
     folder, run_id, pid, address = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), "".join(sys.argv[4:])
@@ -121,7 +147,6 @@ def main() -> None:
     if ended is None:
         return
     # Only now: while it waits, this process needs no more memory than an empty interpreter.
-    from flows.process.lost_head import lost_head
     from storage.errors import SpotlightError
     from storage.home import Home
     from storage.record.run_store import RunStore

@@ -30,7 +30,6 @@ class Child:
     """A child process in a separate session, so that Ctrl-C on the terminal goes to the parent alone.
 
     Args:
-        name: its name for people.
         command: command to run; the first part is an absolute path.
         environment: its whole environment.
         log: file to which its output is appended.

@@ -32,13 +32,7 @@ DASHBOARD_FOLDER = _SERVER.parent
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
-    """Return the command that serves the dashboard on an address of this machine, also under further names.
-
-    Args:
-        port: port to listen on.
-        host: address of this machine to listen on.
-        names: further host names to answer to, such as a proxy's.
-    """
+    """Return the command that serves the dashboard on an address, under further names too."""
     return python_command(
         "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
@@ -54,7 +48,6 @@ def dashboard_environment(home: Home, environ: Mapping[str, str]) -> dict[str, s
     """Return the environment of a home's dashboard: without a person's settings of Streamlit.
 
     Args:
-        home: home whose runs are shown.
         environ: the person's environment.
     """
     kept = {name: value for name, value in environ.items() if not name.startswith("STREAMLIT_")}
@@ -77,12 +70,6 @@ def check_login(home: Home, host: str) -> None:
 
 def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
     """Serve the dashboard until Ctrl-C; return its exit code.
-
-    Args:
-        home: home whose runs are shown.
-        port: port to listen on.
-        host: address of this machine to listen on.
-        names: further host names to answer to, such as a proxy's.
 
     Raises:
         ConfigurationError: an incomplete login, a missing one where others reach the address, or an invalid
@@ -115,7 +102,6 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
     A second one is not noted; one of a read-only home runs without a note.
 
     Args:
-        home: home that the dashboard shows.
         host: address that it listens on.
         port: port that it listens on.
     """

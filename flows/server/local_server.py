@@ -53,9 +53,7 @@ class LocalServer:
     """A home's Prefect server as one of its users sees it; it is started if none is running.
 
     Args:
-        home: home that holds its state and log.
         port: port to listen on, if it has to be started.
-        host: address of this machine to listen on.
         exact: True to refuse another port, address or name.
         names: further host names to answer to.
 

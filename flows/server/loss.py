@@ -83,11 +83,6 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
 def result_without_server(store: RunStore, run_id: str, error: Exception) -> dict[str, Any]:
     """Return the result of a run that Prefect could not complete.
 
-    Args:
-        store: store that has the run.
-        run_id: the run.
-        error: exception of Prefect's client.
-
     Raises:
         SpotlightError: another error ended the run first, such as a full disk, which also stops the server.
         ServerError: the run has no result; the message tells how to resume it.

@@ -133,7 +133,6 @@ def metrics_application(home: Home, token: str | None) -> _Application:
     """Return the ASGI application: it serves only `/metrics`, and only to requests with the token.
 
     Args:
-        home: home whose runs are shown.
         token: token that requests must bear; None for no check.
     """
     registry = CollectorRegistry(auto_describe=False)
@@ -172,7 +171,6 @@ def read_token(file: Path | None, host: str) -> str | None:
 
     Args:
         file: file with one line.
-        host: address to listen on.
 
     Raises:
         ConfigurationError: others reach the address without a token, or the file's token is not secret.
@@ -204,9 +202,6 @@ def metrics_server(
     """Return a server of `/metrics`; its `run` lasts until Ctrl-C or SIGTERM.
 
     Args:
-        home: home whose runs are shown; it is only read.
-        port: port to listen on.
-        host: address of this machine to listen on.
         names: further host names to answer to, such as a service's in a cluster.
         token_file: file with the token that requests must bear.
 

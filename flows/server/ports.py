@@ -17,9 +17,7 @@ def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
     """Refuse a port on which a process already listens.
 
     Args:
-        port: port to listen on.
         advice: remedy for a taken port, such as "choose another with `--port`".
-        host: address of this machine to listen on.
 
     Raises:
         ServerError: the port is in use, or the address does not belong to this machine.

@@ -39,7 +39,6 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     password are put into the environment.
 
     Args:
-        home: home in which a local server keeps its state.
         meanwhile: function called while the local server starts, such as checks or imports that take seconds.
 
     Raises:

@@ -39,7 +39,6 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
     """Listen on a port, or, if it is taken, on one that the system chooses.
 
     Args:
-        host: address to listen on.
         port: port to try first.
         exact: True to accept only this port.
 
@@ -63,11 +62,6 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """Return the environment of a server of ours: its state's folder, its address, its password.
-
-    Args:
-        home: home of the server.
-        port: port to listen on.
-        host: address to listen on.
 
     Raises:
         ServerError: the home's password cannot be made: no server may run without one.
@@ -119,11 +113,7 @@ def serve(
     """Serve a home until SIGTERM, or until no process uses the server.
 
     Args:
-        home: home of the server.
-        host: address to listen on.
-        port: port to listen on.
         exact: True to accept only this port.
-        names: further host names to answer to, such as a proxy's.
         application: function that makes the ASGI application.
     """
     own = FileLock(note_file(home))

@@ -72,7 +72,6 @@ def plan_faults(
     """Return the faults planned for a run.
 
     Args:
-        config: configuration of the run.
         seed: seed of the random schedule.
         count: number of faults; None for the default.
         kinds: kinds of faults; None or empty for all that fit the run.
@@ -177,8 +176,6 @@ def inject(
     """Return the injector of a run's faults: a context, from whose start the times count.
 
     Args:
-        home: home that holds the run.
-        run_id: the run.
         faults: faults to inject.
         notices: metadata service that its workers ask.
         server_pid: returns the pid of its Prefect server; None if there is none now.
@@ -216,8 +213,6 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
     """Check the promises to a disturbed run that has ended.
 
     Args:
-        home: home that holds it.
-        run_id: the run.
         undisturbed: the digests of the undisturbed run after as many iterations, as `digests` gives them.
     """
     report = check_history(read_history(home.history(run_id)))

@@ -89,7 +89,6 @@ def plan_trace(
     """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
     Args:
-        config: the run's configuration.
         source: a file that `read_trace` reads, or `generated`.
         seed: seed of a generated trace.
         most: largest number of spot instances at once; 4 by default.
@@ -131,7 +130,6 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
 
     Args:
         plan: the trace.
-        config: configuration of the run that will join them.
         length_s: length of the replay, in seconds.
     """
     from gpu_runtime.cluster.ray.local_instances import LocalInstances

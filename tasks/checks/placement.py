@@ -54,7 +54,6 @@ class HostProbe:
         """Return a report on the model, an attention kernel, and memory.
 
         Args:
-            config: configuration of the run.
             trains: True if devices of this host also train.
             arrives: True if a missing folder of the model is brought here; without it memory cannot be
                 checked.

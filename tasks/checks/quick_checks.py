@@ -53,7 +53,6 @@ def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None =
     """Return the settings with every name resolved and every option read.
 
     Args:
-        config: configuration as assembled.
         sources: origin of its values (`load_with_sources`), for messages.
 
     Raises:
@@ -143,8 +142,6 @@ def prompt_settings(
     """Return both lists of prompts, each with the setting that names it, for messages.
 
     Args:
-        config: configuration that names the files.
-        train: training prompts.
         evaluate: held-out prompts.
     """
     return (
@@ -159,7 +156,6 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
 
     Args:
         setting: setting that named the file, with its value.
-        prompt: prompt being checked.
         advice: appended to the message.
     """
     try:

@@ -47,7 +47,6 @@ def answer(session: Session, iteration: int) -> Answer:
     response, so the response is the same.
 
     Args:
-        session: the run.
         iteration: iteration before the evaluation.
 
     Raises:

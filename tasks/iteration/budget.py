@@ -78,8 +78,6 @@ def spending(
     """Return what a run has used, by its record.
 
     Args:
-        records: records of the home.
-        run_id: the run.
         record: its last iteration, if that is not committed yet.
         is_due: True if an evaluation follows that iteration, whatever comes after it.
     """
@@ -107,8 +105,6 @@ def reached_budget(run_id: str, config: RunConfig, done: int, used: Spending) ->
     """Return why a run must not begin another iteration; empty if it may.
 
     Args:
-        run_id: the run.
-        config: its settings.
         done: number of its iterations so far.
         used: what it has used.
     """
@@ -134,7 +130,6 @@ def keep_to_budget(session: Session, record: IterationRecord) -> None:
     """Make an iteration the run's last one if another would exceed the budget.
 
     Args:
-        session: the run.
         record: the iteration, before it is committed.
     """
     config, done = session.config, record.iteration

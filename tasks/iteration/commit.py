@@ -95,8 +95,6 @@ def iteration_record(
     """Return the rows of a finished iteration.
 
     Args:
-        session: the run.
-        rolled: its samples.
         scores: one score per sample, in the same order.
         trained: result of the training steps.
         review: review of the seeds.
@@ -186,8 +184,6 @@ def evaluation_record(
     as pictures.
 
     Args:
-        session: the run.
-        evaluation: images and scores.
         iteration: iteration before the evaluation.
         started_at, ended_at: Unix time in seconds.
         collected: work of devices and judges up to now.

@@ -23,7 +23,6 @@ def explore(
     `refused`, seeds are drafted again with the current weights; the time is booked as `redraft`.
 
     Args:
-        session: the run.
         iteration: iteration whose seeds are chosen.
         ahead: the strategy's work beside that training; None once it is over.
         refused: plan of stale drafts that the monitor rejected.
@@ -40,7 +39,6 @@ def rollout(session: Session, plan: SeedPlan, ahead: Ahead | None = None) -> Rol
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
     Args:
-        session: the run.
         plan: seeds to generate.
         ahead: next iteration's drafts, begun by devices with nothing left to roll out; None lets them wait.
     """
@@ -64,8 +62,6 @@ def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
     """Take the training steps on the reserved device and publish the weights.
 
     Args:
-        session: the run.
-        rolled: the samples.
         scores: one score per sample, in the same order.
     """
     with session.timed("train"):

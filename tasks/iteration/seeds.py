@@ -37,8 +37,6 @@ def review_seeds(
     What the strategy has decided by measured times is recorded here, before it takes effect.
 
     Args:
-        session: session of the run.
-        rolled: the rollout.
         scores: scores of its samples, in their order.
         trained: result of training on them.
         next_plan: plan of the next iteration; None if there is none yet.
@@ -77,7 +75,6 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
     """Return every draft made to choose an iteration's seeds, refused ones and rescored ones included.
 
     Args:
-        session: session of the run.
         plan: plan of the iteration.
         review: review of its seeds.
     """

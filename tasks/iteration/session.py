@@ -186,12 +186,6 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
-    Args:
-        home: home that holds the run.
-        store: store of that home.
-        run_id: the run.
-        config: its settings.
-
     Raises:
         SpotlightError: the run cannot start; then only its status is written.
     """
@@ -230,8 +224,6 @@ def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
 
     Args:
         runtime: runtime of the run.
-        store: store of its events.
-        run_id: the run.
     """
     try:
         runtime.close()

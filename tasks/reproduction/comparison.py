@@ -60,8 +60,6 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     differences of held-out scores holds zero and their mean is at most `tolerance`.
 
     Args:
-        was: reference.
-        now: new run.
         tolerance: largest mean difference that passes if bits may differ.
     """
     causes = [

@@ -27,11 +27,6 @@ from tasks.inputs import input_digests, plugin_facts
 def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     """Score the newest checkpoint of a run on the held-out prompts, image by image.
 
-    Args:
-        home: home that holds the run.
-        config: its settings.
-        run_id: the run.
-
     Returns:
         The single evaluation, after the checkpoint's iteration; the digests are those of the run's files.
 

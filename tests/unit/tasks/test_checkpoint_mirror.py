@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from pydantic import ValidationError
 
-from flows.recovery import fetch_where_unknown
+from flows.start import fetch_where_unknown
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.errors import CheckpointError, ConfigurationError, StorageError
 from storage.home import Home

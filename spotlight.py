@@ -15,6 +15,7 @@ what it needs when it is called.
 from __future__ import annotations
 
 import html
+import importlib
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from storage.errors import ConfigurationError, SpotlightError
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from storage.home import Home
-    from storage.record.reading import RecordConnection
     from storage.record.run_store import RunRow
 
 __all__ = [
@@ -44,8 +44,6 @@ Settings = Mapping[str, Any]
 
 Cluster = Literal["ray", "local"]
 """The cluster that starts the processes of a run: Ray, or forks on this machine."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -127,23 +125,17 @@ class Run:
 
         `ended_at` is a moment in UTC; metrics are, for example, `reward_mean`, `loss`, `kl`.
         """
-        from storage.record.queries.runs import metric_curves
-
-        return _dated(self._read(metric_curves))
+        return self._frame("runs.metric_curves")
 
     @property
     def scores(self) -> pd.DataFrame:
         """One row per held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
-        from storage.record.queries.runs import score_curve
-
-        return _dated(self._read(score_curve))
+        return self._frame("runs.score_curve")
 
     @property
     def samples(self) -> pd.DataFrame:
         """One row per rolled-out sample: its prompt and seed, `score`, `advantage`, the `worker`, ..."""
-        from storage.record.queries.runs import rolled_out_samples
-
-        return self._read(rolled_out_samples)
+        return self._frame("runs.rolled_out_samples")
 
     @property
     def seeds(self) -> pd.DataFrame:
@@ -151,9 +143,7 @@ class Run:
 
         Empty for a run that did not explore.
         """
-        from storage.record.queries.seeds import drafted_seeds
-
-        return self._read(drafted_seeds)
+        return self._frame("seeds.drafted_seeds")
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -161,17 +151,17 @@ class Run:
         import pandas as pd
 
         from storage.ledger.ledger import read_ledger
+        from storage.record.reading import Records
 
-        entries = self._read(read_ledger).entries
+        with Records(self._home).reading(self.run_id) as connection:
+            entries = read_ledger(connection, self.run_id).entries
         rows = [{"phase": e.phase, "market": e.market, "state": e.state, **asdict(e.spent)} for e in entries]
         return pd.DataFrame(rows, columns=["phase", "market", "state", "device_s", "usd"])
 
     @property
     def images(self) -> pd.DataFrame:
         """One row per held-out image that was kept: its prompt, scores and PNGs before and after training."""
-        from storage.record.queries.runs import images_before_after
-
-        return self._read(images_before_after)
+        return self._frame("runs.images_before_after")
 
     def plot(self) -> go.Figure:
         """Return the chart of the dashboard: held-out scores and the mean reward over the iterations."""
@@ -198,11 +188,14 @@ class Run:
 
         return RunStore(self._home).run(self.run_id)
 
-    def _read(self, query: Callable[[RecordConnection, str], _T]) -> _T:
+    def _frame(self, query: str) -> pd.DataFrame:
+        """Return what a query of `storage.record.queries`, named by module and function, finds of the run."""
         from storage.record.reading import Records
 
+        module, _, name = query.partition(".")
+        found = getattr(importlib.import_module(f"storage.record.queries.{module}"), name)
         with Records(self._home).reading(self.run_id) as connection:
-            return query(connection, self.run_id)
+            return _dated(found(connection, self.run_id))
 
 
 def train(
@@ -239,9 +232,13 @@ def train(
     changes = dict(settings or {}) | {key: value for key, value in given.items() if value is not None}
     with calling(on_iteration):
         summary = start.train(
-            _named(preset), _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
+            preset and os.fspath(preset),
+            _assignments(changes),
+            run_id=run_id,
+            cluster=cluster,
+            ray_address=ray_address,
         )
-    return _result(summary)
+    return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
 
 
 def resume(
@@ -272,7 +269,7 @@ def resume(
         _identifier(run_id), iterations=iterations, budget_usd=budget_usd, budget_hours=budget_hours,
         cluster=cluster, ray_address=ray_address, take_over=take_over,
     )  # fmt: skip
-    return _result(summary)
+    return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
 
 
 def evaluate(
@@ -302,7 +299,7 @@ def evaluate(
     from flows import start
 
     figures = start.evaluate(
-        None if run_id is None else _identifier(run_id), _named(preset), _assignments(settings or {}),
+        run_id and _identifier(run_id), preset and os.fspath(preset), _assignments(settings or {}),
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
     names = ("evaluation_id", "run_id", "iteration", "score")
@@ -368,7 +365,11 @@ def settings(preset: str | Path | None = None, settings: Settings | None = None)
     from flows.start import new_configuration
 
     return dict(
-        _flat(new_configuration(_named(preset), _assignments(settings or {})).model_dump(mode="json"))
+        _flat(
+            new_configuration(preset and os.fspath(preset), _assignments(settings or {})).model_dump(
+                mode="json"
+            )
+        )
     )
 
 
@@ -404,10 +405,6 @@ def _home() -> Home:
     return Home.from_environment()
 
 
-def _result(summary: Mapping[str, Any]) -> Result:
-    return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
-
-
 def _flat(sections: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in sections.items():
         if isinstance(value, Mapping):
@@ -435,11 +432,6 @@ def _assignments(settings: Settings, section: str = "") -> list[str]:
             raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
         lines.append(f"{name}={text}")
     return lines
-
-
-def _named(preset: str | Path | None) -> str | None:
-    """Return a preset as the command line names it."""
-    return None if preset is None else os.fspath(preset)
 
 
 def _plain(value: Any) -> Any:

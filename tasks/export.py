@@ -1,10 +1,12 @@
 """The export of a run's weights as files for other programs, with a model card.
 
-torch and diffusers are imported where they are used: the checks before an export need neither.
+torch, diffusers and huggingface_hub are imported where they are used: the checks before an export need none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,20 +18,28 @@ from gpu_runtime.models.files.hub_folder import find_folder
 from gpu_runtime.models.registry import family_of
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
 from storage.config.run_config import RunConfig
-from storage.errors import CheckpointError, ModelError, StorageError
+from storage.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ModelError,
+    ServerError,
+    StorageError,
+    quoted,
+)
 from storage.home import Home
 from storage.model_card import CURVE, curve_picture, model_card
 from storage.new_folder import claim_folder
 from storage.record.checkpoints import CheckpointStore
 from storage.record.results import held_out_curve, run_result
 from storage.record.run_store import RunStore, refuse_simulated
-from tasks.hub import check_hub, push_folder
+from storage.text import one_line
 
 if TYPE_CHECKING:
     from gpu_runtime.learning.weights import WeightState
 
 CARD = "README.md"
 _WEIGHTS = "average.safetensors"
+_ADVICE = "look at the network, and whether the token may write there"
 
 
 def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run: bool) -> dict[str, Any]:
@@ -48,11 +58,11 @@ def export_to_hub(home: Home, run_id: str, name: str, out: Path | None, dry_run:
             the folder is whole.
         SpotlightError: as `export_run`.
     """
-    check_hub(name, uploads=not dry_run)
+    _check_hub(name, uploads=not dry_run)
     answer = export_run(home, run_id, out or Path(name.rpartition("/")[2]))
     folder = Path(answer["out"])
     answer["bytes"] = sum((folder / file).stat().st_size for file in answer["files"])
-    return answer | ({"would_push": name} if dry_run else {"pushed": push_folder(name, folder)})
+    return answer | ({"would_push": name} if dry_run else {"pushed": _push_folder(name, folder)})
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
@@ -166,3 +176,72 @@ def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
 
 def _python(code: str, note: str = "") -> str:
     return f"```python\n{code}\n```" + (f"\n\n{note}" if note else "")
+
+
+def _check_hub(name: str, uploads: bool) -> None:
+    """Refuse an upload that would fail, before anything is written.
+
+    Args:
+        name: repository: NAME or OWNER/NAME.
+        uploads: False for a dry run, which needs neither a token nor a network.
+
+    Raises:
+        ConfigurationError: huggingface_hub is missing, the name is no repository's, or there is no token.
+        ServerError: the hub cannot be reached, or refuses the token.
+    """
+    try:
+        from huggingface_hub import HfApi, get_token
+        from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--push needs huggingface_hub ({error}); run `pip install huggingface_hub`"
+        ) from error
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigurationError(f"--push {quoted(name)}: {one_line(str(error))}") from error
+    if not uploads:
+        return
+    if not get_token():
+        raise ConfigurationError(
+            f"--push {quoted(name)} needs a token of the hub, and there is none here; run `hf auth login`, "
+            "or set HF_TOKEN to one that may write"
+        )
+    with _asking_hub(name, _ADVICE):
+        HfApi().whoami()
+
+
+def _push_folder(name: str, folder: Path) -> str:
+    """Upload a folder's files, in one commit, to a repository that is made where it does not exist.
+
+    Args:
+        name: repository: NAME or OWNER/NAME.
+        folder: folder; all its files are uploaded.
+
+    Returns:
+        The repository's address.
+
+    Raises:
+        ServerError: the hub cannot be reached, or refuses.
+    """
+    from huggingface_hub import HfApi
+
+    with _asking_hub(name, f"{folder} is whole: {_ADVICE}, then run `hf upload {name} {folder}`"):
+        repository = HfApi().create_repo(name, exist_ok=True)
+        HfApi().upload_folder(
+            repo_id=repository.repo_id, folder_path=folder, commit_message="Upload an export of Spotlight"
+        )
+    return str(repository)
+
+
+@contextmanager
+def _asking_hub(name: str, advice: str) -> Iterator[None]:
+    from huggingface_hub.errors import HTTPError  # of the client that it uses
+
+    try:
+        yield
+    except (OSError, ValueError, HTTPError) as error:  # ValueError: it refuses the card
+        raise ServerError(
+            f"--push {quoted(name)}: the hub refused or did not answer ({one_line(str(error))}); {advice}"
+        ) from error

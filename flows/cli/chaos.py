@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from flows.disturbed_run import HANG_S, disturb, start
+from flows.disturbed_run import HANG_S, DisturbedRun, disturb, start
 from flows.progress import reporter
 from flows.terminal import console
 from storage.config.run_config import RunConfig
@@ -29,33 +28,13 @@ _MOST_RUNS = 5
 """The largest number of disturbed runs; faults that found no target in them are left."""
 
 
-@dataclass
-class Tally:
-    """The totals over all disturbed runs.
-
-    Attributes:
-        done: faults injected, by kind.
-        left: faults that found no target.
-        restarts: resumptions.
-        hangs: runs that hung and were ended.
-        verdicts: one per run.
-        trace: the part of a trace that was replayed.
-    """
-
-    done: Counter[str] = field(default_factory=Counter)
-    left: int = 0
-    restarts: int = 0
-    hangs: int = 0
-    verdicts: list[Verdict] = field(default_factory=list)
-    trace: dict[str, Any] = field(default_factory=dict)
-
-
 def chaos(
     home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan | TracePlan
 ) -> dict[str, Any]:
     """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
 
     Args:
+        home: home that holds the runs.
         run_id: beginning of their identifiers.
         config: configuration of the undisturbed run.
         arguments: those of `spotlight train` for it.
@@ -70,76 +49,64 @@ def chaos(
         raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
     length_s = time.monotonic() - began
     undisturbed = digests(home, calm)[config.iterations]
-    tally, number = Tally(), 0
-    if not isinstance(plan, Plan):
-        name = f"{run_id}-trace"
-        _replay(home, name, arguments, plan, config, tally)
-        tally.verdicts.append(judge(home, name, undisturbed))
-        return _result(run_id, tally, config)
-    faults = plan.faults(length_s, config)
-    while faults and number < _MOST_RUNS and not tally.hangs:
-        number += 1
-        name = f"{run_id}-faults-{number}"
-        faults = _disturb(home, name, arguments, faults, tally)
-        tally.verdicts.append(judge(home, name, undisturbed))
-    tally.left = len(faults)
-    return _result(run_id, tally, config)
+    ran: dict[str, DisturbedRun] = {}
+    faults: Sequence[Fault] = ()
+    figures: dict[str, Any] = {}
+    if isinstance(plan, TracePlan):
+        name, length_s = f"{run_id}-trace", plan.stretch * time_in_phases_s(home, calm)
+        with replayed(plan, config, length_s) as replay:
+            joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+            ran[name] = disturb(home, name, [*arguments, *joined], (), replay)
+        figures = plan.figures(replay, length_s)
+    else:
+        faults = plan.faults(length_s, config)
+    while faults and len(ran) < _MOST_RUNS and not any(run.hung for run in ran.values()):
+        name = f"{run_id}-faults-{len(ran) + 1}"
+        ran[name] = disturb(home, name, arguments, faults)
+        faults = ran[name].left
+        for done in ran[name].done:
+            reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
+    verdicts = [judge(home, name, undisturbed) for name in ran]
+    return _result(run_id, config, list(ran.values()), verdicts, len(faults), figures)
 
 
-def _replay(
-    home: Home, run_id: str, arguments: Sequence[str], plan: TracePlan, config: RunConfig, tally: Tally
-) -> None:
-    """Do one run while the instances of a trace come and go."""
-    length_s = plan.stretch * time_in_phases_s(home, run_id.removesuffix("-trace") + "-calm")
-    with replayed(plan, config, length_s) as replay:
-        joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
-        ran = disturb(home, run_id, [*arguments, *joined], (), replay)
-    tally.hangs += ran.hung
-    tally.restarts += ran.restarts
-    tally.trace = plan.figures(replay, length_s)
-    tally.done["instance_removed"] = tally.trace["instances_removed"]
-
-
-def _disturb(
-    home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
-) -> Sequence[Fault]:
-    """Do one run under faults; return the faults that are left."""
-    ran = disturb(home, run_id, arguments, faults)
-    tally.hangs += ran.hung
-    tally.restarts += ran.restarts
-    tally.done.update(done.fault.kind for done in ran.done)
-    for done in ran.done:
-        reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
-    return ran.left
-
-
-def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
-    reports = [verdict.report for verdict in tally.verdicts]
-    broken = [said for verdict in tally.verdicts for said in verdict.broken]
-    if tally.hangs:
-        broken.append(f"{tally.hangs} runs wrote nothing for {HANG_S:g} s and were ended")
+def _result(
+    run_id: str,
+    config: RunConfig,
+    ran: Sequence[DisturbedRun],
+    verdicts: Sequence[Verdict],
+    left: int,
+    figures: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the outcome of all disturbed runs, with `figures` of a replayed trace."""
+    reports = [verdict.report for verdict in verdicts]
+    broken = [said for verdict in verdicts for said in verdict.broken]
+    kinds = Counter(done.fault.kind for run in ran for done in run.done)
+    by_kind = {"instance_removed": figures["instances_removed"]} if figures else dict(kinds)
+    if hangs := sum(run.hung for run in ran):
+        broken.append(f"{hangs} runs wrote nothing for {HANG_S:g} s and were ended")
     return {
         "run_id": run_id,
-        "runs": len(tally.verdicts),
-        "faults": sum(tally.done.values()),
-        "faults_left": tally.left,
-        "faults_by_kind": dict(tally.done),
-        "restarts": tally.restarts,
+        "runs": len(verdicts),
+        "faults": sum(by_kind.values()),
+        "faults_left": left,
+        "faults_by_kind": by_kind,
+        "restarts": sum(run.restarts for run in ran),
         "samples": sum(report.requested for report in reports),
         "lost": sum(len(report.lost) for report in reports),
         "duplicated_deliveries": sum(len(report.duplicated) for report in reports),
         "late_deliveries_dropped": sum(report.dropped for report in reports),
-        "hangs": tally.hangs,
+        "hangs": hangs,
         "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
         "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
         "commit_interval": config.runtime.commit_steps,
         "degree": config.sequence_parallel.largest,
         "steps_needed": sum(report.steps_needed for report in reports),
         "steps_redone": sum(report.steps_redone for report in reports),
-        "identical_weights": all(verdict.identical for verdict in tally.verdicts),
-        "ledger_adds_up": all(verdict.balanced for verdict in tally.verdicts),
+        "identical_weights": all(verdict.identical for verdict in verdicts),
+        "ledger_adds_up": all(verdict.balanced for verdict in verdicts),
         "broken_promises": broken,
-        **tally.trace,
+        **figures,
     }
 
 

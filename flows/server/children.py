@@ -57,43 +57,34 @@ class Child:
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             at_death = 0 if outlives else parting
-            self._process = launch(command, environment, output, at_death, keeps, folder)
-
-    @property
-    def pid(self) -> int:
-        """Its process identifier."""
-        return self._process.pid
-
-    @property
-    def code(self) -> int | None:
-        """Its exit code, or minus the signal that killed it; None while it lives."""
-        return self._process.poll()
+            self.process = launch(command, environment, output, at_death, keeps, folder)
 
     @property
     def ended(self) -> str | None:
         """The way it ended, in words, with the last lines of its output; None while it lives."""
-        if self.code is None:
+        code = self.process.poll()
+        if code is None:
             return None
         with self.log.open("rb") as written:
             size = written.seek(0, os.SEEK_END)
             written.seek(max(self._log_begins, size - _TAIL_BYTES))
             lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
-        ended = f"the {self.name} ended with code {self.code} (log: {self.log})"
+        ended = f"the {self.name} ended with code {code} (log: {self.log})"
         return "\n".join([f"{ended}; it said last:", *lines]) if lines else ended
 
     def wait(self, limit_s: float) -> None:
         """Wait for its end, but not longer than a limit."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(limit_s)
+            self.process.wait(limit_s)
 
     def stop(self, at_once: bool = False) -> None:
         """End it: in order, or by SIGKILL if it takes too long or `at_once` is given."""
         for number, patience_s in ((self._parting, self._patience_s), (signal.SIGKILL, 10.0)):
             if at_once and number is not signal.SIGKILL:
                 continue
-            if self._process.poll() is not None:
+            if self.process.poll() is not None:
                 return
-            self._process.send_signal(number)
+            self.process.send_signal(number)
             self.wait(patience_s)
 
 

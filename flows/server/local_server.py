@@ -82,44 +82,26 @@ class LocalServer:
         self._left = False
         try:
             self._users.acquire(False, _END_LIMIT_S, f"a Prefect server of {home.path} that was ending")
-            self._note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
-            if exact:
-                self._refuse_elsewhere(host, port, tuple(names))
+            self.note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
+            """Where it listens; its process changes when it is started again."""
+            note = self.note
+            if exact and (note.host, note.port, note.names) != (host, port, tuple(names)):
+                raise ServerError(
+                    f"the Prefect server of {home.path} (process {note.pid}) runs already and listens on "
+                    f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
+                    f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
+                )
         except BaseException:
             self._users.close()
             raise
-        keep_from_proxy(reachable(self._note.host))
-
-    def _refuse_elsewhere(self, host: str, port: int, names: tuple[str, ...]) -> None:
-        note = self._note
-        if (note.host, note.port, note.names) != (host, port, names):
-            raise ServerError(
-                f"the Prefect server of {self._home.path} (process {note.pid}) runs already and listens on "
-                f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
-                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
-            )
-
-    @property
-    def api_url(self) -> str:
-        """The address of its API."""
-        return self._note.api_url
-
-    @property
-    def ui_url(self) -> str:
-        """The address of its pages."""
-        return self._note.ui_url
-
-    @property
-    def pid(self) -> int:
-        """Its process identifier, which changes when it is started again."""
-        return self._note.pid
+        keep_from_proxy(reachable(self.note.host))
 
     @property
     def client_environment(self) -> dict[str, str]:
         """The environment that a process needs to use it."""
         return {
-            "PREFECT_API_URL": self.api_url,
-            "PREFECT_UI_URL": self.ui_url,
+            "PREFECT_API_URL": self.note.api_url,
+            "PREFECT_UI_URL": self.note.ui_url,
             "PREFECT_API_AUTH_STRING": self._password,
             "PREFECT_HOME": str(self._home.prefect),
             # Else a file in the current folder may name others.
@@ -168,7 +150,7 @@ class LocalServer:
                 child.stop(at_once=True)
                 raise ServerError(f"no Prefect server listened within {_LISTEN_LIMIT_S:g} s; see {self.log}")
             time.sleep(0.05)
-        if note.pid == child.pid:
+        if note.pid == child.process.pid:
             self._child = child
         else:  # that of another process was quicker, and holds the lock on the note
             child.stop(at_once=True)
@@ -180,7 +162,7 @@ class LocalServer:
         Raises:
             ServerError: it answers without a password, and must not be used.
         """
-        address = f"{self.api_url}/admin/version"
+        address = f"{self.note.api_url}/admin/version"
         user, _, secret = self._password.partition(":")
         try:
             # Without a proxy, and without TLS, whose certificates take longer to read than everything else.
@@ -249,7 +231,7 @@ class LocalServer:
                 return
             deaths += 1
             with suppress(ServerError):  # on the port that its clients know; it is tried again
-                self._note = living_server(self._home) or self._start(self._note, exact=True)
+                self.note = living_server(self._home) or self._start(self.note, exact=True)
 
     def stop(self) -> None:
         """Stop using it; its last user ends it."""

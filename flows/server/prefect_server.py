@@ -79,7 +79,7 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
         close_flow_runs_of_ended_runs(home)
         with server.kept_alive():
             try:
-                yield f"{server.ui_url} (log in with the line in {password_file(home)})"
+                yield f"{server.note.ui_url} (log in with the line in {password_file(home)})"
             finally:
                 hand_over()
     finally:

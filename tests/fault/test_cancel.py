@@ -56,9 +56,9 @@ def cancel(home: Home, server: LocalServer, run_id: str) -> str:
     """Press Cancel; the flow run's identifier."""
     named = {"flow_runs": {"name": {"any_": [run_id]}}}
     client = client_of(home)
-    (run,) = client.post(f"{server.api_url}/flow_runs/filter", json=named).json()
+    (run,) = client.post(f"{server.note.api_url}/flow_runs/filter", json=named).json()
     answer = client.post(
-        f"{server.api_url}/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING"}}
+        f"{server.note.api_url}/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING"}}
     )
     assert answer.json()["status"] == "ACCEPT"
     return run["id"]
@@ -69,7 +69,7 @@ def assert_it_is_over(
 ) -> RunRow:
     rest, _ = child.communicate(timeout=60)
     assert child.returncode == 143, rest
-    state = client_of(home).get(f"{server.api_url}/flow_runs/{flow_run}").json()
+    state = client_of(home).get(f"{server.note.api_url}/flow_runs/{flow_run}").json()
     assert state["state"]["type"] == "CANCELLED"
     row = RunStore(home).run(state["name"])
     assert row.status == "cancelled"

@@ -48,7 +48,7 @@ def test_a_run_finishes_without_a_server_that_is_not_ours(tmp_path):
         lines_until(child, "ITERATION 1\n")
         lines_until(child, "PHASE train\n")
         family = psutil.Process(child.pid).children(recursive=True)
-        os.kill(server.pid, signal.SIGKILL)
+        os.kill(server.note.pid, signal.SIGKILL)
         output, _ = child.communicate(timeout=LIMIT_S)
     finally:
         server.stop()

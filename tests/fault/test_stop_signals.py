@@ -48,11 +48,11 @@ def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str) ->
     row = RunStore(home).run(run_id)
     assert (row.status, row.error) == ("cancelled", "stopped by Ctrl-C")
     client, named = client_of(home), {"flow_runs": {"name": {"any_": [run_id]}}}
-    (flow_run,) = client.post(f"{server.api_url}/flow_runs/filter", json=named).json()
+    (flow_run,) = client.post(f"{server.note.api_url}/flow_runs/filter", json=named).json()
     assert flow_run["state"]["type"] == "CANCELLED"
     deadline = time.monotonic() + 60  # the server takes up the states of task runs in its own time
     while True:
-        found = client.post(f"{server.api_url}/task_runs/filter", json=named).json()
+        found = client.post(f"{server.note.api_url}/task_runs/filter", json=named).json()
         states = {run["name"]: run["state"]["type"] for run in found}
         # The one that was cancelled may be the last that the server hears of.
         known = "CANCELLED" in states.values() and not {"RUNNING", "PENDING"} & set(states.values())

@@ -34,7 +34,7 @@ from flows.server import local_server
 from storage.home import Home
 local_server.SERVER_MODULE = sys.argv[2]
 server = local_server.LocalServer(Home(Path(sys.argv[1])), 0)
-print(server.pid, flush=True)
+print(server.note.pid, flush=True)
 time.sleep(600)
 """
 
@@ -65,7 +65,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def answering(server: LocalServer) -> int:
     """The process that answers at a server's address."""
     user, _, secret = server.client_environment["PREFECT_API_AUTH_STRING"].partition(":")
-    return int(httpx.get(f"{server.api_url}/admin/version", auth=(user, secret), timeout=60).text)
+    return int(httpx.get(f"{server.note.api_url}/admin/version", auth=(user, secret), timeout=60).text)
 
 
 def holder(home: Home) -> subprocess.Popen[str]:
@@ -93,10 +93,10 @@ def test_several_that_come_at_once_share_one_server_a_home(tmp_path: Path):
     try:
         for server in servers:
             server.wait_ready()
-        pids = [server.pid for server in servers]
+        pids = [server.note.pid for server in servers]
         assert pids[:3] == pids[3:], "one server a home"
         assert len(set(pids)) == 3
-        assert len({server.api_url for server in servers}) == 3
+        assert len({server.note.api_url for server in servers}) == 3
         assert [answering(server) for server in servers] == pids, "each at its own address"
         assert len({server.client_environment["PREFECT_API_AUTH_STRING"] for server in servers}) == 3
     finally:
@@ -111,8 +111,8 @@ def test_a_port_that_somebody_has_is_left_to_him(home: Home):
         server = LocalServer(home, taken.getsockname()[1])
         try:
             server.wait_ready()
-            assert answering(server) == server.pid
-            assert not server.api_url.startswith(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+            assert answering(server) == server.note.pid
+            assert not server.note.api_url.startswith(f"http://127.0.0.1:{taken.getsockname()[1]}/")
         finally:
             server.stop()
         with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_port_that_somebody_has_is_left_to_him(home: Home):
 @pytest.mark.slow
 def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: Home):
     first = LocalServer(home, 0)
-    port = first.api_url.split(":")[2].removesuffix("/api")
+    port = first.note.api_url.split(":")[2].removesuffix("/api")
     try:
         with pytest.raises(ServerError, match=f"use `--server-port {port} --host"):
             LocalServer(home, 1, exact=True)
@@ -138,7 +138,7 @@ def test_the_last_one_ends_it_and_no_other(home: Home):
     first, second = LocalServer(home, 0), LocalServer(home, 0)
     first.wait_ready()
     first.stop()
-    assert answering(second) == second.pid
+    assert answering(second) == second.note.pid
     second.stop()
     assert living_server(home) is None
     with pytest.raises(httpx.ConnectError):
@@ -155,7 +155,7 @@ def test_it_outlives_the_kill_of_who_started_it_and_ends_when_all_were_killed(ho
     starter.communicate()
     third = LocalServer(home, 0)
     third.wait_ready()
-    assert third.pid == note.pid
+    assert third.note.pid == note.pid
     third.stop()
     assert living_server(home) == note, "the other one still uses it"
     other.kill()
@@ -173,7 +173,7 @@ def test_who_comes_while_it_ends_gets_a_new_one(home: Home):
     newcomer = LocalServer(home, 0)
     try:
         newcomer.wait_ready()
-        assert answering(newcomer) == newcomer.pid
+        assert answering(newcomer) == newcomer.note.pid
     finally:
         newcomer.stop()
 
@@ -183,13 +183,13 @@ def test_one_that_dies_is_started_again_on_its_port_for_all_that_use_it(home: Ho
     first, second = LocalServer(home, 0), LocalServer(home, 0)
     with first.kept_alive(), second.kept_alive():
         first.wait_ready()
-        before, address = first.pid, first.api_url
+        before, address = first.note.pid, first.note.api_url
         os.kill(before, signal.SIGKILL)
-        wait_until("both have the new one", lambda: before not in (first.pid, second.pid))
-        assert first.pid == second.pid
-        assert first.api_url == second.api_url == address
+        wait_until("both have the new one", lambda: before not in (first.note.pid, second.note.pid))
+        assert first.note.pid == second.note.pid
+        assert first.note.api_url == second.note.api_url == address
         first.wait_ready()
-        assert answering(second) == second.pid
+        assert answering(second) == second.note.pid
     assert living_server(home) is None
     assert any(note.startswith("warning: the Prefect server ended with code -9") for note in notes)
     assert all(note.endswith("it is started again, and what runs goes on meanwhile") for note in notes)
@@ -203,7 +203,7 @@ def test_one_that_dies_again_and_again_is_given_up(
     server = LocalServer(home, 0)
     with server.kept_alive():
         monkeypatch.setattr(module, "SERVER_MODULE", "tests.no_such_module")
-        os.kill(server.pid, signal.SIGKILL)
+        os.kill(server.note.pid, signal.SIGKILL)
         wait_until("it is given up", lambda: len(notes) == 2)
     assert "after 1 restarts; what runs goes on without it" in notes[1]
 
@@ -236,7 +236,7 @@ def test_it_takes_no_setting_of_prefect_from_a_person(
     monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////tmp/a-person's.db")
     server = LocalServer(home)
     try:
-        process = psutil.Process(server.pid)
+        process = psutil.Process(server.note.pid)
         assert [name for name in process.environ() if name.startswith("PREFECT_")] == []
         assert Path(process.cwd()) == home.prefect
     finally:
@@ -256,7 +256,7 @@ def test_a_proxy_does_not_keep_it_from_being_reached(
     try:
         server.wait_ready()
         # By the environment, as Prefect's clients ask.
-        assert httpx.get(f"{server.api_url}/admin/version", timeout=60).status_code == 401
+        assert httpx.get(f"{server.note.api_url}/admin/version", timeout=60).status_code == 401
     finally:
         server.stop()
 

@@ -16,8 +16,7 @@ from gpu_runtime.fleet.slots import FailedStart
 from storage import clock
 from storage.errors import StorageError
 from storage.record.records import Collected, DeviceEvent
-from tasks.iteration.session import Session
-from tasks.iteration.storm import StormWatch
+from tasks.iteration.session import Session, StormWatch
 
 
 def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,9 +56,9 @@ class SilentServer:
     """Takes the place of a home's server; nothing listens."""
 
     def __init__(self, home: Home) -> None:
-        self.ui_url = f"http://127.0.0.1:9/{home.path.name}"
+        self.note = SimpleNamespace(ui_url=f"http://127.0.0.1:9/{home.path.name}")
         self.client_environment = {
-            "PREFECT_API_URL": f"{self.ui_url}/api",
+            "PREFECT_API_URL": f"{self.note.ui_url}/api",
             "PREFECT_API_AUTH_STRING": home.path.name,
             "PREFECT_HOME": str(home.path / "not taken: a person has chosen"),
         }

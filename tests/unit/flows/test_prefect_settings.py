@@ -18,12 +18,13 @@ import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 import flows.server.prefect_server as server
+from flows.server.note import ServerNote
 from storage.home import Home
 
 class Silent:
-    ui_url = "http://127.0.0.1:9"
-    noted = SimpleNamespace(api_url=ui_url + "/api", ui_url=ui_url, _password="a:b", _home=Home(Path.home()))
-    client_environment = server.LocalServer.client_environment.fget(noted)
+    note = ServerNote(0, "127.0.0.1", 9)
+    itself = SimpleNamespace(note=note, _password="a:b", _home=Home(Path.home()))
+    client_environment = server.LocalServer.client_environment.fget(itself)
     kept_alive = staticmethod(contextlib.nullcontext)
     stop = wait_ready = staticmethod(lambda: None)
 

@@ -35,6 +35,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.environment import DECISIONS, PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
@@ -93,7 +94,7 @@ def train_run(
         held_out = held_out_in_words(config)
         reporter().note(held_out)
         log.note(held_out)
-        with log.with_warnings(), reporter().stage(_start_of_devices(config)):
+        with log.with_warnings(), reporter().stage(_start_of_devices(config.runtime)):
             session = open_session(home, store, run_id, config)
         with log.with_warnings(), session:
             log.ready()
@@ -140,8 +141,7 @@ def _finish_readers(session: Session) -> None:
     session.finish_readers()
 
 
-def _start_of_devices(config: RunConfig) -> str:
-    runtime = config.runtime
+def _start_of_devices(runtime: RuntimeConfig) -> str:
     return f"start {runtime.devices_in_words} and {runtime.scorer_workers} scorers"
 
 
@@ -219,7 +219,7 @@ def _train(session: Session) -> dict[str, Any]:
     """Do the remaining iterations and the evaluations that are due; return the run's result."""
     config, report, first = session.config, reporter(), session.first_iteration
     session.on_phase, session.on_commit = report.phase, report.iteration
-    report.begin(session.run_id, config.iterations, first - 1, gives_verdict(config))
+    report.begin(session.run_id, config.iterations, first - 1, gives_verdict(config.reward))
     committing: PrefectFuture[None] | None = None
     try:
         end_at_spent_budget(session, first - 1)

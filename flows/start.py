@@ -80,7 +80,7 @@ def train(
             check_run_id(run_id)
         config = new_configuration(preset, settings, ray_address, cluster)
         home = Home.from_environment().ensure()
-        run_id = free_run_id(RunStore(home), config, run_id)
+        run_id = free_run_id(RunStore(home), config.name, run_id)
         look_at_inputs(config)
         reporter().note(f"starting run {run_id}: {_size_of(config)}")
         return post_train_under_server(home, run_id, config, preset or "")
@@ -195,17 +195,17 @@ def new_configuration(
     return with_prices(given_configuration(preset, settings, ray_address, cluster=cluster))
 
 
-def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
+def free_run_id(store: RunStore, name: str, run_id: str | None) -> str:
     """Return the identifier of a new run: the requested one, or a new one.
 
     Args:
-        config: configuration of the run; a new identifier begins with its name.
+        name: beginning of a new identifier.
         run_id: requested identifier; None generates one.
 
     Raises:
         ConfigurationError: the identifier cannot name a folder, or another run has it.
     """
-    chosen = new_run_id(config.name) if run_id is None else run_id
+    chosen = new_run_id(name) if run_id is None else run_id
     check_run_id(chosen)
     if any(row.run_id == chosen for row in store.runs()):
         raise ConfigurationError(
@@ -234,7 +234,7 @@ def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None)
         raise ConfigurationError(
             f"evaluation {chosen!r} exists already; `spotlight evaluations` lists them: choose another name"
         )
-    return free_run_id(RunStore(home), config, chosen)
+    return free_run_id(RunStore(home), config.name, chosen)
 
 
 def resumed_configuration(

@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from gpu_runtime.learning.registry import passes_reference, rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
+from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted
 from storage.text import read_json_model, read_text_file
@@ -246,9 +247,9 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
         summary=f"{model.name} at {config.model.key.partition(' ')[2]} on {gpu.name}, counted, not measured",
         device=gpu.name,
         models=(config.model.key,),
-        steps=alone + _shared_steps(config, gpu, alone[-1]),
+        steps=alone + _shared_steps(config.model.family, gpu, alone[-1]),
         step=counted[batches[-1]].model_copy(update={"value": 1.0, "source": said}),
-        decode_s=_decoding(config, model, gpu),
+        decode_s=_decoding(config.model, model, gpu),
         train_sample_s=Quantity.counted(
             *seconds(trained, moved_too),
             f"{rows} rows of {passes} passes, each {forwards} times forward and once backward; {said}",
@@ -258,9 +259,9 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     )
 
 
-def _shared_steps(config: RunConfig, gpu: Gpu, alone: StepTime) -> tuple[StepTime, ...]:
+def _shared_steps(family: str, gpu: Gpu, alone: StepTime) -> tuple[StepTime, ...]:
     """Return the times of a step that devices share, where they have links for it."""
-    if not gpu.linked or config.model.family not in _SHARING:
+    if not gpu.linked or family not in _SHARING:
         return ()
     return tuple(
         StepTime(
@@ -272,9 +273,9 @@ def _shared_steps(config: RunConfig, gpu: Gpu, alone: StepTime) -> tuple[StepTim
     )  # fmt: skip
 
 
-def _decoding(config: RunConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
+def _decoding(chosen: ModelConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
     """Return the time to decode a sample, in float32: between tensor cores with TF32 and none."""
-    operations = model.decoding * model.pixels(config.model)
+    operations = model.decoding * model.pixels(chosen)
     tensor_cores = gpu.peak / 2
     return Quantity.counted(
         operations / (tensor_cores * gpu.share[1]),

@@ -13,7 +13,7 @@ from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.registry import chosen_scorer
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.environment import (
     BEFORE_ROLLOUT,
     BESIDE_TRAINING,
@@ -60,7 +60,7 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
         BEFORE_ROLLOUT: strategy.drafts_before_rollout,
     }
     drafts = " and ".join(moment for moment, used in moments.items() if used) or NO_DRAFTS
-    return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config)}
+    return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config.reward)}
 
 
 def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
@@ -75,14 +75,14 @@ def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
     strategy_of(config).repeat(read_decisions(facts), config)
 
 
-def gives_verdict(config: RunConfig) -> bool:
+def gives_verdict(reward: RewardConfig) -> bool:
     """Return True if the reward may call an image exact."""
-    return chosen_scorer(config.reward).gives_verdict
+    return chosen_scorer(reward).gives_verdict
 
 
-def verdict_fact(config: RunConfig) -> dict[str, str]:
+def verdict_fact(reward: RewardConfig) -> dict[str, str]:
     """Return the same as a fact to store with an evaluation."""
-    return {GIVES_VERDICT: "yes" if gives_verdict(config) else "no"}
+    return {GIVES_VERDICT: "yes" if gives_verdict(reward) else "no"}
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

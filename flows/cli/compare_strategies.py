@@ -83,7 +83,7 @@ class Comparison:
         asked = [*self.settings, f"iterations={self.iterations}"]
         base = self._configured(asked)
         group = self.name or f"{base.name}-strategies"
-        strategies = self._chosen(base)
+        strategies = self._chosen(base.exploration.strategy)
         planned = []
         for seed in range(base.seed, base.seed + self.seeds):
             for strategy in strategies:
@@ -98,8 +98,7 @@ class Comparison:
     def _configured(self, settings: Sequence[str]) -> RunConfig:
         return start.new_configuration(self.preset, settings, self.ray_address, self.cluster)
 
-    def _chosen(self, config: RunConfig) -> list[str]:
-        own = config.exploration.strategy
+    def _chosen(self, own: str) -> list[str]:
         if self.strategies is None:
             return [_BASELINE, own if own != _BASELINE else _EXPLORING]
         chosen = [name.strip() for name in self.strategies.split(",") if name.strip()]

@@ -200,7 +200,7 @@ def _numbers(config: RunConfig) -> str:
     """Read every tensor of the model: for a large one it takes minutes, so a run does not do it."""
     from tasks.checks.preflight import read_weights
 
-    return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
+    return f"{read_weights(config.model):,} in the files of {config.model.path}, all finite"
 
 
 def _judge(config: RunConfig, started: ExitStack) -> str:

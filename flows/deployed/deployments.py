@@ -53,7 +53,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             run_id, config = form.resume, _resumed(home, form)
         else:
             config = start.new_configuration(form.preset, _settings(form))
-            run_id = start.free_run_id(store, config, name_given_in_prefect())
+            run_id = start.free_run_id(store, config.name, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
         with RunLog(home, run_id).of_start(), judges_beside(config):
             run_preflight(config)
@@ -102,7 +102,7 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
         given = name_given_in_prefect()
         if given is not None:
             store = RunStore(Home.from_environment().ensure())
-            start.free_run_id(store, RunConfig(), given)
+            start.free_run_id(store, "", given)
         module = importlib.import_module("flows.reproduce")
         done = module.do_again(form, given, named=name_flow_run)
         show_result(done.summary())

@@ -20,7 +20,7 @@ from gpu_runtime.scheduling.history import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history import read_history
 from storage.config.run_config import RunConfig
-from storage.config.runtime import WORKER_IN_URL
+from storage.config.runtime import WORKER_IN_URL, RuntimeConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
@@ -90,7 +90,7 @@ def plan_faults(
         written = ()
         if count is not None and count < 1:
             raise ConfigurationError(f"--faults is {count}; give at least 1")
-    unmet = _unmet(config)
+    unmet = _unmet(config.runtime)
     known: list[FaultKind] = [kind for kind in FAULT_KINDS if (kind in kinds if kinds else kind not in unmet)]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
     if unknown:
@@ -106,14 +106,14 @@ def plan_faults(
     return Plan(written, seed, count if count is not None else len(known), tuple(known))
 
 
-def _unmet(config: RunConfig) -> dict[str, str]:
+def _unmet(runtime: RuntimeConfig) -> dict[str, str]:
     """Return the kinds aimed at processes that the run does not start itself, each with a remedy."""
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
         unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
-    if config.runtime.cluster == "local":
+    if runtime.cluster == "local":
         unmet["agent_death"] = "runtime.cluster=local has no agents of Ray; set runtime.cluster=ray"
-    elif config.runtime.ray_address:
+    elif runtime.ray_address:
         unmet["agent_death"] = "runtime.cluster names another Ray cluster than the run's own; set it to ray"
     return unmet
 

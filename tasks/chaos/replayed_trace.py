@@ -14,6 +14,7 @@ from gpu_runtime.spot.traces.replay import Replay, thinned
 from gpu_runtime.spot.traces.trace import Trace, summarise
 from gpu_runtime.worker.history import read_history
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home
 from tasks.chaos.faults import refuse_unfit
@@ -125,7 +126,7 @@ def plan_trace(
 
 
 @contextmanager
-def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[TraceReplay]:
+def replayed(plan: TracePlan, runtime: RuntimeConfig, length_s: float) -> Iterator[TraceReplay]:
     """Run a reserved instance, and spot instances that come and go after `start` is called; end all on exit.
 
     Args:
@@ -135,7 +136,7 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
     from gpu_runtime.cluster.ray.local_instances import LocalInstances
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 
-    instances = LocalInstances(config.runtime.least_reserved + config.runtime.scorer_workers)
+    instances = LocalInstances(runtime.least_reserved + runtime.scorer_workers)
     try:
         trace = plan.fitted.scaled(plan.fitted.length_s / length_s)
         replay = TraceReplay(Replay(trace, plan.notice_s), instances)

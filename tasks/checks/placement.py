@@ -17,6 +17,7 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.slots import worker_counts
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.loading import device_of, outline_model
+from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
 from storage.record.records import Market
@@ -58,7 +59,7 @@ class HostProbe:
             arrives: True if a missing folder of the model is brought here; without it memory cannot be
                 checked.
         """
-        problem, device = "", _device_in_words(config)
+        problem, device = "", _device_in_words(config.model)
         if arrives and not os.path.isdir(config.model.path):
             device += ", gets the base weights from the driver's host"
         else:
@@ -91,7 +92,7 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1, "spot": 0}
     counts = worker_counts(config.runtime, seen, apart=False)
     if gpus:  # processes that stand for devices share the processor
-        _refuse_too_few(config, seen)
+        _refuse_too_few(config.runtime.trainer_workers, seen)
     yield from _workers_in_words(config, counts, f"{gpus} GPUs" if gpus else "the processor")
     yield from _memory_in_words(config)
 
@@ -99,7 +100,7 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
 def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     seen, apart = cluster.devices(), cluster.tells_markets_apart
     counts = worker_counts(config.runtime, seen, apart)
-    _refuse_too_few(config, seen)
+    _refuse_too_few(config.runtime.trainer_workers, seen)
     where = "by their label" if apart else "without the label ray.io/market-type, so all are reserved"
     yield from _workers_in_words(config, counts, f"{sum(seen.values())} devices there now, {where}")
     missing = counts["spot"] - seen["spot"]
@@ -130,8 +131,7 @@ def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
         probe.kill()
 
 
-def _refuse_too_few(config: RunConfig, seen: dict[Market, int]) -> None:
-    training = config.runtime.trainer_workers
+def _refuse_too_few(training: int, seen: dict[Market, int]) -> None:
     if training > 1 and training > seen["reserved"]:
         raise ConfigurationError(
             f"runtime.trainer_workers is {training}, and there are {max(0, seen['reserved'])} reserved "
@@ -162,8 +162,8 @@ def _memory_in_words(config: RunConfig) -> Iterator[str]:
         yield words
 
 
-def _device_in_words(config: RunConfig) -> str:
-    if device_of(config.model).type != "cuda":
+def _device_in_words(model: ModelConfig) -> str:
+    if device_of(model).type != "cuda":
         return "processor"
     found = torch.cuda.get_device_properties(0)
     return f"{found.name}, {found.total_memory / GIB:.0f} GiB"

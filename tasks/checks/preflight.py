@@ -22,12 +22,13 @@ from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer, chosen_judge
+from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
 from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
-from tasks.checks.quick_checks import check_inputs, naming, prompt_settings
+from tasks.checks.quick_checks import check_inputs, naming
 
 _ENCODED_AT_ONCE = 256
 """Prompts encoded at a time; encoding needs memory for all of a list."""
@@ -60,14 +61,14 @@ def check(config: RunConfig) -> list[str]:
         outline.check_machine(config)
     scorer = build_scorer(config.reward)
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
-    for setting, prompts in prompt_settings(config, inputs.train, inputs.evaluate):
+    for setting, prompts in inputs.by_setting:
         _check_prompts(setting, prompts, outline, scorer)
     blank = chosen_frames(outline.blank_image(), config.reward.frames)
     _judge_blank("reward.scorer", blank, scorer, inputs.train[0])
     second = chosen_judge(config)
     if second is not None:
         judge = second.build()
-        setting, prompts = prompt_settings(config, inputs.train, inputs.evaluate)[1]
+        setting, prompts = inputs.by_setting[1]
         for prompt in prompts:
             with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
                 judge.check(prompt)
@@ -85,7 +86,7 @@ def check(config: RunConfig) -> list[str]:
     return warnings
 
 
-def read_weights(config: RunConfig) -> int:
+def read_weights(model: ModelConfig) -> int:
     """Read every tensor of the configured model.
 
     Returns:
@@ -95,7 +96,7 @@ def read_weights(config: RunConfig) -> int:
         ModelError: one is not finite, or a file is missing or damaged.
     """
     return refuse_files_not_finite(
-        file for file in family_of(config.model).files(config.model) if file.suffix == ".safetensors"
+        file for file in family_of(model).files(model) if file.suffix == ".safetensors"
     )
 
 

@@ -41,11 +41,13 @@ class CheckedInputs:
     Attributes:
         train: training prompts.
         evaluate: held-out prompts, as many as are evaluated.
+        by_setting: both lists, each with the setting that names it, for messages.
         warnings: warnings that do not stop the run, but that a person should know.
     """
 
     train: Sequence[PromptRecord]
     evaluate: Sequence[PromptRecord]
+    by_setting: Sequence[tuple[str, Sequence[PromptRecord]]]
     warnings: Sequence[str]
 
 
@@ -92,7 +94,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         ModelError: a folder of weights is missing, or the adapter to start from does not fit.
     """
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
-    warnings = _check_processes(config) if local else []
+    warnings = _check_processes(config.runtime) if local else []
     _check_notices(config.runtime)
     check_capacity(config.runtime)
     family = family_of(config.model)
@@ -106,14 +108,18 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         check_lora(config.model.adapter, config.adaptation)
     fits_model, source_size = family.prompt_check(config.model), family.source_size(config.model)
     scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
-    _check_gpu_of_scorers(config, scorer, judge)
+    _check_gpu_of_scorers(config.runtime.scorer_gpu, scorer, judge)
     scorer.check_files()
     if judge is not None:
         judge.check_files()
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     _check_pairs(config, train)
-    for setting, prompts in prompt_settings(config, train, evaluate):
+    by_setting = (
+        (f"prompts.train = {config.prompts.train!r}", train),
+        (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
+    )
+    for setting, prompts in by_setting:
         for prompt in prompts:
             if prompts is evaluate or not prompt.pair:
                 with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
@@ -122,7 +128,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
                 fits_model(prompt.text)
                 check_source(prompt.source, source_size)
     if judge is not None:
-        setting, prompts = prompt_settings(config, train, evaluate)[1]
+        setting, prompts = by_setting[1]
         for prompt in prompts:
             with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
                 judge.check_prompt(prompt)
@@ -133,21 +139,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     scorer.check_servers()
     if judge is not None:
         judge.check_servers()
-    return CheckedInputs(train, evaluate, warnings)
-
-
-def prompt_settings(
-    config: RunConfig, train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]
-) -> tuple[tuple[str, Sequence[PromptRecord]], ...]:
-    """Return both lists of prompts, each with the setting that names it, for messages.
-
-    Args:
-        evaluate: held-out prompts.
-    """
-    return (
-        (f"prompts.train = {config.prompts.train!r}", train),
-        (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
-    )
+    return CheckedInputs(train, evaluate, by_setting, warnings)
 
 
 @contextmanager
@@ -201,13 +193,13 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
             check_pair(prompt.pair, size)
 
 
-def _check_processes(config: RunConfig) -> list[str]:
+def _check_processes(runtime: RuntimeConfig) -> list[str]:
     """Refuse more processes than the cores of this machine can serve.
 
     Returns:
         A warning if it can, but only slowly.
     """
-    cores, runtime = os.cpu_count() or 1, config.runtime
+    cores = os.cpu_count() or 1
     workers, most = runtime.least_workers, _MOST_PROCESSES_A_CORE * cores
     for setting, count, largest in (
         ("reserved_workers + runtime.spot_workers", workers, most),
@@ -227,8 +219,7 @@ def _check_processes(config: RunConfig) -> list[str]:
     ]
 
 
-def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer, judge: ChosenScorer | None) -> None:
-    share = config.runtime.scorer_gpu
+def _check_gpu_of_scorers(share: float, scorer: ChosenScorer, judge: ChosenScorer | None) -> None:
     if share and not scorer.uses_gpu and not (judge is not None and judge.uses_gpu):
         raise ConfigurationError(
             f"runtime.scorer_gpu is {share:g}, but {', '.join(judge.name for judge in scorer.judges)} judges "

@@ -24,11 +24,7 @@ def given_configuration(
 ) -> RunConfig:
     """Return the configuration from its parts; relative paths are taken from this process's folder.
 
-    Args:
-        preset: a preset's name, or a TOML file.
-        settings: `section.key=value` each.
-        ray_address: a running Ray cluster; None keeps that of the settings.
-        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+    Args: those of `given_with_sources`.
 
     Raises:
         ConfigurationError: any problem, one line each.

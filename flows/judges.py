@@ -76,7 +76,7 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
     judge = Child("judge", supervised, environment_for_others(), log, signal.SIGTERM, patience_s=2.0)
     try:
         _wait_until_loaded(url, judge, time.monotonic() + limit_s)
-        os.kill(judge.pid, signal.SIGUSR1)
+        os.kill(judge.process.pid, signal.SIGUSR1)
         try:
             yield judge
         finally:
@@ -89,7 +89,7 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
 def _wait_until_loaded(url: str, judge: Child, until_s: float) -> None:
     while not _has_loaded(url):
         if judge.code is not None:
-            raise ConfigurationError(f"the judge at {url} does not start:\n{judge.tail()}")
+            raise ConfigurationError(f"the judge at {url} does not start: {judge.ended}")
         if time.monotonic() > until_s:
             raise ConfigurationError(
                 f"the judge at {url} has not loaded in runtime.start_timeout_s; its first start makes an "

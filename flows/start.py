@@ -62,12 +62,7 @@ def train(
 ) -> dict[str, Any]:
     """Train a new run to its end.
 
-    Args:
-        preset: a preset's name, or a TOML file; None takes the defaults.
-        settings: settings as `section.key=value`.
-        run_id: identifier of the new run; generated if None.
-        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        ray_address: a running Ray cluster; None keeps that of the settings.
+    Args: those of `spotlight.train`.
 
     Returns:
         The run's result, as `storage.record.results.run_result` returns it.
@@ -99,14 +94,7 @@ def resume(
 ) -> dict[str, Any]:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
-    Args:
-        iterations: total, more than are done: a finished run continues up to it; None keeps the recorded
-            total.
-        budget_usd: new `budget.usd`, with which a run that ended at its budget goes on; None keeps it.
-        budget_hours: new `budget.hours`; None keeps it.
-        cluster: the kind of cluster that starts the processes; None keeps the recorded one.
-        ray_address: a running Ray cluster; None keeps the recorded one.
-        take_over: True to resume also a run that is marked as running on another machine, which is gone.
+    Args: those of `spotlight.resume`.
 
     Returns:
         The same as `train` returns.
@@ -140,14 +128,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts.
 
-    Args:
-        run_id: the run; None scores the untouched model of the settings.
-        preset: a preset's name, or a TOML file; not with a run, which has its own settings.
-        settings: settings as `section.key=value`, on top of the run's.
-        cluster: the kind of cluster that starts the processes; None keeps that of the settings.
-        ray_address: a running Ray cluster; None keeps that of the settings.
-        images: a new folder for the images; None keeps none.
-        compare: an earlier evaluation, or a run that was evaluated, to compare with.
+    Args: those of `spotlight.evaluate`.
 
     Returns:
         The same as `flows.evaluate.evaluate_model` returns.
@@ -185,7 +166,9 @@ def new_configuration(
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
-    """Return a new run's configuration, with the prices of its price book; arguments as for `train`.
+    """Return a new run's configuration, with the prices of its price book.
+
+    Args: those of `train`.
 
     Raises:
         ConfigurationError: any problem, one line each.

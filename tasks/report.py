@@ -34,6 +34,8 @@ def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subpro
 def report_file(home: Home, run_id: str, out: Path) -> None:
     """Write the report of a run to a file.
 
+    Args: those of `report_process`.
+
     Raises:
         ServerError: the process failed, or took too long.
     """

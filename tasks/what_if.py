@@ -243,7 +243,6 @@ class Simulation:
         curves: LearningCurves | None = None,
         seed: int = 0,
     ) -> None:
-        _refuse_profile(config, profile)
         self.config, self.profile, self.question = config, profile, question
         self._curves, self._seed = curves, seed
         self._offer, self._market = offer_of(config, question), market_of(question)
@@ -251,7 +250,13 @@ class Simulation:
     def answer(
         self, futures: int, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None
     ) -> WhatIf:
-        """Simulate policies, each in the same futures; `on_run` is called after each simulated run."""
+        """Simulate policies.
+
+        Args:
+            futures: number of windows of the trace, which each policy has.
+            policies: those of `policies`, or some of them.
+            on_run: callback after each of the `runs_of(futures, policies)` simulated runs.
+        """
         config, offer, profile = self.config, self._offer, self.profile
         answers = compare_policies(
             config, offer, profile, self._market, futures, self._seed, on_run, policies
@@ -268,6 +273,7 @@ class Simulation:
         The number is doubled until the median of the futures ends in time, then halved towards the last that
         did not.
         """
+        _refuse_profile(self.config, self.profile)
         each = max(1, self.question.instance_devices)
         tried: dict[int, PolicyAnswer] = {}
 
@@ -298,6 +304,9 @@ class Simulation:
 
     def record(self, store: RunStore, run_id: str, policy: Policy) -> None:
         """Record a policy's run in the first future of an answer in a home, as a simulated run.
+
+        Args:
+            store, run_id, policy: runs of the home, the new identifier, and whose run it is.
 
         Raises:
             StorageError: a run already has that identifier.
@@ -330,8 +339,13 @@ class Simulation:
             names: names separated by commas; `all` for all possible ones, None for the default ones.
 
         Raises:
-            ConfigurationError: a name is unknown, or its policy cannot be simulated.
+            ConfigurationError: a name is unknown, its policy does not fit, or the profile lacks a time.
         """
+        chosen = self._chosen(names)
+        _refuse_profile(self.config, self.profile)
+        return chosen
+
+    def _chosen(self, names: str | None) -> Sequence[Policy]:
         serving = self.question.serving
         of_run = self.config.sequence_parallel.by_kind, 1 if self.profile.spot is None else 2
         if names is None:

@@ -159,7 +159,10 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
 
 
 def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile) -> str:
-    """Describe the saving, without spot devices, if all reserved devices trained; empty for none."""
+    """Describe the saving, without spot devices, if all reserved devices trained; empty for none.
+
+    Args: workload, devices, and times of the workload.
+    """
     devices = offer.reserved
     if offer.trainers == devices or config.sequence_parallel.largest > 1:
         return ""

@@ -196,17 +196,20 @@ def sole_supervisor(home: Home, url: str) -> Iterator[None]:
 
 def left_of(home: Home) -> list[psutil.Process]:
     """Return the living children of a home's `up` and their descendants, which carry its path."""
-    found: list[psutil.Process] = []
+    found, mark = [], _mark(home)
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # gone meanwhile, or another user's
-            if process.status() != psutil.STATUS_ZOMBIE and (
-                process.environ().get(UP_VARIABLE) == str(home.path)
-            ):
+            if process.status() != psutil.STATUS_ZOMBIE and (process.environ().get(UP_VARIABLE) == mark):
                 found.append(process)
     return found
 
 
 _MACHINE = socket.gethostname()
+
+
+def _mark(home: Home) -> str:
+    """Return what the environment of an `up`'s processes holds, however a person spells the home's path."""
+    return str(home.path.resolve())
 
 
 def _state(file: Path) -> dict[str, Any]:
@@ -256,7 +259,7 @@ class _Supervisor:
         child = {
             DASHBOARD_URL_VARIABLE: options.dashboard_url,
             **for_client(os.environ, server.client_environment),
-            UP_VARIABLE: str(self._home.path),
+            UP_VARIABLE: _mark(self._home),
             HOME_VARIABLE: str(self._home.path),
         }
         # Streamlit's own shutdown hangs if its output is not read, and it only reads.

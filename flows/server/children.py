@@ -60,10 +60,14 @@ class Child:
             self.process = launch(command, environment, output, at_death, keeps, folder)
 
     @property
+    def code(self) -> int | None:
+        """Its exit code, or minus the signal that killed it; None while it lives."""
+        return self.process.poll()
+
+    @property
     def ended(self) -> str | None:
         """The way it ended, in words, with the last lines of its output; None while it lives."""
-        code = self.process.poll()
-        if code is None:
+        if (code := self.code) is None:
             return None
         with self.log.open("rb") as written:
             size = written.seek(0, os.SEEK_END)
@@ -99,12 +103,9 @@ def launch(
     """Start a process in a separate session; it receives a signal when the thread that started it ends.
 
     Args:
-        command: command to run; the first part is an absolute path.
-        environment: its whole environment.
         output: open file for its output; None for that of this process.
         at_death: signal sent at the thread's end; 0 for none.
-        keeps: open descriptors that it inherits.
-        folder: its current folder; None for that of this process.
+        command, environment, keeps, folder: as for `Child`.
     """
     return subprocess.Popen(
         python_command("-c", _LAUNCHER, str(os.getpid()), str(int(at_death)), *command),

@@ -32,7 +32,12 @@ DASHBOARD_FOLDER = _SERVER.parent
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
-    """Return the command that serves the dashboard on an address, under further names too."""
+    """Return the command that serves the dashboard on an address of this machine.
+
+    Args:
+        port, host: address to listen on.
+        names: further host names to answer to, such as a proxy's.
+    """
     return python_command(
         "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
@@ -70,6 +75,8 @@ def check_login(home: Home, host: str) -> None:
 
 def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
     """Serve the dashboard until Ctrl-C; return its exit code.
+
+    Args: home whose runs are shown, and those of `dashboard_command`.
 
     Raises:
         ConfigurationError: an incomplete login, a missing one where others reach the address, or an invalid

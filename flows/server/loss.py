@@ -83,6 +83,10 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
 def result_without_server(store: RunStore, run_id: str, error: Exception) -> dict[str, Any]:
     """Return the result of a run that Prefect could not complete.
 
+    Args:
+        store, run_id: runs of the home, and which of them.
+        error: exception of Prefect's client.
+
     Raises:
         SpotlightError: another error ended the run first, such as a full disk, which also stops the server.
         ServerError: the run has no result; the message tells how to resume it.

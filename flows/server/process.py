@@ -63,6 +63,10 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """Return the environment of a server of ours: its state's folder, its address, its password.
 
+    Args:
+        home: home of the server.
+        port, host: address to listen on.
+
     Raises:
         ServerError: the home's password cannot be made: no server may run without one.
     """

@@ -213,6 +213,10 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
     """Start the runtime of a new or interrupted run, and restore its last checkpoint.
 
+    Args:
+        home, store: home that holds the run, and its runs.
+        run_id, config: the run and its settings.
+
     Raises:
         SpotlightError: the run cannot start; then only its status is written.
     """

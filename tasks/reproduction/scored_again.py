@@ -27,6 +27,10 @@ from tasks.inputs import input_digests, plugin_facts
 def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     """Score the newest checkpoint of a run on the held-out prompts, image by image.
 
+    Args:
+        home, run_id: the run, and where it is.
+        config: settings to score it with.
+
     Returns:
         The single evaluation, after the checkpoint's iteration; the digests are those of the run's files.
 

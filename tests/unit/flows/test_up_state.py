@@ -32,7 +32,7 @@ class Sleepers:
         self.all: list[subprocess.Popen[str]] = []
 
     def start(self, home: Home | None, stubborn: bool = False) -> psutil.Process:
-        environment = dict(os.environ) | ({UP_VARIABLE: str(home.path)} if home else {})
+        environment = dict(os.environ) | ({UP_VARIABLE: str(home.path.resolve())} if home else {})
         ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""
         program = f"import signal, time; {ignore} print('up', flush=True); time.sleep(600)"
         process = subprocess.Popen(

@@ -109,7 +109,7 @@ def train_run(
         # The error that ended the run matters more than a disk that refuses to record it.
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
-            store.set_status(run_id, status_after(type(error)), _reason(error))
+            store.set_status(run_id, status_after(error), _reason(error))
         raise
     finally:
         guard.close()

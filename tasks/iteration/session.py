@@ -148,7 +148,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None = None, *_: object
     ) -> None:
-        status = status_after(kind)
+        status = status_after(error)
         self._cancelled = status == "cancelled"
         self._opened.close()
         if kind is None:
@@ -201,13 +201,19 @@ class Session:
         return {f"{phase}_s": value for phase, value in taken.items()}
 
 
-def status_after(kind: type[BaseException] | None) -> RunStatus:
-    """Return the status of a run after this exception (None: no exception)."""
-    if kind is None:
+def status_after(error: BaseException | None) -> RunStatus:
+    """Return the status of a run that ends by this exception (None: by none).
+
+    A signal may arrive while Prefect works, whose own error then hides it.
+    """
+    if error is None:
         return "finished"
-    if issubclass(kind, ClusterLostError):
+    if isinstance(error, ClusterLostError):
         return "interrupted"
-    return "cancelled" if issubclass(kind, (KeyboardInterrupt, TerminationSignal)) else "failed"
+    hidden: BaseException | None = error
+    while hidden is not None and not isinstance(hidden, (KeyboardInterrupt, TerminationSignal)):
+        hidden = hidden.__context__
+    return "failed" if hidden is None else "cancelled"
 
 
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:

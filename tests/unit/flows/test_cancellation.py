@@ -20,7 +20,7 @@ from flows.process.stopping import Stopped
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.iteration.session import Session
+from tasks.iteration.session import Session, status_after
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
@@ -112,6 +112,16 @@ def test_prefect_prints_no_error_of_a_cancelled_run(name: str):
     assert kept == ["Crash detected! Execution was interrupted by an unexpected exception"]
 
 
+def test_a_signal_that_an_error_of_prefect_hides_cancels_all_the_same():
+    with pytest.raises(ValueError, match="not set") as hidden:
+        try:
+            raise TerminationSignal(signal=15)
+        finally:
+            raise ValueError("Task run is not set")
+    assert status_after(hidden.value) == "cancelled"
+    assert status_after(ValueError("Task run is not set")) == "failed"
+
+
 def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path):
     """Its devices are gone when the run is cancelled, which is no failure of the task."""
     nothing: Any = None
@@ -121,6 +131,6 @@ def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path)
     session = Session("r", RunConfig(), nothing, store, nothing, readers, opened)
     with pytest.raises(OSError), session.timed("explore"):
         raise OSError("a failure")
-    session.__exit__(Stopped)
+    session.__exit__(Stopped, Stopped(signal.SIGTERM, "stopped"))
     with pytest.raises(TerminationSignal), session.timed("explore"):
         raise OSError("the worker is gone")

@@ -24,7 +24,7 @@ def test_processes_that_have_ended_are_named():
     assert str(raised.value) == (
         "the trainer's process is gone: Ray's raylet ended; go on with `spotlight resume r`"
     )
-    assert status_after(type(raised.value)) == "interrupted"
+    assert status_after(raised.value) == "interrupted"
 
 
 def test_a_process_that_was_gone_before_counts():
@@ -39,7 +39,7 @@ def test_another_failure_of_the_runtime_says_how_to_go_on():
     with pytest.raises(RuntimeFailure) as raised, names_what_ended("r", {"Ray's raylet": os.getpid()}):
         raise RuntimeFailure("no device is left")
     assert str(raised.value) == "no device is left; go on with `spotlight resume r`"
-    assert status_after(type(raised.value)) == "failed"
+    assert status_after(raised.value) == "failed"
 
 
 def test_other_errors_are_left_as_they_are():
@@ -58,7 +58,7 @@ def test_a_joined_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere
     assert f"the head of the Ray cluster at {address} does not answer any more" in str(lost.value)
     assert "`spotlight resume r --ray-address HOST:PORT`" in str(lost.value)
     assert "SPOTLIGHT_CHECKPOINT__MIRROR" in str(lost.value) and "--take-over" in str(lost.value)
-    assert status_after(type(lost.value)) == "interrupted"
+    assert status_after(lost.value) == "interrupted"
 
 
 def test_an_address_without_a_port_is_not_asked():

@@ -97,7 +97,7 @@ def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
     """Save a pipeline of a family of `gpu_runtime.models.registry`; the same weights for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        pipeline = PIPELINES[family]()
+        pipeline = _wan(dense=False) if family == TWO_EXPERTS else PIPELINES[family]()
         pipeline.save_pretrained(folder)
     if family.startswith("qwen-image-edit"):
         _save_processor(folder, "Qwen2VLProcessor", image_processor())
@@ -486,19 +486,33 @@ def _hunyuan_video() -> Any:
     )  # fmt: skip
 
 
-def _wan() -> Any:
+def _wan(dense: bool = True) -> Any:
+    """The 5B; or the A14B, with an earlier VAE and an expert for each of two ranges of noise."""
     tokenizer = _t5_tokenizer()
     kind: Any = UniPCMultistepScheduler  # the pipeline's annotation names another one than its models have
+    # The 5B's VAE is residual, with patches of pixels.
+    own: dict[str, Any] = {
+        "dim_mult": [1, 1, 1], "temperal_downsample": [True, True], "is_residual": True, "in_channels": 12,
+        "out_channels": 12, "patch_size": 2,
+    }  # fmt: skip
+    earlier: dict[str, Any] = {"dim_mult": [1, 1, 1, 1], "temperal_downsample": [False, True, True]}
+
+    def transformer() -> Any:
+        return _lively(
+            WanTransformer3DModel(
+                num_attention_heads=2, attention_head_dim=16, in_channels=LATENT, out_channels=LATENT,
+                text_dim=WIDTH, freq_dim=32, ffn_dim=2 * WIDTH, num_layers=2, rope_max_seq_len=64,
+            )
+        )  # fmt: skip
+
+    more: dict[str, Any] = {} if dense else {"transformer_2": transformer(), "boundary_ratio": 0.875}
     return WanPipeline(
         tokenizer=tokenizer,
         text_encoder=_t5(tokenizer, UMT5Config, UMT5EncoderModel),
-        # As the 5B's: residual, with patches of pixels.
         vae=_lively(
             AutoencoderKLWan(
-                base_dim=8, z_dim=LATENT, dim_mult=[1, 1, 1], num_res_blocks=1,
-                temperal_downsample=[True, True], latents_mean=[0.1, -0.2, 0.3, 0.0],
-                latents_std=[1.5, 2.0, 0.7, 1.1], is_residual=True, in_channels=12, out_channels=12,
-                patch_size=2,
+                base_dim=8, z_dim=LATENT, num_res_blocks=1, latents_mean=[0.1, -0.2, 0.3, 0.0],
+                latents_std=[1.5, 2.0, 0.7, 1.1], **(own if dense else earlier),
             )
         ),
         # Of first order and without a corrector, as steps are here.
@@ -506,15 +520,14 @@ def _wan() -> Any:
             prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=5.0, solver_order=1,
             disable_corrector=list(range(100)),
         ),
-        transformer=_lively(
-            WanTransformer3DModel(
-                num_attention_heads=2, attention_head_dim=16, in_channels=LATENT, out_channels=LATENT,
-                text_dim=WIDTH, freq_dim=32, ffn_dim=2 * WIDTH, num_layers=2, rope_max_seq_len=64,
-            )
-        ),
-        expand_timesteps=True,
+        transformer=transformer(),
+        expand_timesteps=dense,
+        **more,
     )  # fmt: skip
 
+
+TWO_EXPERTS = "wan2.2 A14B"
+"""Not a family, but a further model of one."""
 
 PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from storage.config.model import ModelConfig
@@ -15,6 +17,18 @@ class EditPlusOptions(Section):
     """Source images of every prompt; with several, `image` of a row is a list."""
 
 
+class WanOptions(Section):
+    """Options of `wan2.2`."""
+
+    experts: Literal["both", "high", "low"] = "both"
+    """Trained transformers of a model that has two, for high and for low noise; the other one is frozen."""
+
+
 def source_count(settings: ModelConfig) -> int:
     """Return the source images of a prompt, in a family that edits."""
     return settings.options.get("images", 1)
+
+
+def trained_experts(settings: ModelConfig, experts: int) -> int:
+    """Return how many of a model's transformers are trained."""
+    return experts if settings.options.get("experts", "both") == "both" else 1

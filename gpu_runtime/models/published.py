@@ -185,6 +185,7 @@ class PublishedModel:
         takes_negative: True if guidance takes a second pass.
         side: side of an image token in pixels.
         frames: frames of a clip in a latent frame; 0 of images.
+        experts: transformers of the same sizes, of which one computes a step.
         seen: text tokens that the encoder makes of each source image; 0 in families that edit none.
         vae: weights of the VAE.
         decoding: operations of decoding, for each pixel.
@@ -204,6 +205,7 @@ class PublishedModel:
     takes_negative: bool = True
     side: int = 16
     frames: int = 0
+    experts: int = 1
     seen: int = 0
 
     def passes(self, settings: ModelConfig) -> int:
@@ -277,6 +279,25 @@ def _qwen_image(name: str, seen: int = 0) -> PublishedModel:
     )  # fmt: skip
 
 
+def _wan(
+    name: str, width: int, layers: int, feed_forward: float, channels: int, side: int, vae: float,
+    decoding: float, experts: int,
+) -> PublishedModel:  # fmt: skip
+    return PublishedModel(
+        f"Wan-AI/Wan2.2-{name}-Diffusers",
+        Architecture(
+            width, cross=layers, channels=4 * channels, text_width=4096 + width, modulation=4,
+            feed_forward=feed_forward,
+        ),
+        "WanTransformer3DModel",
+        {
+            "num_attention_heads": width // 128, "in_channels": channels, "out_channels": channels,
+            "ffn_dim": round(feed_forward / 2 * width), "num_layers": layers,
+        },
+        text_length=512, side=side, frames=4, vae=vae, decoding=decoding, encoders=_UMT5, experts=experts,
+    )  # fmt: skip
+
+
 _MODELS: dict[str, tuple[PublishedModel, ...]] = {
     "sd3.5": (
         _stable_diffusion_3("medium", layers=24, width=1536, dual=13, places=384),
@@ -339,18 +360,8 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         ),
     ),
     "wan2.2": (
-        PublishedModel(
-            "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
-            Architecture(
-                3072, cross=30, channels=192, text_width=4096 + 3072, modulation=4, feed_forward=28 / 3,
-            ),
-            "WanTransformer3DModel",
-            {
-                "num_attention_heads": 24, "in_channels": 48, "out_channels": 48, "ffn_dim": 14336,
-                "num_layers": 30,
-            },
-            text_length=512, side=32, frames=4, vae=704.7e6, decoding=18.9e6, encoders=_UMT5,
-        ),
+        _wan("TI2V-5B", 3072, 30, 28 / 3, channels=48, side=32, vae=704.7e6, decoding=18.9e6, experts=1),
+        _wan("T2V-A14B", 5120, 40, 5.4, channels=16, side=16, vae=126.9e6, decoding=8.7e6, experts=2),
     ),
     "qwen-image": (_qwen_image("Qwen/Qwen-Image"),),
     # An image has 384 squared pixels before the encoder, and a token 28 squared.
@@ -365,7 +376,8 @@ def published_model(settings: ModelConfig) -> PublishedModel | None:
     the first one.
     """
     models = _MODELS.get(settings.family, ())
-    named = [model for model in models if model.name.rpartition("-")[2].lower() in settings.path.lower()]
+    words = [model.name.removesuffix("-Diffusers").rpartition("-")[2].lower() for model in models]
+    named = [model for model, word in zip(models, words, strict=True) if word in settings.path.lower()]
     return next(iter(named or models), None)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.models.embedded import folder as embedded_folder
 from gpu_runtime.models.embedded.text_tokens import fitting_tokens
-from gpu_runtime.models.family_options import EditPlusOptions, source_count
+from gpu_runtime.models.family_options import EditPlusOptions, WanOptions, source_count
 from gpu_runtime.models.files.hub_folder import find_folder
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
@@ -246,7 +246,7 @@ _FAMILIES = {
     "hunyuan-video-1.5": pipeline_family(
         "gpu_runtime.models.families.hunyuan_video", "HunyuanVideo15Model", clips=True
     ),
-    "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True),
+    "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True, options=WanOptions),
 }
 
 FAMILIES = Registry(

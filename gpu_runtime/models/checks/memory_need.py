@@ -127,7 +127,7 @@ class MemoryNeed:
         """
         size = dtype_on(settings, device).itemsize
         return cls(
-            folder.parameters("transformer") * size,
+            sum(folder.parameters(part) for part in folder.parts if part.startswith("transformer")) * size,
             folder.parameters("vae") * _FLOAT32,
             sum(folder.parameters(part) for part in family.ENCODERS) * size,
             # On the CPU there is no other memory that they could stay in.

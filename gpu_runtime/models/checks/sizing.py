@@ -15,6 +15,7 @@ import diffusers
 import torch
 
 from gpu_runtime.models.checks.memory_need import GIB, WorkNeed
+from gpu_runtime.models.family_options import trained_experts
 from gpu_runtime.models.published import PublishedModel
 from storage.config.run_config import RunConfig
 
@@ -89,7 +90,8 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     batch, settings = config.sampling.batch_size, config.model
     pixels = math.prod(settings.size) * (model.frames or 1)  # a latent frame at a time
     work = WorkNeed.of(transformer, image_tokens, config)
-    weights = _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
+    work = replace(work, adapters_bytes=trained_experts(settings, model.experts) * work.adapters_bytes)
+    weights = model.experts * _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
     trained = weights if work.trains_all else work.adapters_bytes
     encoders = _exactly("text encoders", _BFLOAT16 * model.encoders)
     offloaded = settings.encoders == "offload"

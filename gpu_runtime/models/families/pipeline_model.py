@@ -22,7 +22,13 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.models.files.finite_numbers import checked_pixels
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
-from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
+from gpu_runtime.models.files.pipeline_parts import (
+    Parts,
+    empty_transformer,
+    load_scheduler,
+    load_tokenizers,
+    load_weights,
+)
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError, ModelError
@@ -133,7 +139,7 @@ class PipelineModel(ABC):
         folder = cls.folder(settings)
         dtype = dtype_on(settings, device)
         parts = Parts(
-            load_weights(cls.TRANSFORMER, folder, "transformer", dtype),
+            cls._load_transformer(folder, settings, dtype),
             # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder, cls.SCHEDULER),
@@ -144,6 +150,24 @@ class PipelineModel(ABC):
         if settings.compile:
             compile_blocks(parts.transformer)
         return cls(parts, settings, device)
+
+    @classmethod
+    def _load_transformer(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
+        return load_weights(cls.TRANSFORMER, folder, "transformer", dtype)
+
+    @classmethod
+    def empty(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
+        """Build the transformer without memory for its weights, and check all parts against their files.
+
+        Args:
+            folder: files of the model.
+            settings: settings of the model.
+            dtype: dtype of the transformer's weights.
+
+        Raises:
+            ModelError: if a part's configuration is that of another model.
+        """
+        return empty_transformer(cls.TRANSFORMER, cls.ENCODERS, cls.VAE, folder, dtype)
 
     @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
@@ -244,7 +268,7 @@ class PipelineModel(ABC):
                     f"model.{name} is {value}; this model makes images whose sides {unit} divides, such "
                     f"as {near}"
                 )
-        frames, unit = settings.clip_frames, vae[cls.FRAME_SCALE] if cls.FRAME_SCALE else 1
+        frames, unit = settings.clip_frames, cls.frame_scale(vae)
         if (frames - 1) % unit:
             near = max(1, round((frames - 1) / unit) * unit + 1)
             raise ConfigurationError(
@@ -283,6 +307,11 @@ class PipelineModel(ABC):
         return 2 ** (len(vae["block_out_channels"]) - 1)
 
     @classmethod
+    def frame_scale(cls, vae: Mapping[str, Any]) -> int:
+        """Return the frames in a latent frame, from the VAE's configuration."""
+        return vae[cls.FRAME_SCALE] if cls.FRAME_SCALE else 1
+
+    @classmethod
     def pixels_a_token(cls, vae: Mapping[str, Any]) -> int:
         """Return the side of a token in image pixels, which divides an image's sides."""
         return cls.PATCH * cls.latent_side(vae)
@@ -290,7 +319,7 @@ class PipelineModel(ABC):
     @classmethod
     def latent_frames(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:
         """Return the latent frames of a clip, of which the first is one frame; 1 of an image."""
-        return (settings.clip_frames - 1) // vae[cls.FRAME_SCALE] + 1 if cls.FRAME_SCALE else 1
+        return (settings.clip_frames - 1) // cls.frame_scale(vae) + 1 if cls.FRAME_SCALE else 1
 
     @classmethod
     def image_tokens(cls, vae: Mapping[str, Any], settings: ModelConfig) -> int:

@@ -1,7 +1,8 @@
-"""Wan 2.2, text to video: the dense model of 5 billion weights, one transformer over latent frames.
+"""Wan 2.2, text to video: the dense 5B, or the A14B with an expert for high and one for low noise.
 
 Its VAE decodes one latent frame at a time, so that only the pixels grow with a clip's length. Published
-folders come with the solver UniPC, whose noise levels are used: sampling here is of first order.
+folders come with the solver UniPC, whose noise levels are used: sampling here is of first order. Both experts
+have the same guidance.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; T latent frames.
 """
@@ -17,10 +18,12 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from transformers import UMT5EncoderModel
 
 from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, unmasked, whole_times
-from gpu_runtime.models.files.pipeline_folder import PipelineFolder
+from gpu_runtime.models.families.two_experts import LOW, TwoExperts
+from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
+from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_weights
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
-from storage.errors import ModelError
+from storage.errors import ConfigurationError, ModelError
 
 
 class WanModel(PipelineModel):
@@ -40,33 +43,79 @@ class WanModel(PipelineModel):
         return prompt_clean(prompt)
 
     @classmethod
-    def latent_side(cls, vae: Mapping[str, Any]) -> int:
-        """Return the side of a latent pixel, in pixels of a frame.
+    def folder(cls, settings: ModelConfig) -> PipelineFolder:
+        """Return the files of a model, with those of a second transformer where it has one.
 
         Raises:
-            ModelError: the VAE is not that of the dense Wan 2.2; no size can be read before this is known.
+            ModelError: if files are missing, cut off, or those of another model.
         """
-        if "scale_factor_spatial" not in vae or "scale_factor_temporal" not in vae:
+        found = super().folder(settings)
+        boundary, second = found.index.get("boundary_ratio"), found.index.get(LOW) or (None,)
+        if boundary is None and second[-1] is None:
+            return found
+        if boundary is None or second[-1] is None:
             raise ModelError(
-                "the VAE's config.json has no scale_factor_spatial and scale_factor_temporal, as those of "
-                "Wan 2.1; only the dense Wan 2.2 is trained here: name Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+                f"{settings.path} has only one of transformer_2 and boundary_ratio in its model_index.json; "
+                "download it again, whole"
             )
-        return vae["scale_factor_spatial"]
+        parts: dict[str, PartKind] = {**cls.part_kinds(), LOW: "diffusers"}
+        return PipelineFolder.find(settings.path, cls.PIPELINE.__name__, parts)
 
     @classmethod
     def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
-        """Refuse a model of two transformers, and a scheduler of another kind.
+        """Refuse an expert that the model lacks, and an adapter for two.
 
         Raises:
             ConfigurationError, ModelError: if so; with the setting.
         """
-        second = folder.index.get("transformer_2") or (None,)
-        if folder.index.get("boundary_ratio") is not None or second[-1] is not None:
-            raise ModelError(
-                f"{settings.path} has two transformers, for high and for low noise, and one is trained here; "
-                "name the dense model, Wan-AI/Wan2.2-TI2V-5B-Diffusers"
-            )
         super().check_settings(folder, settings)
+        chosen = _trained(settings)
+        if LOW not in folder.parts and chosen != "both":
+            raise ConfigurationError(
+                f"model.options.experts is {chosen}, but {settings.path} has one transformer; leave it out"
+            )
+        if LOW in folder.parts and settings.adapter:
+            raise ConfigurationError(
+                "model.adapter is one LoRA, and this model has two transformers; leave it out, or name the "
+                "dense model, Wan-AI/Wan2.2-TI2V-5B-Diffusers"
+            )
+
+    @classmethod
+    def _load_transformer(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
+        high = super()._load_transformer(folder, settings, dtype)
+        if LOW not in folder.parts:
+            return high
+        return cls._experts(folder, settings, high, load_weights(cls.TRANSFORMER, folder, LOW, dtype))
+
+    @classmethod
+    def empty(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
+        """Build the transformer, or both, without memory; see `PipelineModel.empty`.
+
+        Args:
+            folder, settings, dtype: as there.
+
+        Raises:
+            ModelError: if a part's configuration is that of another model.
+        """
+        high = super().empty(folder, settings, dtype)
+        if LOW not in folder.parts:
+            return high
+        low = empty_transformer(cls.TRANSFORMER, cls.ENCODERS, cls.VAE, folder, dtype, LOW)
+        return cls._experts(folder, settings, high, low)
+
+    @classmethod
+    def _experts(cls, folder: PipelineFolder, settings: ModelConfig, high: Any, low: Any) -> TwoExperts:
+        return TwoExperts(high, low, folder.index["boundary_ratio"] * 1000, _trained(settings))
+
+    @classmethod
+    def latent_side(cls, vae: Mapping[str, Any]) -> int:
+        """Return the side of a latent pixel, in pixels of a frame: 8 of Wan 2.1's VAE, which the A14B has."""
+        return vae.get("scale_factor_spatial", 8)
+
+    @classmethod
+    def frame_scale(cls, vae: Mapping[str, Any]) -> int:
+        """Return the frames in a latent frame."""
+        return vae.get(cls.FRAME_SCALE, 4)
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         scheduler.set_timesteps(steps)
@@ -88,3 +137,7 @@ class WanModel(PipelineModel):
             return_dict=False,
         )[0]
         return as_tokens(velocity_BCThw)
+
+
+def _trained(settings: ModelConfig) -> str:
+    return settings.options.get("experts", "both")

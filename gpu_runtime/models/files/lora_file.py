@@ -42,7 +42,7 @@ def write_lora(
         adaptation: settings with which they were trained.
 
     Returns:
-        The file.
+        The file. The adapters of a second transformer are in a file of the same name in `transformer_2/`.
 
     Raises:
         ModelError: if the state holds weights other than adapters.
@@ -50,6 +50,13 @@ def write_lora(
     import torch
     from peft import LoraConfig
 
+    for part, target in (("transformer_2", folder / "transformer_2"), ("transformer", folder)):
+        own = {name.removeprefix(f"{part}."): state[name] for name in state if name.startswith(f"{part}.")}
+        if own:
+            write_lora(pipeline, target, own, adaptation)
+            state = {name: value for name, value in state.items() if not name.startswith(f"{part}.")}
+    if not state:
+        return folder / LORA_FILE
     scale = adaptation.alpha / adaptation.rank
     layers: dict[str, Any] = {}
     for name, value in state.items():

@@ -127,7 +127,7 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
 
 def empty_transformer(
     model_class: Any, encoder_classes: Mapping[str, Any], vae_class: Any, folder: PipelineFolder,
-    dtype: torch.dtype,
+    dtype: torch.dtype, name: str = "transformer",
 ) -> Any:  # fmt: skip
     """Build the transformer without memory for its weights, to inspect its layers.
 
@@ -139,14 +139,15 @@ def empty_transformer(
         vae_class: class of the VAE.
         folder: folder of the pipeline.
         dtype: dtype of the transformer's weights.
+        name: folder of the transformer in the pipeline's.
 
     Raises:
         ModelError: if a part's configuration is that of another model, or asks for weights not in its files.
     """
     for part, part_class in {"vae": vae_class, **encoder_classes}.items():
         _empty_part(part_class, folder, part)
-    model = _empty_part(model_class, folder, "transformer")
-    refuse_other_names(model, folder.path / "transformer", folder.weights("transformer"))
+    model = _empty_part(model_class, folder, name)
+    refuse_other_names(model, folder.path / name, folder.weights(name))
     for weight in model.parameters():  # to() would warn of parts that a model keeps in float32
         weight.data = weight.data.to(dtype)
     return model

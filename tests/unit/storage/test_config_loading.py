@@ -34,7 +34,10 @@ FAMILY_NAMES = [
     for family, _, side in (name.rpartition("-") for name in WITHOUT_TASK)
     for task in ("", "-geneval", "-ocr")
 ]
-FEW_NAMES = ["hunyuan-video-1.5-ocr-480", "qwen-image-2.1-ocr-1024", "sana-ocr-1024", "wan2.2-ocr-480"]
+FEW_NAMES = [
+    "hunyuan-video-1.5-ocr-480", "qwen-image-2.1-ocr-1024", "sana-ocr-1024", "wan2.2-a14b-ocr-480",
+    "wan2.2-ocr-480",
+]  # fmt: skip
 WITHOUT_TASK += [
     *(name.replace("-ocr", "") for name in FEW_NAMES),
     "qwen-image-edit-1024", "qwen-image-edit-plus-1024", "flux-kontext-1024",

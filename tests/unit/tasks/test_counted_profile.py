@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from flows.cli.command_line import app
+from gpu_runtime.models.checks.sizing import device_memory
 from gpu_runtime.models.published import counted_families, published_model
 from gpu_runtime.simulator.profile import Quantity
 from storage.config.loading import load_config
@@ -115,7 +116,8 @@ PASSES = {"hunyuan-video-1.5": hunyuan_pass, "qwen-image-2.1": qwen_21_pass}
 
 def wan_inputs(width: int) -> dict[str, Any]:
     return {
-        "hidden_states": torch.empty(1, 48, 1, 2 * SIDE, 2 * SIDE), "timestep": torch.empty(1),
+        "hidden_states": torch.empty(1, 48 if width < 8000 else 16, 1, 2 * SIDE, 2 * SIDE),
+        "timestep": torch.empty(1),
         "encoder_hidden_states": torch.empty(1, TEXT, 4096),
     }  # fmt: skip
 
@@ -142,7 +144,7 @@ def test_every_counted_family_is_held_against_its_class():
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
      ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"), ("sana", "x"),
-     ("qwen-image-2.1", "x"), ("hunyuan-video-1.5", "x"), ("wan2.2", "x"),
+     ("qwen-image-2.1", "x"), ("hunyuan-video-1.5", "x"), ("wan2.2", "x"), ("wan2.2", "hub/Wan2.2-T2V-A14B-Diffusers"),
      ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
@@ -218,6 +220,20 @@ def test_offloaded_encoders_are_moved_once_or_for_each_prompt():
     # 8.29 billion weights of two bytes, there and back, at 50 and at 12 GB/s.
     assert low - low_there == pytest.approx(4 * 8.29e9 / 50e9)
     assert high - high_there == pytest.approx(8 * 4 * 8.29e9 / 12e9)
+
+
+def test_both_of_two_experts_are_held_and_those_that_are_trained_have_adapters():
+    def term(name: str, *changes: str) -> float:
+        config = load_config("wan2.2-a14b-ocr-480", list(changes), {})
+        model = published_model(config.model)
+        assert model is not None
+        return next(each.low for each in device_memory(config, model).held if each.name == name)
+
+    assert term("transformer") == pytest.approx(2 * 2 * 14.29e9, rel=0.001)
+    both, high = (
+        term("adapters, float32", f"model.options.experts={experts}") for experts in ("both", "high")
+    )
+    assert both == 2 * high > 0
 
 
 def test_work_follows_the_settings():

@@ -1,0 +1,117 @@
+"""Wan's model of two transformers, for high and for low noise, against its own pipeline."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.checks.memory_need import adapter_numbers
+from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
+from gpu_runtime.models.loading import load_model, outline_model
+from gpu_runtime.models.registry import FAMILIES
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError, ModelError
+from tests.pipeline_reference import (
+    EXACT,
+    difference,
+    family_config,
+    own_pipeline,
+    run_pipeline,
+    run_sampler,
+    training_samples,
+)
+from tests.tiny_pipelines import TWO_EXPERTS, save_pipeline
+from tests.tiny_run import perturbed
+
+FAMILY = "wan2.2"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_pipeline(TWO_EXPERTS, tmp_path_factory.mktemp("experts"))
+    file = folder / "vae/config.json"
+    vae = json.loads(file.read_text())
+    published = {name: value for name, value in vae.items() if not name.startswith("scale_factor")}
+    file.write_text(json.dumps(published))
+    return folder
+
+
+def configuration(folder: Path, experts: str = "both", **sections: dict[str, Any]) -> RunConfig:
+    model = {"options": {"experts": experts}} | sections.pop("model", {})
+    return family_config(FAMILY, folder, model=model, **sections)
+
+
+def test_both_experts_sample_as_their_pipeline_does(saved: Path):
+    config = configuration(saved)
+    model = load_model(config.model)
+    times = 1000 * model.sigmas(4)[:-1]
+    assert (times >= 875).any() and (times < 875).any(), "each has a part"
+    found = run_sampler(model, config)
+    expected = run_pipeline(own_pipeline(FAMILY, saved), config, model.latent_shape)
+    assert difference(found, expected) <= EXACT / 10
+
+
+def test_a_batch_of_both_ranges_gives_each_sample_its_bits(saved: Path):
+    model = load_model(configuration(saved).model)
+    rows = model.encode_prompts(["a", "b", "c", "d"])
+    latents = torch.randn(4, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([0.5, 0.95, 0.2, 0.99])
+    with torch.no_grad():
+        mixed = model.velocity(latents, sigma, rows)
+        for place in range(4):
+            same = model.velocity(latents, sigma[place].repeat(4), rows)
+            assert torch.equal(mixed[place], same[place]), "whatever range its neighbours are in"
+
+
+@pytest.mark.parametrize("experts", ["both", "high", "low"])
+def test_the_chosen_experts_are_trained_and_their_adapters_load_into_the_pipeline(
+    saved: Path, experts: str, tmp_path: Path
+):
+    config = configuration(saved, experts, adaptation={"gradient_checkpointing": True})
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    sampler = Sampler(policy.model, config.sampling)
+    report = Trainer(policy, sampler, config).train(training_samples(sampler, FAMILY))
+    assert report.ratio_deviation <= 1e-5
+    assert {name.partition(".")[0] for name in policy.state()} == {
+        "both": {"transformer", "transformer_2"}, "high": {"transformer"}, "low": {"transformer_2"},
+    }[experts]  # fmt: skip
+    trained = sum(value.size for value in policy.state().values())
+    assert adapter_numbers(outline_model(config.model).transformer, config.adaptation) == trained
+    before = run_sampler(policy.model, config)
+    policy.load(perturbed(policy.state(), 0.2))
+    found = run_sampler(policy.model, config)
+    assert np.abs(found[0] - before[0]).max() > 100 * EXACT
+    write_lora(FAMILIES.find(FAMILY).pipeline(), tmp_path, policy.state(), config.adaptation)
+    pipeline = own_pipeline(FAMILY, saved)
+    if experts != "low":
+        pipeline.load_lora_weights(str(tmp_path))
+    if experts != "high":
+        pipeline.load_lora_weights(str(tmp_path / "transformer_2"), load_into_transformer_2=True)
+    assert (tmp_path / LORA_FILE).is_file() == (experts != "low")
+    assert difference(found, run_pipeline(pipeline, config, policy.model.latent_shape)) <= EXACT
+
+
+def test_what_does_not_fit_two_experts_is_refused_before_weights_are_loaded(tmp_path: Path):
+    folder = save_pipeline(TWO_EXPERTS, tmp_path / "two")
+    files = FAMILIES.find(FAMILY).files(configuration(folder).model)
+    assert folder / "transformer_2/diffusion_pytorch_model.safetensors" in files
+    with pytest.raises(ConfigurationError, match=r"model\.adapter is one LoRA"):
+        outline_model(configuration(folder, model={"adapter": str(tmp_path)}).model)
+    (folder / "transformer_2/config.json").unlink()
+    with pytest.raises(ModelError, match=r"lacks transformer_2/config\.json"):
+        outline_model(configuration(folder).model)
+    index = folder / "model_index.json"
+    index.write_text(json.dumps(json.loads(index.read_text()) | {"boundary_ratio": None}))
+    with pytest.raises(ModelError, match="only one of transformer_2 and boundary_ratio"):
+        outline_model(configuration(folder).model)
+    dense = save_pipeline(FAMILY, tmp_path / "dense")
+    with pytest.raises(ConfigurationError, match=r"experts is low, but .* has one transformer"):
+        outline_model(family_config(FAMILY, dense, model={"options": {"experts": "low"}}).model)

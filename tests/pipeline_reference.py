@@ -169,6 +169,7 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
     batches = [[row] for row in every] if alone else [every]
     made = [_made(pipeline, config, noise[batch], batch) for batch in batches]
     latents, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    images = images[..., :3]  # without the opacity that one of them adds
     return latents, (images * 255).round().astype(np.uint8)
 
 

@@ -243,8 +243,7 @@ def _stable_diffusion_3(name: str, layers: int, width: int, dual: int, places: i
     return PublishedModel(
         f"stabilityai/stable-diffusion-3.5-{name}",
         Architecture(width, double=layers, dual=dual, ends_in_image=True),
-        "SD3Transformer2DModel",
-        {**_STABLE_DIFFUSION_3, **sizes},
+        "SD3Transformer2DModel", {**_STABLE_DIFFUSION_3, **sizes},
         text_length=256, more_text=77, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _BIG_CLIP + _T5,
     )  # fmt: skip
 
@@ -285,10 +284,8 @@ def _wan(
 ) -> PublishedModel:  # fmt: skip
     return PublishedModel(
         f"Wan-AI/Wan2.2-{name}-Diffusers",
-        Architecture(
-            width, cross=layers, channels=4 * channels, text_width=4096 + width, modulation=4,
-            feed_forward=feed_forward,
-        ),
+        Architecture(width, cross=layers, channels=4 * channels, text_width=4096 + width, modulation=4,
+                     feed_forward=feed_forward),
         "WanTransformer3DModel",
         {
             "num_attention_heads": width // 128, "in_channels": channels, "out_channels": channels,
@@ -307,8 +304,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "black-forest-labs/FLUX.1-dev",
             Architecture(3072, double=19, single=38),
-            "FluxTransformer2DModel",
-            {"guidance_embeds": True},
+            "FluxTransformer2DModel", {"guidance_embeds": True},
             text_length=512, takes_negative=False, vae=_KL_VAE, decoding=_KL_DECODING, encoders=_CLIP + _T5,
         ),
     ),
@@ -320,12 +316,9 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "Efficient-Large-Model/Sana_1600M_1024px_diffusers",
             # 7.5 and a depthwise convolution of 3x3 over five widths.
-            Architecture(
-                2240, cross=20, linear_head=32, channels=32, text_width=2304 + 2240, modulation=4,
-                feed_forward=7.5 + 45 / 2240,
-            ),
-            "SanaTransformer2DModel",
-            {},
+            Architecture(2240, cross=20, linear_head=32, channels=32, text_width=2304 + 2240, modulation=4,
+                         feed_forward=7.5 + 45 / 2240),
+            "SanaTransformer2DModel", {},
             text_length=300, side=32, vae=312.3e6, decoding=8.0e6, encoders=_GEMMA,
         ),
     ),
@@ -333,8 +326,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "Tongyi-MAI/Z-Image-Turbo",
             Architecture(3840, single=30, image_only=2, text_only=2, text_width=2560, modulation=0),
-            "ZImageTransformer2DModel",
-            {},
+            "ZImageTransformer2DModel", {},
             # A prompt of some 70 words with its template; the transformer pads it to a multiple of 32.
             text_length=96, cuts_padding=True, vae=_KL_VAE, decoding=_KL_DECODING, encoders=4.02e9,
         ),
@@ -343,8 +335,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "Qwen/Qwen-Image-2.1",
             Architecture(4096, single=32, text_width=2 * 4096, modulation=4, feed_forward=9),
-            "QwenImage21Transformer2DModel",
-            {},
+            "QwenImage21Transformer2DModel", {},
             # As for Z-Image: the tokens of a prompt alone pass the transformer.
             text_length=96, cuts_padding=True, vae=337.7e6, decoding=16.2e6, encoders=8.77e9,
         ),
@@ -353,8 +344,7 @@ _MODELS: dict[str, tuple[PublishedModel, ...]] = {
         PublishedModel(
             "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v",
             Architecture(2048, double=54, text_only=2, channels=48, text_width=3584),
-            "HunyuanVideo15Transformer3DModel",
-            {},
+            "HunyuanVideo15Transformer3DModel", {},
             # Places of quoted texts and of an image come on top.
             text_length=1000, more_text=256 + 729, frames=4, vae=1260.6e6, decoding=25.7e6, encoders=7.29e9,
         ),

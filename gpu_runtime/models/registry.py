@@ -223,29 +223,20 @@ def _embedded_adapter_usage(path: str) -> str:
     )
 
 
+_EDITS, _HUNYUAN = "gpu_runtime.models.families.qwen_image_edit", "gpu_runtime.models.families.hunyuan_video"
+_KONTEXT, _SD3 = "gpu_runtime.models.families.flux_kontext", "gpu_runtime.models.families.stable_diffusion_3"
 _FAMILIES = {
     "qwen-image": pipeline_family("gpu_runtime.models.families.qwen_image", "QwenImageModel"),
     "qwen-image-2.1": pipeline_family("gpu_runtime.models.families.qwen_image_21", "QwenImage21Model"),
-    "qwen-image-edit": pipeline_family(
-        "gpu_runtime.models.families.qwen_image_edit", "QwenImageEditModel", edits=True
-    ),
-    "qwen-image-edit-plus": pipeline_family(
-        "gpu_runtime.models.families.qwen_image_edit",
-        "QwenImageEditPlusModel",
-        edits=True,
-        options=EditPlusOptions,
-    ),
-    "sd3.5": pipeline_family("gpu_runtime.models.families.stable_diffusion_3", "StableDiffusion3Model"),
+    "qwen-image-edit": pipeline_family(_EDITS, "QwenImageEditModel", edits=True),
+    "qwen-image-edit-plus": pipeline_family(_EDITS, "QwenImageEditPlusModel", True, options=EditPlusOptions),
+    "sd3.5": pipeline_family(_SD3, "StableDiffusion3Model"),
     "flux": pipeline_family("gpu_runtime.models.families.flux", "FluxModel"),
     "flux2-klein": pipeline_family("gpu_runtime.models.families.flux2_klein", "Flux2KleinModel"),
-    "flux-kontext": pipeline_family(
-        "gpu_runtime.models.families.flux_kontext", "FluxKontextModel", edits=True
-    ),
+    "flux-kontext": pipeline_family(_KONTEXT, "FluxKontextModel", edits=True),
     "sana": pipeline_family("gpu_runtime.models.families.sana", "SanaModel"),
     "z-image": pipeline_family("gpu_runtime.models.families.z_image", "ZImageModel"),
-    "hunyuan-video-1.5": pipeline_family(
-        "gpu_runtime.models.families.hunyuan_video", "HunyuanVideo15Model", clips=True
-    ),
+    "hunyuan-video-1.5": pipeline_family(_HUNYUAN, "HunyuanVideo15Model", clips=True),
     "wan2.2": pipeline_family("gpu_runtime.models.families.wan", "WanModel", clips=True, options=WanOptions),
 }
 

@@ -10,7 +10,7 @@ import torch
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
 from gpu_runtime.models.families.pipeline_model import PipelineModel, choose_attention, dtype_on
-from gpu_runtime.models.files.pipeline_parts import load_scheduler, load_tokenizers
+from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
 from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
@@ -49,7 +49,10 @@ class PipelineOutline:
         self.height, self.width = settings.size
         self._settings, self._device, self._frames = settings, device, frames
         # First, as the next checks read sizes from the configurations.
-        self.transformer: torch.nn.Module = family.empty(self.folder, settings, dtype_on(settings, device))
+        parts, dtype = (family.ENCODERS, family.VAE, self.folder), dtype_on(settings, device)
+        self.transformer: torch.nn.Module = family.built(
+            self.folder, settings, lambda name: empty_transformer(family.TRANSFORMER, *parts, dtype, name)
+        )
         self.family.check_size(self.folder, settings)
         self.family.check_settings(self.folder, settings)
         if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:

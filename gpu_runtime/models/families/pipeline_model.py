@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
@@ -24,7 +24,6 @@ from gpu_runtime.models.files.finite_numbers import checked_pixels
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.files.pipeline_parts import (
     Parts,
-    empty_transformer,
     load_scheduler,
     load_tokenizers,
     load_weights,
@@ -139,7 +138,7 @@ class PipelineModel(ABC):
         folder = cls.folder(settings)
         dtype = dtype_on(settings, device)
         parts = Parts(
-            cls._load_transformer(folder, settings, dtype),
+            cls.built(folder, settings, lambda part: load_weights(cls.TRANSFORMER, folder, part, dtype)),
             # bfloat16 has no more shades between two bright values than 8 bits have.
             load_weights(cls.VAE, folder, "vae", torch.float32),
             load_scheduler(folder, cls.SCHEDULER),
@@ -152,22 +151,14 @@ class PipelineModel(ABC):
         return cls(parts, settings, device)
 
     @classmethod
-    def _load_transformer(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
-        return load_weights(cls.TRANSFORMER, folder, "transformer", dtype)
-
-    @classmethod
-    def empty(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
-        """Build the transformer without memory for its weights, and check all parts against their files.
+    def built(cls, folder: PipelineFolder, settings: ModelConfig, build: Callable[[str], Any]) -> Any:
+        """Build the transformer; two in families that have them.
 
         Args:
-            folder: files of the model.
-            settings: settings of the model.
-            dtype: dtype of the transformer's weights.
-
-        Raises:
-            ModelError: if a part's configuration is that of another model.
+            folder, settings: files and settings of the model.
+            build: function that builds the transformer in a folder of the pipeline.
         """
-        return empty_transformer(cls.TRANSFORMER, cls.ENCODERS, cls.VAE, folder, dtype)
+        return build("transformer")
 
     @torch.no_grad()
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:

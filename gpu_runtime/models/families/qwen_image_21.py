@@ -1,7 +1,8 @@
 """Qwen-Image 2.1: one sequence of text and image, whose text is as long as the prompt; unpacked latents.
 
 The image's position in its sequence depends on the length of the text, so each sample goes through the
-transformer alone, as in Z-Image. Published models are meant to be sampled without guidance.
+transformer alone, as in Z-Image. Published models are meant to be sampled without guidance. The
+VAE's images have an opacity, which is dropped, and full in images that it encodes.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
@@ -77,6 +78,12 @@ class QwenImage21Model(QwenImageModel):
             img_mask=places[None],
             return_dict=False,
         )[0][:, -tokens:]
+
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        return super()._decode(latents_BSC)[:, :3]
+
+    def _encode_picture(self, pixels: torch.Tensor) -> torch.Tensor:
+        return super()._encode_picture(torch.cat([pixels, torch.ones_like(pixels[:, :1])], dim=1))
 
     def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         return PipelineModel._guided(self, positive, negative)

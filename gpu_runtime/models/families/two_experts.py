@@ -11,6 +11,16 @@ HIGH, LOW = "transformer", "transformer_2"
 """Folders of the two in a pipeline, and their names here."""
 
 
+def _for_trained(name: str) -> Any:
+    """Return a method that calls those of a name of the trained experts."""
+
+    def call(self: TwoExperts, *values: Any) -> None:
+        for expert in self.children():
+            getattr(expert, name)(*values)
+
+    return call
+
+
 class TwoExperts(torch.nn.Module):
     """A transformer that passes each sample to the expert of its noise level.
 
@@ -53,25 +63,9 @@ class TwoExperts(torch.nn.Module):
         ]
         return (torch.where(is_high, *found),)
 
-    def add_adapter(self, config: Any) -> None:
-        """Add adapters to the trained experts."""
-        for expert in self.children():
-            expert.add_adapter(config)  # pyright: ignore[reportCallIssue]
-
-    def enable_adapters(self) -> None:
-        """Use the adapters again."""
-        for expert in self.children():
-            expert.enable_adapters()  # pyright: ignore[reportCallIssue]
-
-    def disable_adapters(self) -> None:
-        """Be the model without adapters."""
-        for expert in self.children():
-            expert.disable_adapters()  # pyright: ignore[reportCallIssue]
-
-    def enable_gradient_checkpointing(self) -> None:
-        """Compute blocks again in the backward pass."""
-        for expert in self.children():
-            expert.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+    add_adapter, enable_adapters, disable_adapters, enable_gradient_checkpointing = map(
+        _for_trained, ("add_adapter", "enable_adapters", "disable_adapters", "enable_gradient_checkpointing")
+    )
 
     def set_attention_backend(self, name: str) -> None:
         """Choose an attention kernel for both."""

@@ -9,7 +9,7 @@ Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; T latent fra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ from diffusers.pipelines.wan.pipeline_wan import prompt_clean
 from transformers import UMT5EncoderModel
 
 from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, unmasked, whole_times
-from gpu_runtime.models.families.two_experts import LOW, TwoExperts
+from gpu_runtime.models.families.two_experts import HIGH, LOW, TwoExperts
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
-from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_weights
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError, ModelError
@@ -69,7 +68,7 @@ class WanModel(PipelineModel):
             ConfigurationError, ModelError: if so; with the setting.
         """
         super().check_settings(folder, settings)
-        chosen = _trained(settings)
+        chosen = settings.options.get("experts", "both")
         if LOW not in folder.parts and chosen != "both":
             raise ConfigurationError(
                 f"model.options.experts is {chosen}, but {settings.path} has one transformer; leave it out"
@@ -81,31 +80,17 @@ class WanModel(PipelineModel):
             )
 
     @classmethod
-    def _load_transformer(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
-        high = super()._load_transformer(folder, settings, dtype)
-        if LOW not in folder.parts:
-            return high
-        return cls._experts(folder, settings, high, load_weights(cls.TRANSFORMER, folder, LOW, dtype))
-
-    @classmethod
-    def empty(cls, folder: PipelineFolder, settings: ModelConfig, dtype: torch.dtype) -> Any:
-        """Build the transformer, or both, without memory; see `PipelineModel.empty`.
+    def built(cls, folder: PipelineFolder, settings: ModelConfig, build: Callable[[str], Any]) -> Any:
+        """Build the transformer, or both experts.
 
         Args:
-            folder, settings, dtype: as there.
-
-        Raises:
-            ModelError: if a part's configuration is that of another model.
+            folder, settings, build: see `PipelineModel.built`.
         """
-        high = super().empty(folder, settings, dtype)
+        high = build(HIGH)
         if LOW not in folder.parts:
             return high
-        low = empty_transformer(cls.TRANSFORMER, cls.ENCODERS, cls.VAE, folder, dtype, LOW)
-        return cls._experts(folder, settings, high, low)
-
-    @classmethod
-    def _experts(cls, folder: PipelineFolder, settings: ModelConfig, high: Any, low: Any) -> TwoExperts:
-        return TwoExperts(high, low, folder.index["boundary_ratio"] * 1000, _trained(settings))
+        boundary, trained = folder.index["boundary_ratio"], settings.options.get("experts", "both")
+        return TwoExperts(high, build(LOW), 1000 * boundary, trained)
 
     @classmethod
     def latent_side(cls, vae: Mapping[str, Any]) -> int:
@@ -137,7 +122,3 @@ class WanModel(PipelineModel):
             return_dict=False,
         )[0]
         return as_tokens(velocity_BCThw)
-
-
-def _trained(settings: ModelConfig) -> str:
-    return settings.options.get("experts", "both")

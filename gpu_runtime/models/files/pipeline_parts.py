@@ -127,7 +127,7 @@ def load_scheduler(folder: PipelineFolder, kind: Any) -> Any:
 
 def empty_transformer(
     model_class: Any, encoder_classes: Mapping[str, Any], vae_class: Any, folder: PipelineFolder,
-    dtype: torch.dtype, name: str = "transformer",
+    dtype: torch.dtype, name: str,
 ) -> Any:  # fmt: skip
     """Build the transformer without memory for its weights, to inspect its layers.
 

@@ -144,8 +144,8 @@ def test_every_counted_family_is_held_against_its_class():
     ("family", "path"),
     [("flux", "x"), ("sd3.5", "x/stable-diffusion-3.5-medium"), ("sd3.5", "/models/sd3.5-large"),
      ("qwen-image", "x"), ("qwen-image-edit-plus", "x"), ("z-image", "x"), ("sana", "x"),
-     ("qwen-image-2.1", "x"), ("hunyuan-video-1.5", "x"), ("wan2.2", "x"), ("wan2.2", "hub/Wan2.2-T2V-A14B-Diffusers"),
-     ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
+     ("qwen-image-2.1", "x"), ("hunyuan-video-1.5", "x"), ("wan2.2", "x"),
+     ("wan2.2", "hub/Wan2.2-T2V-A14B-Diffusers"), ("flux2-klein", "hub/FLUX.2-klein-base-4B"),
      ("flux2-klein", "hub/FLUX.2-klein-9B")],
 )  # fmt: skip
 def test_operations_and_weights_are_those_of_the_real_class(family: str, path: str):

@@ -85,6 +85,11 @@ class TinyModel:
         latents_BSC[..., :3] = pixels / 255 * 4 - 2
         return latents_BSC
 
+    def resized(self, height: int, width: int) -> TinyModel:
+        """Refuse any other size than its own."""
+        assert (height, width) == GRID[1:]
+        return self
+
     def sequence_lengths(self) -> tuple[int, int]:
         """Image and text tokens of a sample."""
         return self.latent_shape[0], TEXT_LENGTH

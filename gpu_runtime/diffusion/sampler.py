@@ -33,13 +33,22 @@ def stream_of(request: SampleRequest) -> NoiseStream:
 
 
 class Sampler:
-    """A generator of samples with the model's current weights, in batches of one fixed shape."""
+    """A generator of samples with the model's current weights, in batches of one fixed shape.
 
-    def __init__(self, model: DiffusionModel, sampling: SamplingConfig) -> None:
+    Args:
+        model: model of rollouts and drafts.
+        sampling: settings of the sampler.
+        evaluated: the same model at the size of held-out images; None where they have the same size.
+    """
+
+    def __init__(
+        self, model: DiffusionModel, sampling: SamplingConfig, evaluated: DiffusionModel | None = None
+    ) -> None:
         self._model = model
+        self._evaluated = evaluated or model
         self._sampling = sampling
         self._prompt_cache: dict[tuple[str, str], Conditioning] = {}
-        self._sigmas: dict[int, torch.Tensor] = {}
+        self._sigmas: dict[tuple[bool, int], torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
         """Return the denoising steps that a request takes; a preview takes fewer than its schedule has."""
@@ -53,7 +62,6 @@ class Sampler:
         """Return the initial state of each request, with its noise and window."""
         if not requests:
             return []
-        shape = self._model.latent_shape
         room = self._sampling.window_stop - self._sampling.window_size
         streams = [stream_of(request) for request in requests]
         if self._sampling.shared_window:
@@ -63,6 +71,7 @@ class Sampler:
         for request, start in zip(requests, windows, strict=True):
             evaluate = request.kind is RequestKind.EVALUATE
             purpose = Purpose.EVALUATE_INITIAL if evaluate else Purpose.INITIAL
+            shape = self._model_of(request).latent_shape
             latents = normal([stream_of(request)], purpose, 0, shape)[0].numpy()
             states.append(SampleState(request, 0, start, latents, Trajectory.empty(shape)))
         return states
@@ -125,28 +134,33 @@ class Sampler:
 
         Each distinct one is encoded once, and kept in host memory: a large family's would fill a device.
         """
-        wanted = [(request.prompt, request.source) for request in requests]
+        asked = list(requests)
+        wanted = [(request.prompt, request.source) for request in asked]
         new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]
         if new:  # together, as a model may have to fetch its encoders first
-            encoded = self._encoded(new).to("cpu")
+            encoded = self._encoded(new, self._model_of(asked[0])).to("cpu")
             self._prompt_cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
         rows = Conditioning.joined([self._prompt_cache[prompt] for prompt in wanted])
         return rows.to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """Return the noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""
-        steps = self._schedule_steps(request)
-        if steps not in self._sigmas:
-            self._sigmas[steps] = self._model.sigmas(steps)
-        return self._sigmas[steps]
+        key = request.kind is RequestKind.EVALUATE, self._schedule_steps(request)
+        if key not in self._sigmas:
+            self._sigmas[key] = self._model_of(request).sigmas(key[1])
+        return self._sigmas[key]
 
-    def _encoded(self, prompts: Sequence[tuple[str, str]]) -> Conditioning:
+    def _model_of(self, request: SampleRequest) -> DiffusionModel:
+        """Return the model at the size of a request's image."""
+        return self._evaluated if request.kind is RequestKind.EVALUATE else self._model
+
+    def _encoded(self, prompts: Sequence[tuple[str, str]], model: DiffusionModel) -> Conditioning:
         """Encode prompts and the images that they ask to change; all have one, or none has."""
         texts = [text for text, _ in prompts]
         if not any(source for _, source in prompts):
-            return self._model.encode_prompts(texts)
-        assert isinstance(self._model, EditingModel), "the checks before a run refuse such prompts"
-        return self._model.encode_edits(texts, [read_source(source) for _, source in prompts])
+            return model.encode_prompts(texts)
+        assert isinstance(model, EditingModel), "the checks before a run refuse such prompts"
+        return model.encode_edits(texts, [read_source(source) for _, source in prompts])
 
     def _schedule_steps(self, request: SampleRequest) -> int:
         """Return the denoising steps from noise to image for this kind of request."""
@@ -161,7 +175,7 @@ class Sampler:
         sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
         sigma_B = sigma_B.float().to(self._model.device)
         conditioning = self.conditioning(state.request for state in padded)
-        velocity_BSC = self._model.velocity(latents_BSC, sigma_B, conditioning)
+        velocity_BSC = self._model_of(batch[0].request).velocity(latents_BSC, sigma_B, conditioning)
         return latents_BSC - sigma_B[:, None, None] * velocity_BSC
 
     def _batches(self, states: Sequence[SampleState]) -> Iterator[list[SampleState]]:
@@ -184,11 +198,12 @@ class Sampler:
         ]
 
     def _images(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
+        model = self._model_of(batch[0].request)
         if not batch[0].request.source:
-            return self._model.decode(latents_BSC)
-        assert isinstance(self._model, EditingModel)
+            return model.decode(latents_BSC)
+        assert isinstance(model, EditingModel)
         padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
-        return self._model.decode_edits(latents_BSC, self.conditioning(state.request for state in padded))
+        return model.decode_edits(latents_BSC, self.conditioning(state.request for state in padded))
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
         missing = self._sampling.batch_size - len(rows)
@@ -199,7 +214,7 @@ class Sampler:
     def _advance_batch(self, states: list[SampleState], steps: int | None) -> list[SampleState]:
         sampling, device = self._sampling, self._model.device
         first = states[0]
-        total = self.total_steps(first.request)
+        model, total = self._model_of(first.request), self.total_steps(first.request)
         stop = total if steps is None else min(total, first.step + steps)
         sigmas = self.schedule(first.request)
         padded = states + [first] * (sampling.batch_size - len(states))
@@ -216,14 +231,14 @@ class Sampler:
         taken: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for place, step in enumerate(range(first.step, stop)):
             at = times.row(place)
-            velocity = self._model.velocity(latents, at.sigma_B, conditioning)
+            velocity = model.velocity(latents, at.sigma_B, conditioning)
             policy = transition(sampling.sde, latents, velocity, at, noise_level_TB[place])
             after = policy.mean_BSC
             if inside[place].any():
                 if sampling.sde != "none":
                     streams = [stream_of(state.request) for state in padded]
                     # Drawn while a GPU still computes the velocity.
-                    noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
+                    noise = normal(streams, Purpose.SDE, step, model.latent_shape)
                     after = policy.sample(_copied(noise, device))
                 taken.append((step, latents, after, log_prob(sampling.sde, after, policy)))
             latents = after

@@ -26,6 +26,16 @@ def load_model(config: ModelConfig) -> DiffusionModel:
     return family_of(config).load(config, device)
 
 
+def evaluated(model: DiffusionModel, config: RunConfig) -> DiffusionModel:
+    """Return a run's model at the size of held-out images: itself, unless they have another one.
+
+    Raises:
+        ConfigurationError: if it cannot make this size.
+    """
+    own, wanted = (family_of(config.model).size(one) for one in (config.model, config.evaluated_model))
+    return model if own == wanted else model.resized(*wanted)
+
+
 def outline_model(config: ModelConfig) -> ModelOutline:
     """Return the outline of the configured model before a run; only an embedded one is loaded, on the CPU.
 

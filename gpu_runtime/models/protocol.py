@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -124,6 +124,14 @@ class DiffusionModel(Protocol):
 
         Raises:
             ConfigurationError: if the family encodes no images.
+        """
+        ...
+
+    def resized(self, height: int, width: int) -> Self:
+        """Return the same model, with the same weights, for images of another size in pixels.
+
+        Raises:
+            ConfigurationError: if it cannot make this size.
         """
         ...
 

@@ -188,7 +188,7 @@ def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutli
     from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedOutline
 
     # It is small, so it is loaded, on the CPU whatever the run's device is.
-    return EmbeddedOutline(EmbeddedModel.load(settings.path))
+    return EmbeddedOutline(EmbeddedModel.load(settings.path).resized(*_embedded_size(settings)))
 
 
 def _embedded_settings(settings: ModelConfig) -> embedded_folder.EmbeddedSettings:
@@ -203,7 +203,7 @@ def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
 
 def _embedded_size(settings: ModelConfig) -> tuple[int, int]:
     model = _embedded_settings(settings)
-    return model.height, model.width
+    return settings.height or model.height, settings.width or model.width
 
 
 def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:

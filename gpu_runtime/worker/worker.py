@@ -30,7 +30,7 @@ from gpu_runtime.learning.registry import keeps_reference
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState, refuse_not_finite, weights_digest
-from gpu_runtime.models.loading import device_name, load_model
+from gpu_runtime.models.loading import device_name, evaluated, load_model
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import StoreAddress
@@ -128,7 +128,7 @@ class DeviceWorker:
             adapter=config.model.adapter if trains else "",
             adapter_is_reference=trains and config.model.reference == "adapter",
         )
-        self._sampler = Sampler(self._model, config.sampling)
+        self._sampler = Sampler(self._model, config.sampling, evaluated(self._model, config))
         self._begin_work()
         self._trainer = build_trainer(self._policy, self._sampler, config) if trains else None
         self._holds: WeightsVersion | None = None

@@ -5,6 +5,7 @@ Every field says its unit and its bounds: the same text is the form in the Prefe
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -240,6 +241,10 @@ class EvaluationConfig(Section):
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
+    size: str = ""
+    """Width and height of held-out images in pixels, as in 1280x1280; empty is the model's size, at which
+    rollouts and training stay."""
+
     judge: str = ""
     """A second scorer, for held-out images alone; empty for none. Any name that `reward.scorer` takes but
     `sum`, and not the reward itself with the same options."""
@@ -250,6 +255,15 @@ class EvaluationConfig(Section):
     on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
     """What follows where the score rises while the judge or the images get worse: an event, a higher
     `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
+
+    @field_validator("size")
+    @classmethod
+    def _is_a_size(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", value):
+            raise ValueError(
+                f"evaluation.size is {quoted(value)}; give width and height in pixels, as in 1280x1280"
+            )
+        return value
 
 
 class PriceConfig(Section):
@@ -445,6 +459,24 @@ class RunConfig(Section):
                 "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sequences_of_one_length_are_shared(self) -> Self:
+        if self.sequence_parallel.largest > 1 and self.evaluated_model != self.model:
+            raise ValueError(
+                f"evaluation.size is {self.evaluation.size}, but samples are shared by "
+                f"{self.sequence_parallel.largest} devices, which share sequences of one length; leave it "
+                "out, or set all degrees of sequence_parallel to 1"
+            )
+        return self
+
+    @property
+    def evaluated_model(self) -> ModelConfig:
+        """Settings of the model at the size of held-out images."""
+        if not self.evaluation.size:
+            return self.model
+        width, height = map(int, self.evaluation.size.split("x"))
+        return self.model.model_copy(update={"height": height, "width": width})
 
     @property
     def prompts_explored(self) -> int:

@@ -65,6 +65,13 @@ def check(config: RunConfig) -> list[str]:
         _check_prompts(setting, prompts, outline, scorer)
     blank = chosen_frames(outline.blank_image(), config.reward.frames)
     _judge_blank("reward.scorer", blank, scorer, inputs.train[0])
+    if config.evaluated_model != config.model:
+        try:
+            outline_of_held_out = outline_model(config.evaluated_model)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"evaluation.size is {config.evaluation.size}: {error}") from error
+        blank = chosen_frames(outline_of_held_out.blank_image(), config.reward.frames)
+        _judge_blank("reward.scorer", blank, scorer, inputs.evaluate[0])
     second = chosen_judge(config)
     if second is not None:
         judge = second.build()

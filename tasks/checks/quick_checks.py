@@ -106,7 +106,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         )
     if config.model.adapter:
         check_lora(config.model.adapter, config.adaptation)
-    fits_model, source_size = family.prompt_check(config.model), family.source_size(config.model)
+    fits_model = family.prompt_check(config.model)
     scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
     _check_gpu_of_scorers(config.runtime.scorer_gpu, scorer, judge)
     scorer.check_files()
@@ -120,6 +120,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
     )
     for setting, prompts in by_setting:
+        source_size = family.source_size(config.evaluated_model if prompts is evaluate else config.model)
         for prompt in prompts:
             if prompts is evaluate or not prompt.pair:
                 with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):

@@ -61,19 +61,22 @@ class WorkNeed:
     generating_bytes: int = 0
 
     @classmethod
-    def of(cls, transformer: torch.nn.Module, image_tokens: int, config: RunConfig) -> WorkNeed:
+    def of(
+        cls, transformer: torch.nn.Module, image_tokens: int, config: RunConfig, evaluated: int = 0
+    ) -> WorkNeed:
         """Count the bytes of a run.
 
         Args:
             transformer: transformer in the precision that it computes in.
             image_tokens: image tokens of one sample; its text tokens are not counted.
             config: the run's configuration.
+            evaluated: image tokens of a held-out sample, where there may be more.
         """
         adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
         blocks = list(_blocks(transformer))
         trained = blocks if trains_all else _from_first_adapter(blocks, adaptation)
         itemsize = next(transformer.parameters()).dtype.itemsize
-        rows = config.sampling.batch_size * image_tokens * itemsize
+        token = config.sampling.batch_size * itemsize
         largest = max((_width(block) for block in blocks), default=0)
         if adaptation.gradient_checkpointing:
             # The input of each block, and one of them computed again.
@@ -85,8 +88,8 @@ class WorkNeed:
             trains_all=trains_all,
             keeps_reference=keeps_reference(config) and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
-            training_bytes=rows * kept,
-            generating_bytes=rows * _KEPT * largest,
+            training_bytes=token * image_tokens * kept,
+            generating_bytes=token * max(image_tokens, evaluated) * _KEPT * largest,
         )
 
 

@@ -106,7 +106,8 @@ class PipelineOutline:
 
     def work_of(self, config: RunConfig) -> WorkNeed:
         """Return the least memory that a run's training and generating need beside the weights."""
-        return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config)
+        evaluated = self.family.image_tokens(self.folder.config("vae"), config.evaluated_model)
+        return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config, evaluated)
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, from the configurations of its parts."""

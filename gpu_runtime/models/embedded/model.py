@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -61,16 +62,12 @@ class EmbeddedModel:
     def __init__(
         self, settings: EmbeddedSettings, codec: PatchCodec, transformer: QwenImageTransformer2DModel
     ) -> None:
-        self.settings = settings
         self.transformer: torch.nn.Module = transformer.eval()
         parameter = next(transformer.parameters())
         self.device = parameter.device
         self.dtype = parameter.dtype
         self.codec = codec.to(self.device)
-        rows, columns = settings.height // PATCH, settings.width // PATCH
-        frames = settings.frames or 1
-        self.latent_shape = (frames * rows * columns, codec.channels)
-        self._grids = [(frames, rows, columns)] * (2 if settings.edits else 1)
+        self._set_size(settings)
         if transformer.config["in_channels"] != codec.channels:
             raise ModelError(
                 f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
@@ -188,6 +185,27 @@ class EmbeddedModel:
         with torch.no_grad():
             images = self.codec.decode_edits(latents_BSC, conditioning.source_BZC, conditioning.source_BHWC)
         return images.cpu()
+
+    def resized(self, height: int, width: int) -> Self:
+        """Return the same model, with the same weights, for images of another size in pixels.
+
+        Raises:
+            ConfigurationError: if a patch does not divide it.
+        """
+        if height % PATCH or width % PATCH:
+            raise ConfigurationError(
+                f"images of {width} x {height} pixels are asked for; this model makes images whose sides "
+                f"{PATCH} divides"
+            )
+        other = copy(self)
+        other._set_size(replace(self.settings, height=height, width=width))
+        return other
+
+    def _set_size(self, settings: EmbeddedSettings) -> None:
+        frames = settings.frames or 1
+        rows, columns = settings.height // PATCH, settings.width // PATCH
+        self.settings, self.latent_shape = settings, (frames * rows * columns, self.codec.channels)
+        self._grids = [(frames, rows, columns)] * (2 if settings.edits else 1)
 
     def check_prompt(self, prompt: str) -> None:
         """Refuse a prompt that is too long, whether or not the model edits.

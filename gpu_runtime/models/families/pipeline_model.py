@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -208,6 +209,14 @@ class PipelineModel(ABC):
                 f"{self.settings.family} makes clips and encodes no images; choose another"
             )
         return torch.cat([self._encoded_image(image_HWC) for image_HWC in images])
+
+    def resized(self, height: int, width: int) -> Self:
+        """Return the same model, with the same weights, for images of another size in pixels."""
+        other = copy(self)
+        other.settings = self.settings.model_copy(update={"height": height, "width": width})
+        other.height, other.width = height, width
+        other.latent_shape = math.prod(other._box), other._channels()
+        return other
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, as the transformer's attention sees them."""

@@ -1,7 +1,6 @@
 """How far the preset `moving-shapes` learns on two CPU cores: held-out clips before and after, and its time.
 
-Runs `spotlight train` in a new home, once for each run seed. Core-seconds are those of the whole command: a
-busy machine stretches the seconds, and these less.
+Runs `spotlight train` in a new home, once for each run seed. Seconds are those of the whole command.
 
     python -m benchmarks.moving_shapes [--seeds 2] [--keep] [--set section.key=value]
 """
@@ -10,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -27,7 +25,7 @@ PRESET = "moving-shapes"
 
 def learned(seed: int, settings: list[str]) -> dict[str, Any]:
     """Train the preset with one run seed, and return what its record says."""
-    before, began = _children_s(), time.monotonic()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         chosen = [item for value in (f"seed={seed}", *settings) for item in ("--set", value)]
         subprocess.run(
@@ -37,7 +35,7 @@ def learned(seed: int, settings: list[str]) -> dict[str, Any]:
             ],
             env=os.environ | {"SPOTLIGHT_HOME": home}, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        took_s, core_s = time.monotonic() - began, _children_s() - before
+        took_s = time.monotonic() - began
         with Records(Home(Path(home))).reading() as record:
             curve = record.execute(
                 "SELECT iteration, score, exact FROM evaluations ORDER BY iteration"
@@ -46,17 +44,11 @@ def learned(seed: int, settings: list[str]) -> dict[str, Any]:
                 "SELECT value FROM evaluation_metrics WHERE name = 'judge' ORDER BY iteration"
             ).fetchall()
     return {
-        "seed": seed, "iterations": curve[-1][0], "took_s": took_s, "core_s": core_s,
+        "seed": seed, "iterations": curve[-1][0], "took_s": took_s,
         "exact_before": curve[0][2], "exact_after": curve[-1][2],
         "score_before": curve[0][1], "score_after": curve[-1][1],
         "judge_before": judge[0][0], "judge_after": judge[-1][0], "curve": curve,
     }  # fmt: skip
-
-
-def _children_s() -> float:
-    """Return the core-seconds of all child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -75,7 +67,6 @@ def main() -> None:
     figures = {
         "gain": min(run["exact_after"] - run["exact_before"] for run in runs),
         "most_took_s": max(run["took_s"] for run in runs),
-        "most_core_s": max(run["core_s"] for run in runs),
         "load_before_and_after": (load, os.getloadavg()[0]),
         "runs": runs,
     }

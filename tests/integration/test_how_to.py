@@ -1,0 +1,184 @@
+"""The how-to pages do what they say: every command of five of the usual questions runs, as its page has it.
+
+Each test names what stands in for weights, GPU, network and hours; `tests/walked_page.py` runs the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from storage.record.run_store import RunStore
+from tests.hub_server import TOKEN, hub_server
+from tests.local_ray_instances import local_ray_instances
+from tests.tiny_pipelines import save_pipeline
+from tests.walked_page import SMALL, UserFolder, WalkedPage
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+TINY_SIZE = {"SPOTLIGHT_MODEL__HEIGHT": "16", "SPOTLIGHT_MODEL__WIDTH": "16"}
+"""The tiny pipelines' pixels, where the presets have 512."""
+
+INSTALL = {"make install && . .venv/bin/activate": "true"}
+"""The tests run in the environment that this makes."""
+
+SD35 = "spotlight train --preset sd3.5-ocr-512"
+SLOW_REWARD = """
+import time
+
+def dark(image, prompt):
+    time.sleep(0.3)
+    return 1 - image.convert("L").resize((1, 1)).getpixel((0, 0)) / 255
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder /models of the pages: the real classes with tiny random weights."""
+    folder = tmp_path_factory.mktemp("models")
+    save_pipeline("sd3.5", folder / "sd3.5-medium")
+    save_pipeline("qwen-image", folder / "Qwen-Image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder: SD3.5 with a LoRA, killed in the second of three iterations."""
+    user = UserFolder(tmp_path_factory.mktemp("killed"))
+    user.environment |= TINY_SIZE
+    (user.folder / "rewards.py").write_text(SLOW_REWARD)
+    model = models / "sd3.5-medium"
+    settings = f"--set model.path={model} --set iterations=3 --set reward.scorer=rewards.py:dark"
+    process = user.until_committed(f"{SD35} {settings} --run-id begun", "begun")
+    process.kill()
+    process.wait()
+    return user.home.path / "runs" / "begun"
+
+
+def put(run: Path, page: WalkedPage) -> None:
+    """A run of an earlier day is in the page's home."""
+    shutil.copytree(run, page.home.path / "runs" / run.name)
+
+
+def last_line(said: str) -> dict[str, Any]:
+    """The JSON with which a command ends."""
+    return json.loads(said.strip().splitlines()[-1])
+
+
+def newest(page: WalkedPage) -> dict[str, Any]:
+    """The newest run of the page's home, as its folder has it."""
+    row = RunStore(page.home).runs()[0]
+    return {"run_id": row.run_id, "status": row.status, "iterations": row.last_iteration}
+
+
+def test_sd35_on_one_gpu_with_my_own_reward(models: Path, tmp_path: Path):
+    stand_ins = INSTALL | {
+        "hf download stabilityai/stable-diffusion-3.5-medium --local-dir": "ls",
+        "/models": str(models),
+        "iterations=100": "iterations=1",
+    }
+    with WalkedPage("sd35-own-reward", tmp_path, stand_ins) as page:
+        Image.new("RGB", (8, 8), (0, 0, 255)).save(tmp_path / "image.png")
+        assert "transformer" in page.run("make install")[1]
+        page.write("def blue(image", "my_rewards.py")
+        score, trained = page.run("spotlight score")
+        assert "1.0" in score and last_line(trained)["iterations"] == 2
+        page.environment |= TINY_SIZE
+        page.run("spotlight doctor")
+        [trained] = page.run("spotlight train")
+        assert 0 < last_line(trained)["score_before"] < 1
+
+
+def test_log_to_wandb(killed: Path, tmp_path: Path):
+    """Offline from the beginning: there is no W&B here, neither to log to nor to sync with."""
+    stand_ins = {
+        ".venv/bin/pip install -c constraints.txt -e '.[wandb]'": ".venv/bin/python -c 'import wandb'",
+        "WANDB_API_KEY=…": "WANDB_MODE=offline",
+        "RUN": "begun",
+        "wandb sync": "ls -d",
+    }
+    with WalkedPage("log-to-wandb", tmp_path, stand_ins) as page:
+        put(killed, page)
+        page.run(".venv/bin/pip")
+        first = newest(page)["run_id"]
+        page.run("export SPOTLIGHT_TRACKING__TO")
+        page.run("SPOTLIGHT_TRACKING__TO=")
+        *_, kept = page.run("export WANDB_MODE=offline")
+        folders = kept.split()
+        assert len(folders) == 3 and [name for name in folders if first in name], "a folder a run"
+        assert [name for name in folders if "begun" in name], "what it had done without W&B too"
+
+
+def test_push_to_the_hub_and_load_in_diffusers(killed: Path, models: Path, tmp_path: Path):
+    evaluated: list[dict[str, Any]] = []
+    stand_ins = {
+        "/models": str(models), "torch.bfloat16": "torch.float32", '.to("cuda")': "", "RUN": "begun",
+        "num_inference_steps=40": "num_inference_steps=2, height=16, width=16",
+        "NAME": "my-push", "EVALUATION": lambda: evaluated[0]["evaluation_id"],
+    }  # fmt: skip
+    with hub_server() as hub, WalkedPage("use-in-diffusers", tmp_path, stand_ins) as page:
+        put(killed, page)
+        page.run("spotlight export RUN --out")
+        page.python("import torch")
+        assert Image.open(tmp_path / "open.png").size == (16, 16)
+        page.environment |= {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": TOKEN,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        dry, _ = page.run("spotlight export RUN --push")
+        assert last_line(dry)["would_push"] == "my-push"
+        assert hub.files == {path.name: path.read_bytes() for path in (tmp_path / "my-push").iterdir()}
+        assert "pytorch_lora_weights.safetensors" in hub.files
+        page.environment |= TINY_SIZE | {"SPOTLIGHT_REWARD__SCORER": f"{killed.parents[2]}/rewards.py:dark"}
+        for said in page.walk("spotlight evaluate"):
+            evaluated.append(last_line(said))
+        assert "difference" in evaluated[1]
+
+
+def test_does_exploration_help_on_my_task(tmp_path: Path):
+    """With few drafts and iterations: the answer is that nothing can be claimed."""
+    stand_ins = {"--iterations 32 --seeds 3": "--iterations 1", "RUN,RUN": lambda: ",".join(
+        row.run_id for row in RunStore(page.home).runs()
+    )}  # fmt: skip
+    with WalkedPage("does-exploration-help", tmp_path, stand_ins) as page:
+        modelled = {name: page.environment.pop(name) for name in SMALL}  # seconds as of the preset
+        assert "if it saves more than" in page.run("spotlight what-if")[0]
+        page.environment |= modelled | {
+            "SPOTLIGHT_EXPLORATION__PROMPTS": "4", "SPOTLIGHT_EXPLORATION__CANDIDATES": "4",
+            "SPOTLIGHT_EXPLORATION__DRAFTS": "8", "SPOTLIGHT_EXPLORATION__MONITOR_PROMPTS": "1",
+        }  # fmt: skip
+        assert last_line(page.run("spotlight evaluate")[0])["images"] == 8
+        page.run("spotlight compare-strategies")
+        assert len(RunStore(page.home).runs()) == 2
+        for name in [name for name in page.environment if name.startswith(("SPOTLIGHT_EX", *SMALL))]:
+            del page.environment[name]
+        # The preset's own strategy is `off_policy`; the page asks for runs of `stale`.
+        page.run("spotlight what-if", {"--curve": "trains on its drafts"})
+
+
+def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
+    """Instances of this machine stand in for the machines on which `ray start` would run."""
+    with local_ray_instances(reserved_cpus=4) as ray:
+        ray.add("spot")
+        stand_ins = INSTALL | {
+            "hf download Qwen/Qwen-Image --local-dir": "ls", "/models": str(models),
+            "trainer_workers=8": "trainer_workers=1", "trainer_workers=4": "trainer_workers=1",
+            "scorer_workers=8": "scorer_workers=1", "RAY_AUTH_TOKEN=…": "UNUSED=1", "HOST:6379": ray.address,
+            "ray start --head --port 6379": "true", "ray start --block": "true",
+        }  # fmt: skip
+        with WalkedPage("ray-cluster", tmp_path, stand_ins) as page:
+            page.environment |= TINY_SIZE
+            page.run("make install")
+            page.run("spotlight doctor")
+            for name in ("CLUSTER", "RESERVED_WORKERS", "SPOT_WORKERS"):
+                del page.environment[f"SPOTLIGHT_RUNTIME__{name}"]
+            *_, trained = page.run("export RAY_AUTH_MODE")
+            assert last_line(trained)["iterations"] == 1
+            assert newest(page)["status"] == "finished"

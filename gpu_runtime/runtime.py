@@ -27,7 +27,7 @@ from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
-from gpu_runtime.fleet.trainers import TrainingFeed
+from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages, check_versions, training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync
@@ -226,6 +226,7 @@ class Runtime:
         left = self.config.iterations - plan.iteration + 1
         self._fleet.decide_capacity(len(requests), left, self._feed.time)
         self._use_training_weights()
+        self._fleet.register_trainers(self._current)
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests,
@@ -350,7 +351,7 @@ class Runtime:
         """
         self._use_training_weights()
         drafts = {} if iteration is None else self._search.kept.blobs(iteration)
-        return self._fleet.trainers.ask(Worker.blobs) | drafts
+        return self._fleet.trainers.state(Worker.blobs) | drafts
 
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
@@ -387,7 +388,7 @@ class Runtime:
     def set_kl_weight(self, weight: float) -> None:
         """Train with another weight of the KL divergence from the reference policy from now on."""
         self._use_training_weights()
-        self._fleet.trainers.ask(Worker.set_kl_weight, weight)
+        self._fleet.trainers.set_kl_weight(weight)
 
     def collect(self) -> Collected:
         """Return the data on devices and judges since the last call, up to one moment."""

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- The trainers are the first `runtime.trainer_workers` reserved workers. The loss of one ends the run; that
-  of another device does not: its requests continue elsewhere.
+- The trainers are the first `runtime.trainer_workers` reserved workers. The loss of one ends the run, unless
+  others have the same state (`algorithm.gradient_shards`); that of another device never does.
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
   while devices generate, else with the next phase.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
@@ -35,7 +35,7 @@ from gpu_runtime.fleet.capacity_decision import LiveWindow, TrainingTime
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import Standbys, WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
-from gpu_runtime.fleet.trainers import Trainers, trainer_gone
+from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.groups.degree_choice import request_class
 from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion, WorkLeft
@@ -78,7 +78,7 @@ class Fleet:
         self._devices: list[Device] = []
         self._weights: Weights | None = None
         training = config.runtime.trainer_workers
-        meets = training > 1 or config.sequence_parallel.largest > 1
+        meets = config.divides_weights or config.sequence_parallel.largest > 1
         # Kept as long as the fleet exists: workers are connected to it.
         self._meeting = ControlStore(cluster.host) if meets else None
         self.sharing = Sharing(
@@ -112,8 +112,16 @@ class Fleet:
         self._following = threading.Lock()
         self.look = None if self._rented is None else self._look
         """Function to call while waiting, which gives back devices called back; None if not needed."""
-        self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share, self.look)
+        self.trainers = Trainers(
+            first,
+            config.runtime.trainer_limit_s,
+            cluster.share,
+            self.look,
+            config.algorithm.gradient_shards,
+            self._on_trainer_lost,
+        )
         """The devices that train."""
+        self._training_slots = {device.slot for device in first}
 
     def await_ready(self) -> None:
         """Wait until the workers that a run needs to start have loaded their models.
@@ -315,11 +323,12 @@ class Fleet:
         """Remove a worker that has died.
 
         Raises:
-            RuntimeFailure: if the worker is a trainer, or devices failed too often in a row.
+            RuntimeFailure: if no trainer is left that has the run's whole state, or devices failed too often
+                in a row.
         """
         if device in self.trainers:
-            self.trainers.end()
-            raise trainer_gone(error) from error
+            self.trainers.on_worker_lost(device, error)
+            return
         self._remove(device, "lost", str(error))
         self.lost.append(device.name)
         if isinstance(error, DeviceFaultError):
@@ -331,11 +340,22 @@ class Fleet:
                     f"{error}; if memory is short, lower sampling.batch_size or the size of the images"
                 ) from error
 
+    def _on_trainer_lost(self, device: Device, error: WorkerLostError) -> None:
+        """Remove a trainer that has died while others go on."""
+        self._remove(device, "lost", str(error))
+        self.lost.append(device.name)
+
+    def register_trainers(self, weights: Weights) -> None:
+        """Let devices that have replaced lost trainers train, too; the trainers hold these weights."""
+        for device in list(self._devices):
+            if device.slot in self._training_slots and device not in self.trainers:
+                self.trainers.register(device, weights)
+
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill the process of a worker that hangs; it counts as lost.
 
         Raises:
-            RuntimeFailure: if the worker is a trainer.
+            RuntimeFailure: see `on_worker_lost`.
         """
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))

@@ -423,9 +423,9 @@ class WorkerProvisioner:
                 device.actor.kill()
 
     def _training_place(self, index: int) -> TrainingMembership | None:
-        """Return the membership of the index-th training device; None if one device trains alone."""
+        """Return the membership of the index-th training device; None if each has all weights."""
         settings = self._config.runtime
-        if settings.trainer_workers == 1:
+        if not self._config.divides_weights:
             return None
         assert self._meeting is not None, "trainers meet"
         return TrainingMembership(

@@ -118,9 +118,15 @@ class Policy:
             finally:
                 transformer.enable_adapters()  # pyright: ignore[reportCallIssue]
             return
+        with self.holding(self._reference):
+            yield
+
+    @contextmanager
+    def holding(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Make the trained weights others within this context."""
         current = {name: weight.detach().clone() for name, weight in self.trained.items()}
         try:
-            self._copy(self._reference)
+            self._copy(weights)
             yield
         finally:
             self._copy(current)

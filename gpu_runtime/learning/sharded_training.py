@@ -21,11 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.gradient_shards import Batches, ShardSum
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.sharding import gathered_like, local_shard, sharded_like
-from gpu_runtime.learning.trainer import Accumulation, Trainer
+from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.learning.weights import WeightState
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig, RunConfig
@@ -183,14 +184,20 @@ class ShardedTrainer(Trainer):
         self._divided.divide()
         return super().finish()
 
-    def _accumulation(self) -> Accumulation:
-        size = self._config.sampling.batch_size
-        return Accumulation(self._objective, size, self._group.rank(), self._group.size())
+    def _batches(self, shards: Sequence[int]) -> Batches:
+        return Batches(
+            self._config.sampling.batch_size, self._group.size(), (self._group.rank(),), together=True
+        )
 
-    def _of_all(self, terms: BatchTerms) -> BatchTerms:
-        """Return the sums of all processes' batches, and the largest deviation."""
-        found = torch.tensor(terms, dtype=torch.float64).to(self._device)
+    def _total(self, update: int) -> ShardSum:
+        """Return the sum of all processes' batches, whose gradients FSDP has summed, and the terms of all."""
+        accumulation = self._first if not update else self._accumulation(self._shards)
+        if update:
+            accumulation.add(self._samples()[update])
+        (own,) = accumulation.take((self._group.rank(),)).values()
+        found = torch.tensor(own.terms, dtype=torch.float64).to(self._device)
         gathered = [torch.empty_like(found) for _ in range(self._group.size())]
         dist.all_gather(gathered, found, group=self._group)
         terms_N8 = torch.stack(gathered).cpu()
-        return BatchTerms(*terms_N8.sum(dim=0).tolist())._replace(deviation=float(terms_N8[:, 3].max()))
+        sums = BatchTerms(*terms_N8.sum(dim=0).tolist())
+        return ShardSum(own.gradient, sums._replace(deviation=float(terms_N8[:, 3].max())))

@@ -5,19 +5,24 @@ so the same samples give the same weights to the bit, and an iteration's first u
 the rollout did. Samples may arrive one prompt group at a time (`add`): no weight changes before `finish`, and
 rows are cut into batches in the order in which they arrive, however they are grouped, so an update has the
 same bits as if its samples had come all at once. `blobs` and `restore` save and restore all state to the bit.
+
+Several trainers with all weights each sum their own shards of an update (`sums`), and all take the step with
+the sum of all shards (`step`), so that each of them holds the run's whole state to the bit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from safetensors.numpy import load, save
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objectives.protocol import BatchTerms, Objective, Row, TrainingSample
+from gpu_runtime.learning.gradient_shards import Accumulation, Batches, ShardSum, Span, joined, nodes_of
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.registry import build_objective
@@ -34,53 +39,6 @@ _WEIGHT_DECAY = 1e-4
 """Decoupled weight decay, as in Flow-GRPO."""
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
-class Accumulation:
-    """The gradient of one update, accumulated in the weights batch by batch while its samples still arrive.
-
-    Several processes take turns with the batches: process r of n computes every n-th one from the r-th on.
-    Each computes equally many, as a batch needs all processes; one that has none left computes a batch of
-    weight 0.
-
-    Attributes:
-        rows: number of rows that have arrived, in all processes' batches.
-        terms: sums over the rows that this process has computed, and the largest deviation among them.
-    """
-
-    def __init__(self, objective: Objective, batch_size: int, rank: int = 0, processes: int = 1) -> None:
-        self._objective = objective
-        self._size, self._rank, self._processes = batch_size, rank, processes
-        self._waiting: list[Row] = []
-        self.rows = 0
-        self.terms = BatchTerms(0.0, 0.0, 0.0, 0.0)
-
-    def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Add samples, and compute batches as soon as every process has a whole one."""
-        rows = self._objective.rows(samples)
-        self.rows += len(rows)
-        self._waiting += rows
-        turn = self._size * self._processes
-        while len(self._waiting) >= turn:
-            self._compute(self._waiting[:turn])
-            del self._waiting[:turn]
-
-    def end(self) -> None:
-        """Compute the remaining rows."""
-        left, self._waiting = self._waiting, []
-        if left:
-            self._compute(left)
-
-    def _compute(self, rows: Sequence[Row]) -> None:
-        """Compute this process's batch among those of all processes."""
-        own = rows[self._rank * self._size :][: self._size]
-        if not own:
-            self._objective.backward(rows[: self._size], 0.0)
-            return
-        terms, sums = self._objective.backward(own, 1.0), self.terms
-        # max() would swallow a NaN, which must reach the check.
-        off = terms.deviation if math.isnan(terms.deviation) else max(sums.deviation, terms.deviation)
-        self.terms = BatchTerms(*(map(sum, zip(sums, terms, strict=True))))._replace(deviation=off)
 
 
 class MovingAverage:
@@ -147,9 +105,8 @@ class Trainer:
         self._objective = build_objective(policy, sampler, config)
         self._steps = StochasticSteps(policy, sampler, config.sampling)
         self.average = MovingAverage(policy.local_state(), settings.ema_decay, settings.ema_interval)
-        self._updates: list[list[TrainingSample]] = []
-        self._groups, self._last_prompt = 0, -1
-        self._first = self._accumulation()
+        self._count = config.algorithm.gradient_shards
+        self.begin()
 
     def average_state(self) -> WeightState:
         """Return the moving average of all trained weights."""
@@ -176,13 +133,25 @@ class Trainer:
         self.add(samples)
         return self.finish()
 
-    def begin(self) -> None:
-        """Begin an iteration, and forget one that was not completed."""
+    def begin(self, shards: Sequence[int] | None = None) -> None:
+        """Begin an iteration, and forget one that was not completed.
+
+        Args:
+            shards: shards that this trainer computes, those of the first update while samples still arrive;
+                None for all.
+        """
         self.optimizer.zero_grad()
         self._objective.end()
-        self._updates = [[] for _ in range(self._config.algorithm.updates_per_iteration)]
+        self._updates: list[list[TrainingSample]] = [
+            [] for _ in range(self._config.algorithm.updates_per_iteration)
+        ]
         self._groups, self._last_prompt = 0, -1
-        self._first = self._accumulation()
+        self._shards = range(self._count) if shards is None else shards
+        self._kept = set(self._shards)
+        self._began: dict[str, torch.Tensor] = {}
+        self._first = self._accumulation(self._shards)
+        self._figures, self._deviation = np.zeros(8), 0.0
+        self._off_policy: OffPolicyFigures | None = None
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
         """Add whole prompt groups; gradients of the first update are computed at once.
@@ -218,34 +187,63 @@ class Trainer:
                 changed), or if a loss or a gradient is not finite (the updates before it stay; a run goes
                 back to its checkpoint).
         """
-        updates = [samples for samples in self._updates if samples]
-        sums = np.zeros(8)
-        stale = sorted((s for samples in updates for s in samples if s.stale), key=lambda s: s.request)
-        spread, ratio_kl = self._steps.off_policy(stale) if stale else (0.0, 0.0)
-        self._first.end()
-        deviation = self._objective.before_steps(updates)
-        clipped_stale = 0.0
-        for index, chosen in enumerate(updates):
-            if index:
-                self._first = self._accumulation()
-                self._first.add(chosen)
-                self._first.end()
-            terms = self._means(self._first)
-            if index == 0:
-                deviation = float(np.maximum(deviation, terms.deviation))  # NaN if either is
-                self._check_ratio(deviation)
-                # No weight has changed: a step that is out of the clip range is out of it by its age.
-                of_it = sum(sample.stale for sample in chosen) / len(chosen)
-                clipped_stale = terms.clipped / of_it if of_it else 0.0
-            place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
-            self._check_loss(terms, place)
-            norm = self._apply(place)
-            of_pairs = terms.pair_accuracy, terms.pair_margin
-            sums += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
+        updates = len(self._samples())
+        for update in range(updates):
+            self.step(update, self._total(update))
+        return self.end()
+
+    def sums(self, update: int, shards: Sequence[int]) -> dict[Span, ShardSum]:
+        """Return the sums of shards of an update: the largest nodes of the tree that these shards make.
+
+        Weights are those before the update's step. Those of the first update come from the samples added so
+        far; other shards than `begin` was given are computed from the update's samples.
+        """
+        parts = {} if update else self._first.take(shards)
+        missing = [shard for shard in shards if (shard, shard + 1) not in parts]
+        if missing:
+            if update and (unkept := [shard for shard in missing if shard not in self._kept]):
+                with self.policy.holding(self._began):  # they are of a trainer that was lost
+                    self._keep(unkept, update)
+            late = self._accumulation(missing)
+            late.add(self._samples()[update])
+            parts |= late.take(missing)
+        return {node: joined(parts, node) for node in nodes_of(shards, (0, self._count))}
+
+    def step(self, update: int, total: ShardSum) -> None:
+        """Take an update's training step.
+
+        Args:
+            update: index of the update; they are taken in their order.
+            total: sum of all its shards.
+
+        Raises:
+            TrainingError: see `finish`.
+        """
+        updates = self._samples()
+        chosen = updates[update]
+        if not update:
+            self._look_before_steps()
+        terms = self._means(total, len(self._objective.rows(chosen)))
+        place = f"training step {update + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
+        if not update:
+            self._deviation = float(np.maximum(self._deviation, terms.deviation))  # NaN if either is
+            self._check_ratio(self._deviation)
+            # No weight has changed: a step that is out of the clip range is out of it by its age.
+            of_it = sum(sample.stale for sample in chosen) / len(chosen)
+            if self._off_policy is not None and of_it:
+                self._off_policy = replace(self._off_policy, clip_share=terms.clipped / of_it)
+        self._check_loss(terms, place)
+        norm = self._apply(place)
+        of_pairs = terms.pair_accuracy, terms.pair_margin
+        self._figures += (terms.loss, terms.kl, terms.clipped, norm, terms.ratio, terms.ratio_kl, *of_pairs)
+
+    def end(self) -> TrainingReport:
+        """Report on the iteration's training steps, and begin another one."""
+        updates = len(self._samples())
+        loss, kl, clipped, norm, *further = (self._figures / max(updates, 1)).tolist()
+        seen = self._deviation, self._off_policy
         self.begin()
-        loss, kl, clipped, norm, *further = (sums / max(len(updates), 1)).tolist()
-        off_policy = OffPolicyFigures(len(stale), spread, ratio_kl, clipped_stale) if stale else None
-        return TrainingReport(len(updates), loss, kl, clipped, norm, deviation, off_policy, *further)
+        return TrainingReport(updates, loss, kl, clipped, norm, *seen, *further)
 
     def blobs(self) -> dict[str, bytes]:
         """Return weights, moving average and optimiser moments, one safetensors file each.
@@ -320,22 +318,51 @@ class Trainer:
                 "checkpoint"
             )
 
-    def _accumulation(self) -> Accumulation:
-        """Return an accumulation for the gradient of an update."""
-        return Accumulation(self._objective, self._config.sampling.batch_size)
+    def _samples(self) -> list[list[TrainingSample]]:
+        """Return the samples of each update; fewer groups than updates make fewer updates."""
+        return [samples for samples in self._updates if samples]
 
-    def _means(self, update: Accumulation) -> BatchTerms:
-        """Return an update's means over rows, and turn its gradients into means."""
-        terms = self._of_all(update.terms)
-        for weight in self._weights:
-            if weight.grad is not None:
-                weight.grad.div_(update.rows)
-        means = BatchTerms(*(value / update.rows for value in terms))
-        return means._replace(deviation=terms.deviation)
+    def _look_before_steps(self) -> None:
+        """Measure how far samples are from the policy, and keep what later updates need of it."""
+        samples = [sample for update in self._samples() for sample in update]
+        stale = sorted((one for one in samples if one.stale), key=lambda one: one.request)
+        if stale:
+            self._off_policy = OffPolicyFigures(len(stale), *self._steps.off_policy(stale), 0.0)
+        self._deviation = self._objective.before_steps(samples)
+        self._keep(self._shards, 1)
+        if len(self._shards) < self._count and len(self._samples()) > 1:
+            self._began = {name: weight.detach().clone() for name, weight in self.policy.trained.items()}
 
-    def _of_all(self, terms: BatchTerms) -> BatchTerms:
-        """Return the sums of all processes, from this one's."""
-        return terms
+    def _keep(self, shards: Sequence[int], first: int) -> None:
+        """Keep what updates from the first one on need of the policy that began the iteration."""
+        for samples in self._samples()[first:]:
+            batches = self._batches(shards)
+            for _, rows, _ in [*batches.add(self._objective.rows(samples)), *batches.end()]:
+                self._objective.keep(rows)
+        self._kept.update(shards)
+
+    def _batches(self, shards: Sequence[int]) -> Batches:
+        """Return what cuts the rows of an update into batches, for some shards."""
+        return Batches(self._config.sampling.batch_size, self._count, shards)
+
+    def _accumulation(self, shards: Sequence[int]) -> Accumulation:
+        """Return an accumulation of an update's shards."""
+        return Accumulation(self._objective, self.policy.trained, self._batches(shards))
+
+    def _total(self, update: int) -> ShardSum:
+        """Return the sum of all shards of an update."""
+        whole = (0, self._count)
+        return joined(self.sums(update, range(self._count)), whole)
+
+    def _means(self, total: ShardSum, rows: int) -> BatchTerms:
+        """Return an update's means over rows, and give the weights the means of its gradient."""
+        for name, weight in self.policy.trained.items():
+            gradient = total.gradient.get(name)
+            if isinstance(gradient, np.ndarray):
+                gradient = torch.from_numpy(np.array(gradient)).to(weight.device)
+            weight.grad = None if gradient is None else gradient.div_(rows)
+        means = BatchTerms(*(value / rows for value in total.terms))
+        return means._replace(deviation=total.terms.deviation)
 
     def _apply(self, place: str) -> float:
         """Clip, step and average; return the gradient's norm before clipping.

@@ -81,14 +81,14 @@ def refuse_gpus_of_local_processes(config: RunConfig) -> None:
 
 
 def refuse_shared_gpus(config: RunConfig) -> None:
-    """Refuse devices that train together if workers of this machine share GPUs.
+    """Refuse devices that divide the weights if workers of this machine share GPUs.
 
     Raises:
         ConfigurationError: if there are fewer GPUs than workers; NCCL takes one process per GPU.
     """
     training = config.runtime.trainer_workers
     workers = config.runtime.least_workers
-    if training == 1 or device_of(config.model).type != "cuda":
+    if not config.divides_weights or device_of(config.model).type != "cuda":
         return
     gpus = torch.cuda.device_count()
     if workers > gpus:

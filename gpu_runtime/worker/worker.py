@@ -6,7 +6,8 @@ Plain Python without Ray, so that a bare machine with torch and diffusers can us
 - The worker holds one version of the weights. It refuses to generate with another, and forgets the samples in
   flight when its weights change: no sample is made by two versions.
 - A trainer's own weights come back after others were loaded, and it trains only with its own.
-- Trainers that divide the model make the same calls in the same order; only the first one answers for all.
+- Trainers make the same calls in the same order. Where they divide the model, only the first one answers for
+  all; otherwise each has the whole state.
 - In a group that shares sequences the worker does a call only in the group's epoch.
 """
 
@@ -24,6 +25,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample, SampleState
+from gpu_runtime.learning.gradient_shards import ShardSum, Span
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.registry import keeps_reference
@@ -285,14 +287,21 @@ class DeviceWorker:
             raise GroupBrokenError(f"this worker is in no group, not in that of epoch {epoch}")
         return self._member.together(epoch, lambda: getattr(self, method)(*args))
 
-    def add_to_training(
-        self, samples: Sequence[TrainingSample], begins: bool, generates: bool = False
-    ) -> None:
+    def begin_training(self, shards: Sequence[int]) -> None:
+        """Begin an iteration, for trainers only; what is left of another one is forgotten.
+
+        Args:
+            shards: shards of its gradients that this trainer computes; not used where trainers divide the
+                weights.
+        """
+        self.leave_group()
+        self._the_trainer().begin(shards)
+
+    def add_to_training(self, samples: Sequence[TrainingSample], generates: bool = False) -> None:
         """Add prompt groups of an iteration, for trainers only; gradients of the first update accumulate.
 
         Args:
             samples: samples as in `Trainer.add`.
-            begins: True if these begin an iteration; what is left of another one is forgotten.
             generates: True if samples may be generated next with the weights held.
 
         Raises:
@@ -302,28 +311,42 @@ class DeviceWorker:
         self.leave_group()
         trainer = self._the_trainer()
         with exchanging(self._training_group):
-            if begins:
-                trainer.begin()
             trainer.add(samples)
             if generates:
                 self._policy.gather()
 
-    def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Add an iteration's last prompt groups, and take its training steps, for trainers only.
 
         Args:
-            samples: samples as in `Trainer.add`; those of all groups if the iteration begins with them.
-            begins: see `add_to_training`.
+            samples: samples as in `Trainer.add`.
 
         Raises:
             TrainingError: see `Trainer.finish`; all trainers raise the same.
             GroupBrokenError: if another one is gone.
         """
-        self.add_to_training(samples, begins)
+        self.add_to_training(samples)
         with exchanging(self._training_group):
             report = self._the_trainer().finish()
             self._policy.gather()
         return report
+
+    def shard_sums(self, update: int, shards: Sequence[int]) -> dict[Span, ShardSum]:
+        """Return the sums of shards of an update, for trainers with all weights; see `Trainer.sums`."""
+        sums = self._the_trainer().sums(update, shards)
+        return {span: total.as_arrays() for span, total in sums.items()}
+
+    def take_training_step(self, update: int, total: ShardSum) -> None:
+        """Take an update's step with the sum of all shards, for trainers with all weights.
+
+        Raises:
+            TrainingError: see `Trainer.finish`; all trainers raise the same.
+        """
+        self._the_trainer().step(update, total)
+
+    def end_training(self) -> TrainingReport:
+        """Report on the training steps taken one by one, for trainers with all weights."""
+        return self._the_trainer().end()
 
     def set_kl_weight(self, weight: float) -> None:
         """Use another weight of the KL from the next training step on, for trainers only."""

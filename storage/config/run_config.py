@@ -113,6 +113,12 @@ class AlgorithmConfig(Section):
     updates_per_iteration: int = Field(default=1, ge=1, le=64)
     """Training (optimiser) steps an iteration's samples are divided over."""
 
+    gradient_shards: int = Field(default=1, ge=1, le=256)
+    """Shards K in which the gradient of an update is summed. Above 1, up to K `runtime.trainer_workers` hold
+    all weights each and sum some of the shards, which are joined in a fixed order: a run's bits depend on K
+    and not on how many train, and the loss of one that trains changes nothing. With 1, several that train
+    divide the weights."""
+
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 
@@ -450,6 +456,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _every_trainer_has_a_shard(self) -> Self:
+        shards, training = self.algorithm.gradient_shards, self.runtime.trainer_workers
+        if 1 < shards < training:
+            raise ValueError(
+                f"runtime.trainer_workers is {training}, above algorithm.gradient_shards={shards}: a device "
+                "that trains computes at least one shard; lower it, raise gradient_shards (which changes the "
+                "bits of a run), or set that to 1 to divide the weights over the devices"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_process_group_each(self) -> Self:
         shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
         if shared > 1 and training > 1:
@@ -479,6 +496,11 @@ class RunConfig(Section):
         return self.model.model_copy(update={"height": height, "width": width})
 
     @property
+    def divides_weights(self) -> bool:
+        """True where devices that train hold a part of the weights each, instead of all of them."""
+        return self.runtime.trainer_workers > 1 and self.algorithm.gradient_shards == 1
+
+    @property
     def prompts_explored(self) -> int:
         """Prompt groups that an iteration explores where its strategy explores."""
         return self.exploration.prompts or self.algorithm.prompts_per_iteration
@@ -494,8 +516,14 @@ class RunConfig(Section):
         return 0 < self.evaluation.every < self.iterations
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Return True where all is equal but the cluster, and the places that things are copied to."""
-        there = self.runtime.model_copy(update={"cluster": other.runtime.cluster})
+        """Return True where all is equal but what bits do not depend on.
+
+        These are the cluster, the places that things are copied to, and with shards how many devices train.
+        """
+        free: dict[str, object] = {"cluster": other.runtime.cluster}
+        if self.algorithm.gradient_shards > 1:
+            free["trainer_workers"] = other.runtime.trainer_workers
+        there = self.runtime.model_copy(update=free)
         saved = self.checkpoint.model_copy(update={"mirror": other.checkpoint.mirror})
         changed = {"runtime": there, "checkpoint": saved, "tracking": other.tracking}
         return self.model_copy(update=changed) == other

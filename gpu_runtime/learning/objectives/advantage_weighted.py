@@ -45,19 +45,13 @@ class AdvantageWeightedObjective(NoisedImagesObjective[Options]):
             share_R: advantage of each row's sample over the largest one, in [-1, 1].
         """
 
-    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Keep what later updates need of the old policy, while the policy is still the old one."""
-        size = self._batch_size
-        for samples in updates[1:]:
-            rows = self.rows(samples)
-            for first in range(0, len(rows), size):
-                batch = rows[first : first + size]
-                noised, sigma, target, conditioning = self._inputs(self._steps.padded(batch))
-                with torch.no_grad():
-                    kept = self._kept(self._policy.model.velocity(noised, sigma, conditioning), target)
-                for row, old in zip(batch, kept, strict=False):
-                    self._old[row.sample.request, row.place] = old
-        return super().before_steps(updates)
+    @torch.no_grad()
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Keep what the loss of a later update's rows needs of the old policy, which the policy still is."""
+        noised, sigma, target, conditioning = self._inputs(self._steps.padded(rows))
+        kept = self._kept(self._policy.model.velocity(noised, sigma, conditioning), target)
+        for row, old in zip(rows, kept, strict=False):
+            self._old[row.sample.request, row.place] = old
 
     def end(self) -> None:
         """Forget what was kept of the old policy, which may take much memory for large latents."""

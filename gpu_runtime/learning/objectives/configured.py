@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objectives.protocol import Row
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy
 from storage.config.run_config import SamplingConfig
@@ -33,6 +35,9 @@ class ConfiguredObjective(Generic[Options]):
         self._options = options
         self._steps = StochasticSteps(policy, sampler, sampling)
         self.end()
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Keep nothing of a later update's rows, unless a subclass needs the policy before the first step."""
 
     def end(self) -> None:
         """Forget what was kept of an iteration: nothing, unless a subclass keeps something."""

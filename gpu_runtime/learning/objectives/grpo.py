@@ -17,7 +17,7 @@ from gpu_runtime.learning.objectives.stochastic_steps import StepInputs
 class GrpoObjective(ConfiguredObjective[GrpoOptions | GuardOptions]):
     """The `objectives.protocol.Objective` of Flow-GRPO; a row is a (sample, denoising step)."""
 
-    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
+    def before_steps(self, samples: Sequence[TrainingSample]) -> float:
         """Return 0: log-probabilities of the old policy come with the trajectories."""
         return 0.0
 

@@ -55,9 +55,9 @@ class NoisedImagesObjective(ConfiguredObjective[Options], ABC):
             reference_RSC: velocity of the reference policy, if the loss or the KL needs it.
         """
 
-    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
+    def before_steps(self, samples: Sequence[TrainingSample]) -> float:
         """Return the largest |ratio - 1| of one batch of stochastic steps of samples that are not stale."""
-        return self._steps.deviation([s for samples in updates for s in samples if not s.stale])
+        return self._steps.deviation([sample for sample in samples if not sample.stale])
 
     def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""

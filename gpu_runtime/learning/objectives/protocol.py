@@ -77,14 +77,18 @@ class Objective(Protocol):
     It keeps nothing from one iteration to the next: when a setting changes in a run, another one is built.
     """
 
-    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Look at an iteration's samples, by update, before any weight changes.
+    def before_steps(self, samples: Sequence[TrainingSample]) -> float:
+        """Look at an iteration's samples before any weight changes.
 
         The first update's gradients have already been added.
 
         Returns:
             The largest |ratio - 1| of the samples that are not stale, unless `backward` returns it.
         """
+        ...
+
+    def keep(self, rows: Sequence[Row]) -> None:
+        """Keep what a later update's batch of rows needs of the policy before any weight changes."""
         ...
 
     def end(self) -> None:

@@ -7,6 +7,7 @@ additions by kernels, an allocator or another batch are left out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,6 +52,7 @@ class WorkNeed:
         trains_again: True if there is a second training step: AdamW's moments exist after the first.
         training_bytes: activations of one batch in training, kept for its backward pass.
         generating_bytes: activations of one batch in the block that computes.
+        gradient_shards: `algorithm.gradient_shards`; above 1, nothing is divided over the devices that train.
     """
 
     adapters_bytes: int = 0
@@ -59,6 +61,7 @@ class WorkNeed:
     trains_again: bool = True
     training_bytes: int = 0
     generating_bytes: int = 0
+    gradient_shards: int = 1
 
     @classmethod
     def of(
@@ -90,7 +93,16 @@ class WorkNeed:
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
             training_bytes=token * image_tokens * kept,
             generating_bytes=token * max(image_tokens, evaluated) * _KEPT * largest,
+            gradient_shards=config.algorithm.gradient_shards,
         )
+
+    def divided_over(self, trainers: int) -> int:
+        """Return the number of devices, of those that train, that weights are divided over."""
+        return trainers if self.gradient_shards == 1 else 1
+
+    def gradients_kept(self, trainers: int) -> int:
+        """Return how many shards' gradients one of the devices that train has summed when a step begins."""
+        return math.ceil(self.gradient_shards / trainers) if self.gradient_shards > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -154,10 +166,12 @@ class MemoryNeed:
         """Return the need of one of the devices that train, at its peak.
 
         Args:
-            trainers: number of devices that the transformer and all that training adds are divided over.
-                While generating, each holds all weights beside its part.
+            trainers: number of devices that train. The transformer and all that training adds are divided
+                over them, unless there are gradient shards. While generating, each holds all weights beside
+                its part.
         """
         work, held = self.work, self.of_weights()
+        kept_gradients, trainers = work.gradients_kept(trainers), work.divided_over(trainers)
         trained = self.transformer_bytes if work.trains_all else work.adapters_bytes
         kept = {
             "AdamW's moments": _MOMENTS * trained / trainers,
@@ -167,7 +181,10 @@ class MemoryNeed:
         computes: Terms = held | parts | {"activations": work.training_bytes}
         if work.trains_again:
             computes |= kept
-        steps = held | parts | kept | {"gradients": trained / trainers}
+        gradients = {"gradients": kept_gradients * trained / trainers}
+        if kept_gradients > 1:  # the last shard's last batch computes beside those of the others
+            computes |= gradients
+        steps = held | parts | kept | gradients
         generates: Terms = held | {"activations": work.generating_bytes}
         if trainers > 1:
             generates["its part of them"] = parts["transformer"] + parts["adapters"]

@@ -96,7 +96,8 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     trained = weights if work.trains_all else work.adapters_bytes
     encoders = _exactly("text encoders", _BFLOAT16 * model.encoders)
     offloaded = settings.encoders == "offload"
-    trainers = config.runtime.trainer_workers
+    trainers = work.divided_over(config.runtime.trainer_workers)
+    gradients = work.gradients_kept(config.runtime.trainer_workers) * trained / trainers
     low, high = (
         copies * _FLOAT32 * batch * image_tokens * model.architecture.channels for copies in _LATENTS
     )
@@ -111,7 +112,7 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
             *([] if offloaded else [encoders]),
             Term("latents of a batch", low, high),
             Term("CUDA, workspaces, fragments", *_RUNTIME),
-            _exactly("gradients", trained / trainers, trains=True),
+            _exactly("gradients", gradients, trains=True),
             _exactly("AdamW's moments", 2 * trained / trainers, trains=True),
             *([_exactly("reference", trained / trainers, trains=True)] if work.keeps_reference else []),
             # Between two updates a trainer may hold its part beside all weights.

@@ -39,6 +39,13 @@ def test_it_is_frozen():
             },
             "trainer_workers is 2 and sequence_parallel shares samples between up to 2 devices",
         ),
+        (
+            {
+                "runtime": {"reserved_workers": 3, "trainer_workers": 3},
+                "algorithm": {"gradient_shards": 2},
+            },
+            r"trainer_workers is 3, above algorithm\.gradient_shards=2: a device that trains",
+        ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
         ({"runtime": {"lease_s": 0}}, "lease_s"),
         (

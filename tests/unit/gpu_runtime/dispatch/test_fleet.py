@@ -395,6 +395,28 @@ def test_the_loss_of_one_of_several_trainers_ends_them_all():
     assert not stage.cluster.workers[ONE].dead
 
 
+def test_with_shards_a_lost_trainer_is_replaced_and_the_last_one_ends_the_run():
+    cluster = FakeCluster()
+    runtime = {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0}
+    fleet = Fleet(cluster, tiny_config(runtime=runtime, algorithm={"gradient_shards": 2}))
+    fleet.await_ready()
+    assert all(worker.among is None for worker in cluster.workers.values()), "they need no rendezvous"
+    cluster.workers[TRAINER].dead = True
+    fleet.prepare(FIRST)
+    assert [device.name for device in fleet.trainers.devices] == ["reserved-1"]
+    assert fleet.lost == [TRAINER]
+    for _ in range(2):  # it is started, and has loaded
+        fleet.prepare(FIRST)
+    assert [device.name for device in fleet.workers(FIRST.version)] == ["reserved-1", "reserved-0.1"]
+    events = [(event.worker, event.kind) for event in fleet.collector.close().device_events]
+    assert events == [
+        (TRAINER, "joined"), ("reserved-1", "joined"), (TRAINER, "lost"), ("reserved-0.1", "joined")
+    ]  # fmt: skip
+    cluster.workers["reserved-1"].dead = True
+    with pytest.raises(RuntimeFailure, match=r"reserved-1.*nothing committed is lost"):
+        fleet.prepare(SECOND)
+
+
 def test_of_trainers_that_wait_for_each_other_the_one_that_dies_while_it_loads_is_heard_of_at_once():
     cluster = FakeCluster()
     cluster.slow.add(TRAINER)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
+from itertools import pairwise
 from threading import Timer
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.fleet import trainers as module
-from gpu_runtime.fleet.trainers import Trainers, TrainingFeed
+from gpu_runtime.fleet import training_feed
+from gpu_runtime.fleet.trainers import Trainers
+from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import training_samples
+from gpu_runtime.learning.gradient_shards import ShardSum
+from gpu_runtime.learning.objectives.protocol import BatchTerms
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
@@ -29,7 +36,10 @@ REPORT = SimpleNamespace(training_steps=1)
 
 
 class Actor(RemoteActor[Worker]):
-    """Keeps its calls; each ends with the next one of `ahead`, or else when the test says so."""
+    """Keeps its calls; each ends with the next one of `ahead`, or else when the test says so.
+
+    That an iteration begins is answered at once.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -41,7 +51,9 @@ class Actor(RemoteActor[Worker]):
         """See `RemoteActor`."""
         answer: Future[Any] = Future()
         self.calls.append((method.__name__, args, answer))
-        if self.ahead:
+        if method is Worker.begin_training:
+            answer.set_result(None)
+        elif self.ahead:
             given = self.ahead.pop(0)
             if isinstance(given, Exception):
                 answer.set_exception(given)
@@ -161,6 +173,134 @@ def test_devices_that_hold_different_weights_end_the_run():
     assert same.trainers.holds(WeightsVersion(1)) and not same.trainers.holds(WeightsVersion(0))
 
 
+class Replica(Actor):
+    """A trainer with all weights: the gradient of a shard is ten to the power of its number."""
+
+    def __init__(self, name: str, answers: dict[str, Any]) -> None:
+        super().__init__(name)
+        self.answers = answers
+
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        """See `RemoteActor`; an answer that is an exception is raised, and None is never given."""
+        answer: Future[Any] = Future()
+        self.calls.append((method.__name__, args, answer))
+        given: Any = self.answers.get(method.__name__, f"{method.__name__} of {self.name}")
+        if method is Worker.shard_sums and method.__name__ not in self.answers:
+            terms = BatchTerms(1.0, 0.0, 0.0, 0.0)
+            given = {(one, one + 1): ShardSum({"w": np.float32(10**one)}, terms) for one in args[1]}
+        if isinstance(given, Exception):
+            answer.set_exception(given)
+        elif given is not None:
+            answer.set_result(given)
+        return answer
+
+    def all_of(self, method: str) -> list[tuple[Any, ...]]:
+        return [args for name, args, _ in self.calls if name == method]
+
+
+class Replicas:
+    """Trainers that compute four shards; each argument is what one of them answers, by method."""
+
+    def __init__(self, *answers: dict[str, Any], limit_s: float = 300.0) -> None:
+        self.actors = [Replica(f"reserved-{number}", given) for number, given in enumerate(answers)]
+        self.devices = [Device(actor, "reserved") for actor in self.actors]
+        self.lost: list[str] = []
+        self.trainers = Trainers(
+            self.devices,
+            limit_s,
+            lambda value: value,
+            None,
+            4,
+            lambda device, _: self.lost.append(device.name),
+        )
+
+    def train(self, updates: int = 1) -> Any:
+        self.trainers.wait_for(self.trainers.begin_iteration())
+        return self.trainers.train(SAMPLES, updates)
+
+    def totals(self, actor: int) -> list[tuple[int, float, float]]:
+        """Updates whose step one has taken, with the gradient and the loss."""
+        steps = self.actors[actor].all_of("take_training_step")
+        return [(update, float(total.gradient["w"]), total.terms.loss) for update, total in steps]
+
+
+GONE = WorkerLostError("it is gone")
+
+
+def test_replicas_compute_their_shards_and_all_step_with_the_sum_of_all():
+    stage = Replicas({}, {}, {})
+    assert stage.train(updates=2) == "end_training of reserved-0"
+    for number, shards in enumerate(([0], [1], [2, 3])):
+        assert stage.actors[number].all_of("begin_training") == [(shards,)]
+        assert stage.actors[number].all_of("add_to_training") == [(SAMPLES,)]
+        assert stage.actors[number].all_of("shard_sums") == [(0, shards), (1, shards)]
+        assert stage.totals(number) == [(0, 1111.0, 4.0), (1, 1111.0, 4.0)]
+    assert not stage.lost
+
+
+@pytest.mark.parametrize("method", ["begin_training", "add_to_training", "shard_sums", "take_training_step"])
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_the_shards_of_a_replica_that_is_lost_are_computed_by_the_others(method: str, gone: int):
+    stage = Replicas(*({method: GONE} if number == gone else {} for number in range(3)))
+    left = [number for number in range(3) if number != gone]
+    assert stage.train(updates=2) == f"end_training of reserved-{left[0]}"
+    assert all(stage.totals(number) == [(0, 1111.0, 4.0), (1, 1111.0, 4.0)] for number in left)
+    done = [args for number in left for args in stage.actors[number].all_of("shard_sums")]
+    assert sorted(one for update, shards in done for one in shards if update == 1) == [0, 1, 2, 3]
+    assert stage.lost == [f"reserved-{gone}"]
+    assert stage.actors[gone].killed and len(stage.trainers.devices) == 2
+
+
+def test_a_replica_that_hangs_is_lost_and_the_last_one_ends_the_run():
+    stage = Replicas({}, {"shard_sums": None}, limit_s=0.05)
+    assert stage.train() == "end_training of reserved-0"
+    assert stage.lost == ["reserved-1"] and stage.totals(0) == [(0, 1111.0, 4.0)]
+    stage.actors[0].answers["train"] = GONE
+    with pytest.raises(RuntimeFailure, match=r"it is gone.*nothing committed is lost"):
+        stage.train()
+
+
+def test_a_replica_alone_trains_in_one_call():
+    stage = Replicas({})
+    assert stage.train() == "train of reserved-0"
+    assert stage.actors[0].all_of("begin_training") == [([0, 1, 2, 3],)]
+
+
+def test_what_replicas_refuse_is_raised_and_ends_none():
+    stage = Replicas(*[{"take_training_step": TrainingError("ratio")}] * 2)
+    with pytest.raises(TrainingError, match="ratio"):
+        stage.train()
+    assert not stage.lost and not stage.actors[0].killed
+
+
+def test_another_replica_answers_for_a_leader_that_is_gone():
+    stage = Replicas({"blobs": GONE}, {})
+    assert stage.trainers.state(Worker.blobs) == "blobs of reserved-1"
+    assert stage.lost == ["reserved-0"]
+
+
+def test_a_replacement_gets_the_state_of_another_and_must_hold_the_same_weights():
+    weights = Weights(WeightsVersion(3), "digest", {})
+    stage = Replicas({}, {})
+    stage.trainers.set_kl_weight(0.5)
+    newcomer = Replica("reserved-1.1", {"use_training_weights": "digest"})
+    device = Device(newcomer, "reserved")
+    stage.trainers.register(device, weights)
+    assert newcomer.asked == [
+        ("restore", "blobs of reserved-0"), ("set_kl_weight", 0.5), ("use_training_weights", weights.version)
+    ]  # fmt: skip
+    assert device in stage.trainers and device.holds == weights.version
+    stage.train()
+    assert newcomer.all_of("shard_sums") == [(0, [2, 3])]
+    dying = Device(Replica("reserved-0.1", {"restore": GONE, "use_training_weights": GONE}), "reserved")
+    stage.trainers.register(dying, weights)
+    assert dying not in stage.trainers and stage.lost == ["reserved-0.1"]
+    with pytest.raises(RuntimeFailure, match="after loading"):
+        stage.trainers.register(
+            Device(Replica("odd", {"use_training_weights": "other"}), "reserved"), weights
+        )
+
+
 class Feeding:
     """A feed of some trainers, and an iteration of four groups of four."""
 
@@ -191,9 +331,11 @@ class Feeding:
 
     def given(self, actor: int = 0) -> list[tuple[str, list[int], bool]]:
         """Calls: their names, the prompts of their samples, and whether they begin an iteration."""
+        calls = [(name, args[0]) for name, args, _ in self.actors[actor].calls]
         return [
-            (name, sorted({sample.request.prompt_id for sample in args[0]}), args[1])
-            for name, args, _ in self.actors[actor].calls
+            (name, sorted({sample.request.prompt_id for sample in samples}), before == "begin_training")
+            for (before, _), (name, samples) in pairwise([("", []), *calls])
+            if name != "begin_training"
         ]
 
     def trained(self) -> list[Any]:
@@ -250,7 +392,7 @@ def test_free_trainers_take_a_group_at_a_time_and_only_all_together():
     taken = stage.take()
     assert list(taken) == ["reserved-0", "reserved-1"]
     assert stage.given(0) == stage.given(1) == [("add_to_training", [0], True)]
-    assert stage.actors[0].calls[0][1][2], "they may have to generate again"
+    assert stage.actors[0].calls[1][1][1], "they may have to generate again"
     stage.take()
     assert stage.take() == {}, "the third group is not there"
     assert stage.given(1)[-1] == ("add_to_training", [1], False)
@@ -271,7 +413,7 @@ def test_devices_are_booked_as_training_until_all_is_done():
     stage.judge(*range(8))
     stage.feed.give()
     assert stage.booked == [("reserved-0", "train")]
-    stage.actors[0].calls[0][2].set_result(None)
+    stage.actors[0].calls[1][2].set_result(None)
     assert stage.booked == [("reserved-0", "train")]
     stage.end()
     assert stage.booked == [("reserved-0", "train"), ("reserved-0", "idle")]
@@ -282,10 +424,10 @@ def test_a_trainer_that_rolls_out_again_is_not_booked_as_idle_when_another_ends_
     stage.deliver(*range(4))
     stage.judge(*range(4))
     stage.take()
-    stage.actors[0].calls[0][2].set_result(None)
+    stage.actors[0].calls[1][2].set_result(None)
     assert stage.booked[-1] == ("reserved-0", "idle")
     stage.booked.clear()  # the dispatcher gives it a lease
-    stage.actors[1].calls[0][2].set_result(None)
+    stage.actors[1].calls[1][2].set_result(None)
     assert stage.booked == [("reserved-1", "idle")]
 
 
@@ -358,14 +500,15 @@ def test_a_trainer_that_has_died_ends_the_training():
     stage.deliver(*range(4))
     stage.judge(*range(4))
     stage.take()
-    stage.actors[0].calls[0][2].set_exception(WorkerLostError("gone"))
+    stage.actors[0].calls[1][2].set_exception(WorkerLostError("gone"))
     with pytest.raises(RuntimeFailure, match="trainer's process is gone"):
         stage.feed.finish([])
 
 
 def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for one in (module, training_feed):
+        monkeypatch.setattr(one, "time", SimpleNamespace(monotonic=lambda: now[0]))
     stage = Feeding(updates_per_iteration=2)
     assert stage.feed.left_s is None, "nothing has been trained yet"
     stage.deliver(*range(16))
@@ -375,7 +518,7 @@ def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch)
     stage.end()
     now[0] = 5.0
     actor = stage.actors[0]
-    actor.call = lambda *args: takes_two_seconds(now)  # type: ignore[assignment]
+    actor.call = partial(takes_two_seconds, now)  # type: ignore[assignment]
     stage.feed.finish([])
     # 3 s beside the rollout and 2 s after it, of which the first of two updates is half.
     stage.feed.expect(REQUESTS, 1)
@@ -388,8 +531,8 @@ def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch)
     assert stage.feed.left_s is None
 
 
-def takes_two_seconds(now: list[float]) -> Future[Any]:
+def takes_two_seconds(now: list[float], method: Callable[..., Any], *_: Any) -> Future[Any]:
     call: Future[Any] = Future()
-    now[0] += 2.0
+    now[0] += 2.0 * (method is Worker.train)
     call.set_result(REPORT)
     return call

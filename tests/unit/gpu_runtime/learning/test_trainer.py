@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,8 +13,8 @@ import pytest
 import torch
 
 from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
-from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
-from gpu_runtime.learning.trainer import Accumulation, MovingAverage
+from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.trainer import MovingAverage
 from gpu_runtime.learning.weights import weights_digest
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
@@ -303,61 +302,6 @@ def test_the_learning_rate_rises_evenly_over_the_warm_up_and_after_a_restore() -
         restored.trainer.train(restored.rollout(iteration))
         rates.append(restored.trainer.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
-
-
-class CountingObjective:
-    """Two rows a sample; notes what is computed, with which weight."""
-
-    def __init__(self) -> None:
-        self.computed: list[tuple[list[Row], float]] = []
-
-    def rows(self, samples: Sequence[Any]) -> list[Row]:
-        return [Row(sample, place) for sample in samples for place in range(2)]
-
-    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
-        self.computed.append((list(rows), weight))
-        return BatchTerms(weight * len(rows), 0.0, 0.0, float("nan") if "bad" in rows[0] else 0.0)
-
-
-def accumulated(parts: Sequence[Sequence[Any]], rank: int = 0, processes: int = 1) -> CountingObjective:
-    objective: Any = CountingObjective()
-    update = Accumulation(objective, 3, rank, processes)
-    for part in parts:
-        update.add(part)
-    update.end()
-    assert update.rows == 2 * sum(map(len, parts))
-    assert update.terms.loss == sum(len(rows) for rows, weight in objective.computed if weight)
-    return objective
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3, 5])
-def test_batches_do_not_depend_on_what_comes_with_what(processes: int) -> None:
-    samples = list("abcdefg")  # fourteen rows: four batches of three and one of two
-    rows = CountingObjective().rows(samples)
-    batches = [rows[first : first + 3] for first in range(0, len(rows), 3)]
-    for cuts in itertools.combinations(range(1, 7), 2):
-        parts = [samples[: cuts[0]], samples[cuts[0] : cuts[1]], samples[cuts[1] :]]
-        everywhere = [accumulated(parts, rank, processes).computed for rank in range(processes)]
-        weighed = [[rows for rows, weight in computed if weight] for computed in everywhere]
-        assert [weighed[n % processes][n // processes] for n in range(5)] == batches
-        assert sum(map(len, weighed)) == 5
-        assert len({len(computed) for computed in everywhere}) == 1, "each batch takes every process"
-
-
-def test_whole_batches_are_computed_at_once() -> None:
-    objective: Any = CountingObjective()
-    update: Any = Accumulation(objective, 3, 0, 2)
-    update.add("ab")
-    assert not objective.computed, "four rows are less than a batch for each of two processes"
-    update.add("c")
-    assert len(objective.computed) == 1
-
-
-def test_a_deviation_that_is_no_number_stays_one() -> None:
-    objective: Any = CountingObjective()
-    update: Any = Accumulation(objective, 3)
-    update.add(["bad", "b", "c", "d"])
-    assert update.terms.deviation != update.terms.deviation
 
 
 def one_by_one(run: TinyRun, samples: Sequence[TrainingSample]) -> None:

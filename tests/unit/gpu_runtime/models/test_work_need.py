@@ -126,6 +126,14 @@ def test_what_several_devices_divide_is_divided_and_what_each_holds_is_not():
     assert gib(lora.generating()) == 42 + 16
 
 
+def test_with_shards_a_device_has_all_weights_and_the_gradients_of_its_shards():
+    work = WorkNeed(adapters_bytes=2 * GIB, training_bytes=30 * GIB, gradient_shards=8)
+    lora = MemoryNeed(40 * GIB, GIB, 15 * GIB, work=work)
+    for trainers, shards in ((1, 8), (2, 4), (3, 3), (8, 1)):
+        gradients = shards * 2 if shards > 1 else 0  # one shard's are complete after its last activations
+        assert gib(lora.training(trainers)) == 40 + 2 + 4 + 30 + 16 + gradients
+
+
 def test_the_first_of_all_training_steps_finds_no_moments():
     once = MemoryNeed(40 * GIB, 0, 0, work=WorkNeed(trains_all=True, trains_again=False, training_bytes=GIB))
     assert gib(once.training(1)) == 160

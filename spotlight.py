@@ -250,6 +250,7 @@ def resume(
     cluster: Cluster | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
+    trainers: int | None = None,
 ) -> Result:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
@@ -259,6 +260,7 @@ def resume(
         budget_usd, budget_hours: new budget, with which a run that ended at it continues; None keeps it.
         cluster, ray_address: as for `train`; None keeps the recorded ones.
         take_over: resume also a run that is marked as running on a machine that is gone.
+        trainers: another `runtime.trainer_workers`, for a run with gradient shards; None keeps it.
 
     Raises:
         SpotlightError: the run was refused before its start, or failed.
@@ -267,7 +269,7 @@ def resume(
 
     summary = start.resume(
         _identifier(run_id), iterations=iterations, budget_usd=budget_usd, budget_hours=budget_hours,
-        cluster=cluster, ray_address=ray_address, take_over=take_over,
+        cluster=cluster, ray_address=ray_address, take_over=take_over, trainers=trainers,
     )  # fmt: skip
     return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
 

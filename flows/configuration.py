@@ -59,9 +59,15 @@ def given_with_sources(
 
 
 def configuration_to_resume(
-    config: RunConfig, cluster: str | None, ray_address: str | None, limits: Sequence[str] = ()
+    config: RunConfig,
+    cluster: str | None,
+    ray_address: str | None,
+    limits: Sequence[str] = (),
+    trainers: int | None = None,
 ) -> RunConfig:
-    """Return an earlier run's configuration with the changes a resumed run may make: cluster and limits.
+    """Return an earlier run's configuration with the changes a resumed run may make.
+
+    These are where it runs, how long it may go on and, with gradient shards, how many devices train.
 
     The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
@@ -70,11 +76,18 @@ def configuration_to_resume(
         cluster: the kind of cluster that starts the processes; None keeps it, unless an address is given.
         ray_address: a running Ray cluster; None keeps it.
         limits: settings of how long it may go on, `name=value` each.
+        trainers: another `runtime.trainer_workers`; None keeps it.
 
     Raises:
         ConfigurationError: these do not fit each other or the run.
     """
+    if trainers is not None and config.algorithm.gradient_shards == 1:
+        raise ConfigurationError(
+            f"--trainers is {trainers}, but with algorithm.gradient_shards=1 the bits of a run depend on how "
+            "many devices train; leave it out"
+        )
     changes = [*_cluster_setting(cluster, ray_address), *limits]
+    changes += [] if trainers is None else [f"runtime.trainer_workers={trainers}"]
     environ = {name: os.environ[name] for name in _PLACES if name in os.environ}
     return load_config(None, changes, environ, config) if changes or environ else config
 

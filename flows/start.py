@@ -91,6 +91,7 @@ def resume(
     cluster: str | None = None,
     ray_address: str | None = None,
     take_over: bool = False,
+    trainers: int | None = None,
 ) -> dict[str, Any]:
     """Resume a run that was killed, cancelled or failed, from its last committed iteration.
 
@@ -108,7 +109,7 @@ def resume(
         given = {"iterations": iterations, "budget.usd": budget_usd, "budget.hours": budget_hours}
         limits = [f"{name}={value}" for name, value in given.items() if value is not None]
         row = run_to_resume(home, run_id)  # before the checks: another process may take it over meanwhile
-        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits)
+        config = resumed_configuration(home, run_id, cluster, ray_address, take_over, limits, trainers)
         look_at_inputs(config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")
         taken = row if take_over and row.status == "running" else None
@@ -227,6 +228,7 @@ def resumed_configuration(
     ray_address: str | None = None,
     take_over: bool = False,
     limits: Sequence[str] = (),
+    trainers: int | None = None,
 ) -> RunConfig:
     """Return the configuration for resuming a run; arguments as for `resume`.
 
@@ -234,6 +236,7 @@ def resumed_configuration(
         cluster: `ray` or `local`; None for the recorded one.
         take_over: True to accept a run that seems to be running elsewhere; nothing is recorded here.
         limits: new total of iterations or new budget, as settings `name=value`.
+        trainers: another number of devices that train.
 
     Raises:
         SpotlightError: the run does not exist, it is running or has no iteration or budget left, or its
@@ -247,7 +250,7 @@ def resumed_configuration(
         row = taken_over(row)
     if not limits:
         check_resumable(row)
-    config = configuration_to_resume(row.config, cluster, ray_address, limits)
+    config = configuration_to_resume(row.config, cluster, ray_address, limits, trainers)
     if limits:
         check_iterations(row, config.iterations)
     refuse_spent_budget(RunStore(home), row, config)

@@ -88,6 +88,10 @@ def resume(
         float | None, typer.Option(help="A higher budget.usd; a run that ended at its budget continues.")
     ] = None,
     budget_hours: Annotated[float | None, typer.Option(help="A higher budget.hours; the same.")] = None,
+    trainers: Annotated[
+        int | None,
+        typer.Option(help="Another runtime.trainer_workers, for a run with algorithm.gradient_shards."),
+    ] = None,
     ray_address: RayAddress = None,
     cluster: ClusterKind = None,
     take_over: Annotated[
@@ -109,6 +113,7 @@ def resume(
             cluster=cluster,
             ray_address=ray_address,
             take_over=take_over,
+            trainers=trainers,
         )
     )
 

@@ -68,6 +68,8 @@ def test_several_trainers_give_the_bits_of_one(alone: list[Trained], trainers: i
         for number in (1, 2):
             assert iteration(runtime, number) == alone[number - 1]
         trained = {one.worker for one in runtime.collect().intervals if one.state == "train"}
+        runtime.restore(alone[0][1], 1)
+        assert iteration(runtime, 2) == alone[1], "resumed from the checkpoint of one"
     assert trained == {f"reserved-{number}" for number in range(trainers)}
 
 

@@ -115,3 +115,17 @@ def test_settings_become_flat_parameters():
     assert flat["exploration.stop_with_training"] == "true"
     assert flat["price.book"] == '""', "MLflow takes no empty text"
     assert all(isinstance(value, str) and value for value in flat.values())
+
+
+def test_another_number_of_trainers_may_go_on_with_a_run_whose_bits_do_not_depend_on_it():
+    runtime = {"reserved_workers": 3, "trainer_workers": 1}
+    run = RunConfig.model_validate({"runtime": runtime, "algorithm": {"gradient_shards": 2}})
+    resumed = configuration_to_resume(run, None, None, trainers=2)
+    assert resumed.runtime.trainer_workers == 2 and resumed.computes_like(run)
+    with pytest.raises(ConfigurationError, match=r"trainer_workers is 3, above algorithm\.gradient_shards=2"):
+        configuration_to_resume(run, None, None, trainers=3)
+    divided = RunConfig.model_validate({"runtime": runtime})
+    other = divided.model_copy(update={"runtime": divided.runtime.model_copy(update={"trainer_workers": 2})})
+    assert not other.computes_like(divided)
+    with pytest.raises(ConfigurationError, match=r"--trainers is 2, but with algorithm\.gradient_shards=1"):
+        configuration_to_resume(divided, None, None, trainers=2)

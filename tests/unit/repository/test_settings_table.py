@@ -12,7 +12,7 @@ from storage.config.run_config import RunConfig
 from storage.config.settings_table import list_settings, settings_page
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
-MOST_SETTINGS = 90
+MOST_SETTINGS = 91
 
 
 def leaves(values: dict[str, Any], model: type[BaseModel], path: str = "") -> list[str]:

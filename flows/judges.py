@@ -43,7 +43,8 @@ def judges_beside(config: RunConfig) -> Iterator[None]:
     """Start the judges that a run's settings name by `judge`, and end them with the context.
 
     Raises:
-        ConfigurationError: a judge cannot be started, or is not ready in runtime.start_timeout_s.
+        ConfigurationError: a judge cannot be started, two would serve at one address, or one is not ready
+            in runtime.start_timeout_s.
         ServerError: its port is taken.
     """
     from tasks.checks.judges import started_judges
@@ -69,7 +70,7 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
         ServerError: its port is taken.
     """
     place = urlsplit(url)
-    advice = "end what listens there, or choose another reward.options.url"
+    advice = "end what listens there, or choose another reward.options.url or --port"
     refuse_taken_port(place.port or 0, advice, place.hostname or "")
     log = Home.from_environment().ensure().logs / f"judge-{place.port}.log"
     supervised = python_command("-c", _SUPERVISOR, *command)
@@ -92,8 +93,9 @@ def _wait_until_loaded(url: str, judge: Child, until_s: float) -> None:
             raise ConfigurationError(f"the judge at {url} does not start: {judge.ended}")
         if time.monotonic() > until_s:
             raise ConfigurationError(
-                f"the judge at {url} has not loaded in runtime.start_timeout_s; its first start makes an "
-                f"environment and downloads weights: do it once by `spotlight judge`. Its log is {judge.log}"
+                f"the judge at {url} has not loaded in time (runtime.start_timeout_s, or --limit); its first "
+                "start makes an environment and downloads weights: do it once by `spotlight judge`. "
+                f"Its log is {judge.log}"
             )
         time.sleep(_LOOK_S)
 
@@ -103,7 +105,7 @@ def _has_loaded(url: str) -> bool:
     import httpx
 
     try:
-        said = httpx.get(url, timeout=5.0).json()
+        said = httpx.get(url, timeout=5.0, trust_env=False).json()
     except httpx.HTTPError:
         return False
     except ValueError:

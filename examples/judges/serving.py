@@ -12,6 +12,8 @@ import io
 import json
 import math
 import os
+import select
+import socket
 import sys
 import threading
 import traceback
@@ -77,6 +79,10 @@ class Sample:
         return self.frames[0]
 
 
+class ClientLeft(Exception):
+    """The client gave up waiting for the answer to its request."""
+
+
 Judge = Callable[[Sample], float]
 """Returns a sample's score on the judge's scale. May raise anything: that sample then has no score."""
 
@@ -116,9 +122,11 @@ def serve(
         says["loaded"] = True
         print(f"{facts.name} is loaded", flush=True)
 
-    def score(sample: Sample) -> float:
+    def score(sample: Sample, client: socket.socket) -> float:
         check(sample)
         with busy:  # one at a time, so that no score depends on what else is asked
+            if _has_left(client):
+                raise ClientLeft
             hung = threading.Timer(given.limit, os._exit, (HUNG,))
             hung.start()
             try:
@@ -135,7 +143,11 @@ def serve(
 
 
 def answer(body: dict[str, Any], says: dict[str, Any], score: Judge) -> dict[str, Any]:
-    """Return the answer to a request; a sample that cannot be judged has a null, and the reason."""
+    """Return the answer to a request; a sample that cannot be judged has a null, and the reason.
+
+    Raises:
+        ClientLeft: the client gave up waiting; it asks again, so the other samples need no score.
+    """
     scores, details = [], []
     name = f"stand-in of {says['name']}" if says["stub"] else says["name"]
     sources = body.get("sources") or [None] * len(body["images"])
@@ -143,6 +155,8 @@ def answer(body: dict[str, Any], says: dict[str, Any], score: Judge) -> dict[str
     for image, prompt, row, source in samples:
         try:
             value = score(Sample(_pictures(image), prompt, row, _pictures(source)))
+        except ClientLeft:
+            raise
         except Exception as error:  # noqa: BLE001 - of any library; it costs this sample its score
             traceback.print_exc()
             scores.append(None)
@@ -168,7 +182,17 @@ def _pictures(value: str | list[str] | None) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(text))).convert("RGB") for text in texts]
 
 
-def _handler(says: dict[str, Any], loader: threading.Thread, score: Judge) -> type[BaseHTTPRequestHandler]:
+def _has_left(client: socket.socket) -> bool:
+    """Return True if the other end of a connection, which has sent its whole request, was closed."""
+    try:
+        return bool(select.select([client], [], [], 0)[0]) and not client.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
+def _handler(
+    says: dict[str, Any], loader: threading.Thread, score: Callable[[Sample, socket.socket], float]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._send(200, says)
@@ -177,7 +201,10 @@ def _handler(says: dict[str, Any], loader: threading.Thread, score: Judge) -> ty
             content = self.rfile.read(int(self.headers.get("content-length", 0)))
             loader.join()  # a request waits for the model, within the client's own limit
             try:
-                self._send(200, answer(json.loads(content), says, score))
+                asked = json.loads(content)
+                self._send(200, answer(asked, says, lambda sample: score(sample, self.connection)))
+            except (ClientLeft, ConnectionError):
+                self.close_connection = True
             except (ValueError, LookupError, TypeError) as error:  # a request of another form
                 self._send(400, {"error": f"{type(error).__name__}: {error}"})
 

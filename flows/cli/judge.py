@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import time
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 
 from flows.judges import judge_at
 from flows.process.stopping import stops_in_order
-from flows.server.ports import LOOPBACK
+from flows.server.ports import LOOPBACK, check_host, reachable
 
 
 def judge(
@@ -29,14 +30,17 @@ def judge(
     """Start a judge with packages of its own, and print how runs ask it; Ctrl-C ends it."""
     from tasks.checks.judges import judge_command
 
+    check_host(host)
     url = f"http://{host}:{port}/score"
     typer.echo(f"starting {shlex.join(command)}; a first start fetches packages and weights", err=True)
     with (
         stops_in_order("The judge was ended."),
         judge_at(url, judge_command(shlex.join(command), url), limit) as started,
     ):
-        typer.echo(f"it answers at {url} and writes {started.log}; a run asks it with\n")
-        typer.echo(f"    --set reward.scorer=remote --set reward.options.url={url}")
+        name = host if reachable(host) == host else socket.gethostname()
+        reached = f"http://{name}:{port}/score"
+        typer.echo(f"it answers at {reached} and writes {started.log}; a run asks it with\n")
+        typer.echo(f"    --set reward.scorer=remote --set reward.options.url={reached}")
         while started.code is None:
             time.sleep(0.2)
     raise typer.Exit(started.code)

@@ -148,11 +148,17 @@ class RemoteOptions(ServerOptions):
     @classmethod
     def _is_found_from_any_folder(cls, judge: str) -> str:
         try:
-            first, *rest = shlex.split(judge) or [""]
+            words = shlex.split(judge)
         except ValueError as error:
             raise ValueError(f"reward.options.judge = {judge!r} is no command: {error}") from error
-        found = os.path.expanduser(first)
-        return shlex.join([os.path.abspath(found), *rest]) if os.path.isfile(found) else judge
+        if judge and not words:
+            raise ValueError(f"reward.options.judge = {judge!r} is blank; name a judge, or leave it out")
+        found = [os.path.expanduser(word) for word in words]
+        files = [
+            os.path.isfile(one) and (place == 0 or one.endswith(".py")) for place, one in enumerate(found)
+        ]
+        named = zip(words, found, files, strict=True)
+        return shlex.join(os.path.abspath(one) if is_file else word for word, one, is_file in named)
 
     @model_validator(mode="before")
     @classmethod

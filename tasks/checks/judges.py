@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.pictures import chosen_frames
 from storage.prompts.of_a_run import load_run_prompts
+from tasks.checks.quick_checks import first_judged
 
 __all__ = ["ask_judges", "judge_command", "started_judges"]
 
@@ -26,11 +28,19 @@ def started_judges(config: RunConfig) -> list[tuple[str, list[str]]]:
     """Return the address and the command of each judge that a run starts beside itself.
 
     Raises:
-        ConfigurationError: a judge cannot be started.
+        ConfigurationError: a judge cannot be started, or two are to serve at one address.
     """
-    options = [judge.options for judge in _judges(config)]
-    remote = [each for each in options if isinstance(each, RemoteOptions) and each.judge]
-    return [(each.url, judge_command(each.judge, each.url)) for each in remote]
+    started: dict[str, tuple[str, RemoteOptions]] = {}
+    for judge in _judges(config):
+        options = judge.options
+        if isinstance(options, RemoteOptions) and options.judge:
+            section, other = started.setdefault(urlsplit(options.url).netloc, (judge.section, options))
+            if other.judge != options.judge:
+                raise ConfigurationError(
+                    f"{section}.judge and {judge.section}.judge would both serve at {options.url}; set "
+                    f"{judge.section}.url to another port"
+                )
+    return [(one.url, judge_command(one.judge, one.url)) for _, one in started.values()]
 
 
 def ask_judges(config: RunConfig) -> str:
@@ -40,7 +50,7 @@ def ask_judges(config: RunConfig) -> str:
         ConfigurationError: a judge gave no score.
     """
     picture = _test_picture(config)
-    prompt = load_run_prompts(config)[0][0]
+    prompt = first_judged(*load_run_prompts(config))
     said = []
     for judge in _judges(config):
         if isinstance(judge.options, ServerOptions):

@@ -28,7 +28,7 @@ from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
 from storage.pictures import chosen_frames
 from storage.prompts.files import PromptRecord
-from tasks.checks.quick_checks import check_inputs, naming
+from tasks.checks.quick_checks import check_inputs, first_judged, naming
 
 _ENCODED_AT_ONCE = 256
 """Prompts encoded at a time; encoding needs memory for all of a list."""
@@ -62,9 +62,10 @@ def check(config: RunConfig) -> list[str]:
     scorer = build_scorer(config.reward)
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
     for setting, prompts in inputs.by_setting:
-        _check_prompts(setting, prompts, outline, scorer)
+        judged = [prompt for prompt in prompts if prompts is inputs.evaluate or not prompt.pair]
+        _check_prompts(setting, prompts, judged, outline, scorer)
     blank = chosen_frames(outline.blank_image(), config.reward.frames)
-    _judge_blank("reward.scorer", blank, scorer, inputs.train[0])
+    _judge_blank("reward.scorer", blank, scorer, first_judged(inputs.train, inputs.evaluate))
     if config.evaluated_model != config.model:
         try:
             outline_of_held_out = outline_model(config.evaluated_model)
@@ -149,10 +150,14 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
 
 
 def _check_prompts(
-    setting: str, prompts: Sequence[PromptRecord], model: ModelOutline, scorer: Scorer
+    setting: str,
+    prompts: Sequence[PromptRecord],
+    judged: Sequence[PromptRecord],
+    model: ModelOutline,
+    scorer: Scorer,
 ) -> None:
-    """Refuse the first prompt that the scorer cannot judge or the model cannot encode."""
-    for prompt in prompts:
+    """Refuse the first judged prompt that the scorer cannot judge, or any that the model cannot encode."""
+    for prompt in judged:
         with naming(setting, prompt, f"; choose prompts that fit scorer {scorer.name!r}"):
             scorer.check(prompt)
     for start in range(0, len(prompts), _ENCODED_AT_ONCE):

@@ -143,6 +143,11 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     return CheckedInputs(train, evaluate, by_setting, warnings)
 
 
+def first_judged(train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]) -> PromptRecord:
+    """Return the first prompt whose images the scorer judges: it judges no pairs of the prompt file."""
+    return next((prompt for prompt in train if not prompt.pair), evaluate[0])
+
+
 @contextmanager
 def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
     """Name the prompt and its file in any refusal raised in the context.

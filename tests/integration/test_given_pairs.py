@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.runtime import Rollout, Runtime
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
-from tasks.checks.quick_checks import check_inputs
+from storage.errors import PromptFileError
+from storage.prompts.of_a_run import load_run_prompts
+from tasks.checks.preflight import check
+from tasks.checks.quick_checks import check_inputs, first_judged
 from tests.given_pairs import pairs_file
 
 SETTINGS = [
@@ -55,6 +59,21 @@ def test_a_model_learns_to_tell_pairs_apart_and_rolls_nothing_out(tmp_path: Path
     for one in rolled.delivered:
         latents_SC = model.encode_images([one.sample.image_HWC])[0].numpy()
         assert np.array_equal(one.sample.latents_SC, latents_SC)
+
+
+def test_the_scorer_of_held_out_images_need_not_be_able_to_judge_by_the_prompts_of_pairs(tmp_path: Path):
+    """`ocr` wants a text in quotes, and it judges no image of a pair."""
+    file = pairs_file(tmp_path, 6)
+    rows = [json.loads(row) | {"prompt": "a red fox"} for row in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    config = config_of(file)
+    check(config)
+    train, evaluate = load_run_prompts(config)
+    assert first_judged(train, evaluate) == evaluate[0]
+    rows[1] = {"prompt": "a red fox"}
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    with pytest.raises(PromptFileError, match=r"prompt number 2.* has no text in double quotes"):
+        check(config)
 
 
 def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path):

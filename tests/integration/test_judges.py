@@ -6,10 +6,12 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +32,7 @@ from storage.config.loading import load_config
 from storage.errors import ConfigurationError, ServerError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri
-from tasks.checks.judges import judge_command
+from tasks.checks.judges import judge_command, started_judges
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "judges"
@@ -160,6 +162,16 @@ def test_the_command_of_a_judge(tmp_path: Path, monkeypatch):
     assert judge_command(f"{sys.executable} '{file}'", url) == [sys.executable, str(file), *served]
 
 
+def test_a_judge_after_its_python_is_found_from_any_folder(tmp_path: Path, monkeypatch):
+    (tmp_path / "my judge.py").touch()
+    monkeypatch.chdir(tmp_path)
+    given = "env A=1 python 'my judge.py' --part am no/such.py"
+    options = RemoteOptions(url="http://127.0.0.1:8190/score", judge=given)
+    assert shlex.split(options.judge) == [
+        "env", "A=1", "python", str(tmp_path / "my judge.py"), "--part", "am", "no/such.py",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("judge", "url", "says"),
     [
@@ -167,7 +179,10 @@ def test_the_command_of_a_judge(tmp_path: Path, monkeypatch):
         ("no-such-program x", "http://127.0.0.1:8190/score", "there is no program 'no-such-program'"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1/score", "names no port"),
         (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:8190/score", "neither uv nor pipx is there"),
+        (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:0/score", "names no port .* from 1 to 65535"),
+        (str(FOLDER / "hpsv3.py"), "http://127.0.0.1:65536/score", "names no port .* from 1 to 65535"),
         ("'", "http://127.0.0.1:8190/score", "is no command"),
+        (" ", "http://127.0.0.1:8190/score", "is blank; name a judge"),
     ],
 )
 def test_a_judge_that_cannot_be_started_is_refused(judge: str, url: str, says: str, monkeypatch):
@@ -201,6 +216,43 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, monkeypatch):
         config = load_config("smoke", settings_of(f"{FOLDER / 'hpsv3.py'} --stub", port), {})
         with pytest.raises(ServerError, match=r"choose another reward\.options\.url"), judges_beside(config):
             pass
+
+
+def test_two_judges_at_one_address_are_refused_and_one_of_both_is_started_once():
+    one, other = (f"{FOLDER / name}.py --stub" for name in ("hpsv3", "image_reward"))
+    second = [
+        f"evaluation.options.{each.removeprefix('reward.options.')}" for each in settings_of(one, 8190)[3:]
+    ]
+    both = ["evaluation.judge=remote", *second, "evaluation.options.attempts=2"]
+    same = load_config("smoke", [*settings_of(one, 8190), *both, f"evaluation.options.judge={one}"], {})
+    assert len(started_judges(same)) == 1
+    two = load_config("smoke", [*settings_of(one, 8190), *both, f"evaluation.options.judge={other}"], {})
+    with pytest.raises(ConfigurationError, match=r"set evaluation\.options\.url to another port"):
+        started_judges(two)
+
+
+def test_samples_that_nobody_waits_for_any_more_are_not_judged(tmp_path: Path):
+    (calls := tmp_path / "calls").mkdir()
+    (tmp_path / "slow.py").write_text(
+        "import sys, time\n"
+        f"sys.path.insert(0, {str(FOLDER)!r})\n"
+        "from serving import Facts, serve\n"
+        "def load(part):\n"
+        "    def score(sample):\n"
+        f"        open({str(calls)!r} + '/' + sample.prompt, 'w').close()\n"
+        "        time.sleep(0.2)\n"
+        "        return 0.5\n"
+        "    return score\n"
+        "serve(Facts('slow', 'none', 'none', 0, (0.0, 1.0)), load)\n"
+    )
+    with started([sys.executable, str(tmp_path / "slow.py"), "--port", "0"]) as url:
+        hasty = RemoteScorer(RemoteOptions(url=url, attempts=1, timeout_s=0.5, images_a_request=8))
+        left = score_each(hasty, [GREY] * 8, [PromptRecord(number, f"left {number}") for number in range(8)])
+        assert all("no whole answer within" in (score.error or "") for score in left)
+        assert asked(url, GREY, PromptRecord(9, "stays")).value == 0.5
+        time.sleep(8 * 0.2 + 0.5)  # all would be judged by now
+        judged = {path.name for path in calls.iterdir()}
+    assert "stays" in judged and len(judged) < 8
 
 
 def command(home: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -42,7 +42,8 @@ class EarlyScripts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on."""
-        addresses = _addresses(scope["path"].strip("/")) if scope["type"] == "http" else []
+        page = scope["path"].strip("/") if scope["type"] == "http" else None
+        addresses = _addresses(page) if page in _SCRIPTS else []
 
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":

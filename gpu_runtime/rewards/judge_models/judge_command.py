@@ -14,6 +14,8 @@ from storage.errors import ConfigurationError
 _RUNNERS = {"uv": ("run", "--script"), "pipx": ("run",)}
 """Programs that make an environment with the dependencies that a file begins with (PEP 723)."""
 
+_LAST_PORT = 65535
+
 
 def judge_command(judge: str, url: str) -> list[str]:
     """Return the command that serves a judge at an address.
@@ -26,12 +28,14 @@ def judge_command(judge: str, url: str) -> list[str]:
         url: address on this machine.
 
     Raises:
-        ConfigurationError: the file or the program is missing, or the address has no port.
+        ConfigurationError: the file or the program is missing, or the address has no port to serve at.
     """
     first, *arguments = shlex.split(judge)
     address = httpx.URL(url)
-    if address.port is None:
-        raise ConfigurationError(f"reward.options.url = {url!r} names no port for a judge to serve at")
+    if not 1 <= (address.port or 0) <= _LAST_PORT:
+        raise ConfigurationError(
+            f"reward.options.url = {url!r} names no port for a judge to serve at, from 1 to {_LAST_PORT}"
+        )
     served = ["--host", address.host, "--port", str(address.port)]
     if not first.endswith(".py"):
         if (program := shutil.which(first)) is None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import reprlib
 import time
 from collections.abc import Callable, Sequence
@@ -32,6 +31,9 @@ from storage.errors import RewardError, quoted
 from storage.pictures import is_clip, picture_base64
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import read_source
+
+_FARTHEST = 1e300
+"""Largest end of a scale: the difference of two of them is finite."""
 
 
 class RemoteScorer:
@@ -146,9 +148,7 @@ class _Scale(NamedTuple):
     @classmethod
     def read(cls, said: dict[str, Any]) -> _Scale:
         ends, better = said.get("scale", [0.0, 1.0]), said.get("better", "higher")
-        if not (
-            isinstance(ends, list) and len(ends) == 2 and all(map(_is_finite, ends)) and ends[0] < ends[1]
-        ):
+        if not (isinstance(ends, list) and len(ends) == 2 and all(map(_is_end, ends)) and ends[0] < ends[1]):
             raise AttemptError(f"scale {reprlib.repr(ends)} in the answer; it is [lowest, highest]")
         if better not in ("higher", "lower"):
             raise AttemptError(
@@ -173,8 +173,8 @@ class _Scale(NamedTuple):
         return Score(share if self.better == "higher" else 1 - share, exact, detail)
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_end(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _FARTHEST
 
 
 def _column(said: dict[str, Any], key: str, kinds: tuple[type, ...], count: int, default: Any) -> list[Any]:

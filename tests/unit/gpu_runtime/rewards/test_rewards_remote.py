@@ -95,6 +95,8 @@ FAULTS = [
     (says(200, {"scores": [0.5], "scale": [0, "1"]}), "it is [lowest, highest]"),
     (says(200, {"scores": [0.5], "scale": [0, True]}), "it is [lowest, highest]"),
     (says(200, b'{"scores": [0.5], "scale": [0, Infinity]}'), "it is [lowest, highest]"),
+    (says(200, b'{"scores": [0.5], "scale": [0, 1' + b"0" * 400 + b"]}"), "it is [lowest, highest]"),
+    (says(200, b'{"scores": [0.5], "scale": [-1.7e308, 1.7e308]}'), "it is [lowest, highest]"),
     (says(200, {"scores": [0.5], "better": "bigger"}), "'bigger' as the better end in the answer"),
     (says(200, b'{"scores": [1' + b"0" * 5000 + b"]}"), "no JSON"),
     (says(200, b"[" * 200_000), "no JSON: '[[["),

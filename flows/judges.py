@@ -20,7 +20,8 @@ from storage.processes import environment_for_others, python_command
 _LOOK_S = 0.2
 
 # `uv` and others start the judge as a child, which they would leave behind if they were killed: so this
-# parent of both ends the whole process group. The kernel sends it SIGTERM when the run's process ends.
+# parent of both ends the whole process group. The kernel sends it SIGTERM when the run's process ends. If
+# `uv` alone is killed, the judge would keep the port and the GPU: so whenever it ends, all of its group do.
 _SUPERVISOR = """
 import os, signal, subprocess, sys, time
 restarts = 0
@@ -29,7 +30,16 @@ def loaded(*_):
     restarts = 3
 signal.signal(signal.SIGUSR1, loaded)
 signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-while (code := subprocess.call(sys.argv[1:])) and restarts:
+def code_of_judge():
+    code = subprocess.call(sys.argv[1:])
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else [])):
+        try:
+            if pid != os.getpid() and os.getpgid(pid) == os.getpgrp():
+                os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    return code
+while (code := code_of_judge()) and restarts:
     restarts -= 1
     print(f"the judge ended with code {code}; starting it again, {restarts} restarts are left", flush=True)
     time.sleep(1)

@@ -218,6 +218,23 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path, monkeypatch):
             pass
 
 
+def test_a_judge_whose_runner_alone_is_killed_is_started_again_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch, runner: str
+):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    config = load_config("smoke", settings_of(runner, port := free_port()), {})
+    with judges_beside(config):
+        family = psutil.Process().children(recursive=True)
+        (shell,) = (one for one in family if one.name() == "sh")
+        (judge,) = shell.children()
+        shell.kill()
+        judge.wait(20)
+        again = RemoteScorer(RemoteOptions(url=f"http://127.0.0.1:{port}/score", attempts=8, backoff_s=1))
+        assert score_each(again, [GREY], [TEXT])[0].value == pytest.approx(0.2)
+        family += psutil.Process().children(recursive=True)
+    assert psutil.wait_procs(family, timeout=20)[1] == []
+
+
 def test_two_judges_at_one_address_are_refused_and_one_of_both_is_started_once():
     one, other = (f"{FOLDER / name}.py --stub" for name in ("hpsv3", "image_reward"))
     second = [

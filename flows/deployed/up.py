@@ -1,7 +1,8 @@
 """`spotlight up`: Prefect server, deployments and dashboard as children, until one or a person ends it.
 
 A home's `up` holds a lock on `up.json`, where it notes its machine and process. Its children carry the home's
-path in their environment, and so do their descendants: what a crash leaves is found by it.
+path in their environment, and so do their descendants: what a crash leaves is found by it. `down` holds the
+lock while it ends that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ from flows.server.ports import (
     reachable,
     refuse_taken_port,
 )
+from storage.clock import process_is_alive, process_start_s
 from storage.errors import ConfigurationError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
 from storage.processes import SAFE_PATH, python_command
@@ -132,23 +134,26 @@ def down(home: Home) -> list[str]:
     file, ended = state_file(home), []
     if not file.exists():
         return []
-    lock, state = FileLock(file), _state(file)
+    lock = FileLock(file)
     try:
-        if state.get("machine", _MACHINE) != _MACHINE:
+        machine = _state(file).get("machine", _MACHINE)
+        if machine != _MACHINE:
             raise ServerError(
-                f"`spotlight up` of {home.path} runs on {state['machine']}; end it there, or, if that "
-                f"machine is gone, delete {file}"
+                f"`spotlight up` of {home.path} runs on {machine}; end it there, or, if that machine is "
+                f"gone, delete {file}"
             )
         if not lock.attempt(exclusive=True):
-            ended.append(f"up (process {state['pid']})")
-            os.kill(state["pid"], signal.SIGTERM)
-            lock.acquire(True, 2 * _RUNS_END_S, f"`spotlight up` (process {state['pid']})")
-        left = left_of(home)
+            holder = _holder(_state(file))
+            if holder is not None:
+                ended.append(f"up (process {holder.pid})")
+                _send(holder, signal.SIGTERM)
+            lock.acquire(True, 2 * _RUNS_END_S, f"a `spotlight up` or `spotlight down` of {home.path}")
+        left = {process: _in_words(process) for process in left_of(home)}
         # The process that serves the deployments ends its runs in order.
-        _end([process for process in left if SERVING_MODULE in _in_words(process)])
+        _end([process for process, words in left.items() if SERVING_MODULE in words])
         _end(left_of(home))
         lock.rewrite("")
-        return [*ended, *map(_in_words, left)]
+        return [*ended, *left.values()]
     finally:
         lock.close()
 
@@ -179,17 +184,24 @@ def sole_supervisor(home: Home, url: str) -> Iterator[None]:
                 f"`spotlight down`, or, if that machine is gone, delete {file}"
             )
         if not lock.attempt(exclusive=True):
+            state = _state(file)
+            holder = _holder(state)
+            if holder is None:
+                raise ServerError(
+                    f"another `spotlight up` of {home.path} is just starting, or `spotlight down` is ending "
+                    "one; try again when it is done"
+                )
             raise ServerError(
-                f"`spotlight up` runs already for {home.path} (process {state.get('pid')}, "
-                f"{state.get('url')}); use it, end it with `spotlight down`, or set SPOTLIGHT_HOME to "
-                "another folder"
+                f"`spotlight up` runs already for {home.path} (process {holder.pid}, {state['url']}); use "
+                "it, end it with `spotlight down`, or set SPOTLIGHT_HOME to another folder"
             )
         if left := left_of(home):
             raise ServerError(
                 f"an earlier `spotlight up` left {len(left)} processes ({', '.join(map(_in_words, left[:4]))}"
                 "); end them with `spotlight down`"
             )
-        lock.rewrite(json.dumps({"machine": _MACHINE, "pid": os.getpid(), "url": url}))
+        me = {"pid": os.getpid(), "started_at": process_start_s(os.getpid())}
+        lock.rewrite(json.dumps({"machine": _MACHINE, **me, "url": url}))
         held.callback(lock.rewrite, "")
         yield
 
@@ -216,19 +228,32 @@ def _state(file: Path) -> dict[str, Any]:
     """Return the note of an `up`; empty where none has written one."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError:  # it is writing, or was cut off
+    except (ValueError, TypeError):  # it is writing, or was cut off
         return {}
+
+
+def _holder(state: Mapping[str, Any]) -> psutil.Process | None:
+    """Return the process of a note; None if it is gone, and the note is that of an `up` that crashed."""
+    pid = state.get("pid")
+    if not isinstance(pid, int) or not process_is_alive(pid, state.get("started_at")):
+        return None
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
+    return None
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
 
 
 def _end(processes: list[psutil.Process]) -> None:
     """Send SIGTERM, wait, send SIGKILL; psutil checks the start time again, so a reused pid is safe."""
     for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.terminate()
+        _send(process, signal.SIGTERM)
     _, alive = psutil.wait_procs(processes, timeout=_RUNS_END_S)
     for process in alive:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+        _send(process, signal.SIGKILL)
     psutil.wait_procs(alive, timeout=10)
 
 
@@ -302,7 +327,7 @@ class _Supervisor:
                 if self._asked.is_set():
                     child.stop(at_once=True)
         for process in left_of(self._home):  # descendants of a killed child
-            process.kill()
+            _send(process, signal.SIGKILL)
         if self._server is not None:
             self._server.stop()
         self._ready.unlink(missing_ok=True)

@@ -69,7 +69,8 @@ class Child:
         """The way it ended, in words, with the last lines of its output; None while it lives."""
         if (code := self.code) is None:
             return None
-        with self.log.open("rb") as written:
+        lines: list[str] = []
+        with suppress(FileNotFoundError), self.log.open("rb") as written:  # a person may have removed it
             size = written.seek(0, os.SEEK_END)
             written.seek(max(self._log_begins, size - _TAIL_BYTES))
             lines = written.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -14,6 +16,8 @@ import pytest
 
 from flows.deployed import up
 from flows.deployed.up import down, left_of, sole_supervisor, state_file
+from flows.server.children import Child
+from flows.server.note import FileLock
 from storage.errors import ServerError
 from storage.home import UP_VARIABLE, Home
 
@@ -71,7 +75,9 @@ def test_down_ends_what_is_left_and_nothing_else(
     monkeypatch.setattr(up, "_RUNS_END_S", 0.5)
     child, deaf, stranger = sleepers.start(home), sleepers.start(home, stubborn=True), sleepers.start(None)
     note_of_a_crash(home)
-    assert len(down(home)) == 2
+    words = {process.pid: up._in_words(process) for process in (child, deaf)}
+    assert words[child.pid].startswith("-c import signal")
+    assert sorted(down(home)) == sorted(words.values())
     assert not child.is_running() and not deaf.is_running()
     assert stranger.is_running()
     assert state_file(home).read_text() == ""
@@ -83,6 +89,39 @@ def test_down_leaves_the_pid_of_an_up_that_is_gone_alone(home: Home, sleepers: S
     state_file(home).write_text(json.dumps({"machine": up._MACHINE, "pid": stranger.pid, "url": URL}))
     assert down(home) == []
     assert stranger.is_running()
+
+
+@pytest.fixture
+def held(home: Home) -> Iterator[FileLock]:
+    """The lock of a `down` that is at work, or of an `up` that has not noted itself yet."""
+    lock = FileLock(state_file(home))
+    assert lock.attempt(exclusive=True)
+    yield lock
+    lock.close()
+
+
+def test_a_second_down_waits_for_the_first_and_signals_nobody(home: Home, sleepers: Sleepers, held: FileLock):
+    stranger = sleepers.start(None)
+    for note in (
+        "",
+        json.dumps({"machine": up._MACHINE, "pid": stranger.pid, "started_at": 1.0, "url": URL}),
+    ):
+        held.rewrite(note)
+        with ThreadPoolExecutor(1) as thread:
+            second = thread.submit(down, home)
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+            fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+            assert second.result(10) == []
+        assert held.attempt(exclusive=True)
+    assert stranger.is_running()
+
+
+def test_an_up_beside_a_down_is_told_to_wait(home: Home, held: FileLock):
+    note_of_a_crash(home)
+    said = "another `spotlight up` .* is just starting, or `spotlight down` is ending one; try again"
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, URL):
+        pass
 
 
 def test_down_does_not_reach_for_another_machine(home: Home):
@@ -117,6 +156,15 @@ def test_what_a_crashed_one_left_is_refused_until_it_is_gone(
     left.wait()
     with sole_supervisor(home, URL):
         assert json.loads(state_file(home).read_text())["pid"] == os.getpid()
+
+
+def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):
+    child = Child(
+        "dashboard", [sys.executable, "-c", "raise SystemExit(3)"], os.environ, tmp_path / "its.log"
+    )
+    child.wait(30)
+    child.log.unlink()
+    assert child.ended == f"the dashboard ended with code 3 (log: {child.log})"
 
 
 def test_a_home_of_another_machine_is_refused(home: Home):

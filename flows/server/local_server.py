@@ -43,7 +43,10 @@ _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
 _RESTARTS = 6
-"""Restarts of a dead server, after 0, 1, 2, 3, 4 and 5 seconds; then what runs goes on without it."""
+"""Restarts in a row of a dead server, after 0 to 5 seconds; then what runs goes on without it."""
+
+_STEADY_S = 600.0
+"""Lifetime in seconds after which a death counts as the first one again."""
 
 CLIENT_RETRIES = "4"
 """Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
@@ -219,17 +222,19 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        deaths = 0
+        deaths, began = 0, time.monotonic()
         while not over.wait(_LOOK_S):
             if (ended := self.ended) is None:
                 continue
+            if time.monotonic() - began > _STEADY_S:
+                deaths = 0
             if deaths == _RESTARTS:
                 reporter().note(f"warning: {ended}, after {deaths} restarts; what runs goes on without it")
                 return
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
             if over.wait(deaths):
                 return
-            deaths += 1
+            deaths, began = deaths + 1, time.monotonic()
             with suppress(ServerError):  # on the port that its clients know; it is tried again
                 self.note = living_server(self._home) or self._start(self.note, exact=True)
 

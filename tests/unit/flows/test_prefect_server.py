@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from flows.server import local_server
 from flows.server import prefect_server as module
 from flows.server.dashboards import noted_dashboard
-from flows.server.local_server import for_client
+from flows.server.local_server import LocalServer, for_client
+from flows.server.note import ServerNote
 from flows.server.prefect_server import is_healthy, prefect_server
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
@@ -50,6 +53,46 @@ def test_a_named_server_that_answers_is_used_as_it_is(tmp_path: Path, monkeypatc
     with prefect_server(Home(tmp_path)) as ui_url:
         assert ui_url == "http://10.0.0.5:4200"
     assert os.environ["PREFECT_API_URL"] == "http://10.0.0.5:4200/api"
+
+
+class DyingServer(LocalServer):
+    """A home's server that is dead whenever it is looked at; none is started."""
+
+    def __init__(self, home: Home) -> None:
+        self._home, self.note, self.starts = home, ServerNote(0, "127.0.0.1", 9), 0
+
+    @property
+    def ended(self) -> str | None:
+        """It has."""
+        return "the server ended"
+
+    def _start(self, where: ServerNote, exact: bool) -> ServerNote:
+        self.starts += 1
+        return where
+
+
+class Looks(threading.Event):
+    """An event that is set after so many waits, none of which takes time."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return True if it is set."""
+        self.left -= 1
+        return self.left < 0
+
+
+@pytest.mark.parametrize(("lives_s", "starts"), [(1.0, 6), (601.0, 20)])
+def test_only_deaths_in_a_row_give_a_server_up(
+    lives_s: float, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    clock = itertools.count(0.0, lives_s)
+    monkeypatch.setattr(local_server, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    server = DyingServer(Home(tmp_path))
+    server._keep_alive(Looks(40))
+    assert server.starts == starts
 
 
 class SilentServer:

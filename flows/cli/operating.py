@@ -15,7 +15,7 @@ from typing import Annotated, get_args
 import typer
 from pydantic import ValidationError
 
-from flows.cli.options import AllowHost, Port, RunName, Sets, named_run, run_names
+from flows.cli.options import AllowHost, Port, RunName, named_run, run_names, set_option
 from flows.configuration import look_at_inputs
 from flows.deployed.forms import PresetName, ReproductionForm
 from flows.process.stopping import stops_in_order
@@ -132,7 +132,7 @@ def reproduce(
             help="Largest difference of the mean score where bits may differ, as on another device."
         ),
     ] = 0.05,
-    set_: Sets = None,
+    set_: Annotated[list[str] | None, set_option("Change a setting on purpose; the result names it.")] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write the run as a reference file for another machine; run nothing.")
     ] = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,16 +76,16 @@ Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
 ]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        "-s",
-        metavar="SECTION.KEY=VALUE",
-        help="Override one setting; repeatable.",
-        autocompletion=setting_names,
-    ),
-]
+
+
+def set_option(meaning: str) -> Any:
+    """Return the option `--set` with a command's text on what it does."""
+    return typer.Option(
+        "--set", "-s", metavar="SECTION.KEY=VALUE", help=meaning, autocompletion=setting_names
+    )
+
+
+Sets = Annotated[list[str] | None, set_option("Override one setting; repeatable.")]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
 ]
@@ -98,4 +98,4 @@ AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="Another host name by which it is reached, such as a proxy's; repeatable."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object a line, instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object a line.")]

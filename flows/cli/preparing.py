@@ -12,7 +12,7 @@ import typer
 from rich.box import SIMPLE
 from rich.table import Table
 
-from flows.cli.options import RunNames, Sets
+from flows.cli.options import RunNames, set_option
 from flows.configuration import given_configuration
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
@@ -57,7 +57,7 @@ def score(
     ],
     image: Annotated[Path, typer.Argument(help="A file that Pillow reads; an animated one is a clip.")],
     prompt: Annotated[str, typer.Argument(help="A text, or a row of a .jsonl file of prompts.")],
-    set_: Sets = None,
+    set_: Annotated[list[str] | None, set_option("An option, as in reward.options.scale=sigmoid.")] = None,
 ) -> None:
     """Judge one image by a reward, and print the score as one line of JSON."""
     from flows.judges import judges_beside

@@ -94,6 +94,18 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train", "Override one setting; repeatable."),
+        ("reproduce", "Change a setting on purpose; the result names it."),
+        ("score", "An option, as in reward.options.scale=sigmoid."),
+    ],
+)
+def test_set_says_what_it_does_for_the_command(shell: Shell, command: str, said: str):
+    assert said in shell(command, "--help")[1]
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs", "shapes-sparse")),

@@ -57,7 +57,7 @@ from tasks.iteration.budget import end_at_spent_budget, keep_to_budget
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.seeds import review_seeds
-from tasks.iteration.session import Session, open_session, status_after
+from tasks.iteration.session import Session, open_session, signal_behind, status_after
 from tasks.prices import with_prices
 
 COMMIT_WAIT_S = 60.0
@@ -147,6 +147,7 @@ def _start_of_devices(runtime: RuntimeConfig) -> str:
 
 def _reason(error: BaseException) -> str:
     """Return the reason for a run's end, as its record keeps it."""
+    error = signal_behind(error) or error
     if isinstance(error, Stopped):
         return str(error)
     if isinstance(error, TerminationSignal):

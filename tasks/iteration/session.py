@@ -202,18 +202,23 @@ class Session:
 
 
 def status_after(error: BaseException | None) -> RunStatus:
-    """Return the status of a run that ends by this exception (None: by none).
-
-    A signal may arrive while Prefect works, whose own error then hides it.
-    """
+    """Return the status of a run that ends by this exception (None: by none)."""
     if error is None:
         return "finished"
     if isinstance(error, ClusterLostError):
         return "interrupted"
-    hidden: BaseException | None = error
+    return "failed" if signal_behind(error) is None else "cancelled"
+
+
+def signal_behind(error: BaseException) -> BaseException | None:
+    """Return the signal that ended a run; None if it ended by an error, such as the loss of its cluster.
+
+    A signal may arrive while Prefect works, whose own error then hides it.
+    """
+    hidden = None if isinstance(error, ClusterLostError) else error
     while hidden is not None and not isinstance(hidden, (KeyboardInterrupt, TerminationSignal)):
         hidden = hidden.__context__
-    return "failed" if hidden is None else "cancelled"
+    return hidden
 
 
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:

@@ -15,6 +15,7 @@ import prefect.task_engine
 import pytest
 from prefect.exceptions import TerminationSignal
 
+from flows.post_train import _reason
 from flows.process.cancellation import ends_are_cancellations, signals_cancel
 from flows.process.stopping import Stopped
 from storage.config.run_config import RunConfig
@@ -119,6 +120,7 @@ def test_a_signal_that_an_error_of_prefect_hides_cancels_all_the_same():
         finally:
             raise ValueError("Task run is not set")
     assert status_after(hidden.value) == "cancelled"
+    assert _reason(hidden.value).startswith("cancelled in the Prefect UI")
     assert status_after(ValueError("Task run is not set")) == "failed"
 
 

@@ -52,8 +52,8 @@ from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE,
 from storage.processes import SAFE_PATH, python_command
 
 SERVING_MODULE = "flows.deployed.serving"
-DEPLOYMENTS, DASHBOARD = "deployments", "dashboard"
-"""Names of the children beside the Prefect server."""
+SERVER, DEPLOYMENTS, DASHBOARD = "Prefect server", "deployments", "dashboard"
+"""Names of the three."""
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
@@ -279,7 +279,7 @@ class _Supervisor:
         options = self._options
         server = LocalServer(self._home, options.server_port, options.host, exact=True, names=options.names)
         self._server = server
-        if not self._wait(server.is_ready):
+        if not self._wait(SERVER, server.is_ready):
             return False
         child = {
             DASHBOARD_URL_VARIABLE: options.dashboard_url,
@@ -304,7 +304,9 @@ class _Supervisor:
             # If this process is killed, the deployments still end their runs, which tell the server.
             keeps=(server.users_lock,),
         )  # fmt: skip
-        return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))
+        return self._wait(DEPLOYMENTS, self._ready.exists) and self._wait(
+            DASHBOARD, lambda: _answers(options.dashboard_url)
+        )
 
     def watch(self) -> int:
         """Wait until a signal asks for the end, or a child dies."""
@@ -344,22 +346,19 @@ class _Supervisor:
         log = self._home.logs / f"{name}.log"
         self._children.append(Child(name, command, environment, log, parting, _RUNS_END_S, keeps, folder))
 
-    def _wait(self, true: Callable[[], bool]) -> bool:
-        """Wait until `true` holds; return False if the end is asked for.
+    def _wait(self, name: str, answers: Callable[[], bool]) -> bool:
+        """Wait until the one of that name answers; return False if the end is asked for.
 
         Raises:
             ServerError: a child died, or it took too long.
         """
         deadline = time.monotonic() + _START_LIMIT_S
-        while not true():
+        while not answers():
             dead = self._dead()
             if dead is not None:
                 raise ServerError(dead)
             if time.monotonic() > deadline:
-                name = self._children[-1].name if self._children else "Prefect server"
-                asked = (
-                    f"; the last time, {self._server.silence}" if self._server and not self._children else ""
-                )
+                asked = f"; the last time, {self._server.silence}" if self._server and name == SERVER else ""
                 raise ServerError(
                     f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}{asked}"
                 )

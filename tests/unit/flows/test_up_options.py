@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import flows.progress as progress
+from flows.deployed import up as module
 from flows.deployed.schedule import Nightly
 from flows.deployed.up import UpOptions, up
 from flows.server.dashboards import serve
@@ -44,6 +48,20 @@ def test_a_taken_port_is_refused_with_the_option_that_changes_it(taken: int, tmp
     with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--ui-port"):
         up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=taken))
     assert (tmp_path / "up.json").read_text() == ""
+
+
+def test_the_one_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_START_LIMIT_S", 0.0)
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    supervisor = module._Supervisor(Home(tmp_path).ensure(), UpOptions(), threading.Event())
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    try:
+        for name in (module.DASHBOARD, module.DEPLOYMENTS):
+            supervisor._launch(name, sleeper, dict(os.environ), tmp_path)
+        with pytest.raises(ServerError, match="the dashboard did not answer within 0 s"):
+            supervisor._wait(module.DASHBOARD, lambda: False)
+    finally:
+        supervisor.stop()
 
 
 def test_a_free_port_is_not_refused():

@@ -120,10 +120,10 @@ class LocalServer:
         """The way it ended, in words; None while it lives."""
         if living_server(self._home) is not None:
             return None
-        if self._child:  # its lock is gone a moment before its code is known
-            self._child.wait(2.0)
-        how = self._child and self._child.ended
-        return how or f"the Prefect server ended (log: {self.log})"
+        if self._child is None or self._child.process.pid != self.note.pid:  # another process started it
+            return f"the Prefect server ended (log: {self.log})"
+        self._child.wait(2.0)  # its lock is gone a moment before its code is known
+        return self._child.ended or f"the Prefect server ended (log: {self.log})"
 
     def _start(self, where: ServerNote, exact: bool) -> ServerNote:
         """Start a server; return once one listens, seconds before it answers.

@@ -15,6 +15,7 @@ import pytest
 
 from flows.server import local_server
 from flows.server import prefect_server as module
+from flows.server.children import Child
 from flows.server.dashboards import noted_dashboard
 from flows.server.local_server import LocalServer, for_client
 from flows.server.note import ServerNote
@@ -93,6 +94,16 @@ def test_only_deaths_in_a_row_give_a_server_up(
     server = DyingServer(Home(tmp_path))
     server._keep_alive(Looks(40))
     assert server.starts == starts
+
+
+def test_the_code_of_our_dead_server_is_not_said_of_one_that_another_process_started(tmp_path: Path):
+    server = LocalServer.__new__(LocalServer)
+    server._home, server.log = Home(tmp_path), tmp_path / "server.log"
+    server._child = Child("Prefect server", [sys.executable, "-c", "exit(3)"], os.environ, server.log)
+    server.note = ServerNote(server._child.process.pid, "127.0.0.1", 9)
+    assert server.ended == f"the Prefect server ended with code 3 (log: {server.log})"
+    server.note = ServerNote(1, "127.0.0.1", 9)
+    assert server.ended == f"the Prefect server ended (log: {server.log})"
 
 
 class SilentServer:

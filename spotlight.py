@@ -198,6 +198,19 @@ class Run:
             return _dated(found(connection, self.run_id))
 
 
+@contextmanager
+def _given_as_settings() -> Iterator[None]:
+    """Let refusals name the argument `settings`, where those of the command line say `--set`."""
+    from storage.config.errors import GIVEN_BY
+
+    token = GIVEN_BY.set("settings")
+    try:
+        yield
+    finally:
+        GIVEN_BY.reset(token)
+
+
+@_given_as_settings()
 def train(
     preset: str | Path | None = None,
     settings: Settings | None = None,
@@ -274,6 +287,7 @@ def resume(
     return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
 
 
+@_given_as_settings()
 def evaluate(
     run_id: str | None = None,
     *,
@@ -354,6 +368,7 @@ def load_run(run_id: str) -> Run:
     return run
 
 
+@_given_as_settings()
 def settings(preset: str | Path | None = None, settings: Settings | None = None) -> dict[str, Any]:
     """Return a new run's settings by dotted name: defaults, preset, `SPOTLIGHT_*`, `settings`.
 

@@ -21,6 +21,7 @@ def given_configuration(
     settings: Sequence[str] | None,
     ray_address: str | None = None,
     cluster: str | None = None,
+    needs_task: bool = True,
 ) -> RunConfig:
     """Return the configuration from its parts; relative paths are taken from this process's folder.
 
@@ -29,7 +30,7 @@ def given_configuration(
     Raises:
         ConfigurationError: any problem, one line each.
     """
-    return given_with_sources(preset, settings, ray_address, cluster=cluster)[0]
+    return given_with_sources(preset, settings, ray_address, None, cluster, needs_task)[0]
 
 
 def given_with_sources(
@@ -38,6 +39,7 @@ def given_with_sources(
     ray_address: str | None = None,
     base: RunConfig | None = None,
     cluster: str | None = None,
+    needs_task: bool = True,
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
     """Return what `given_configuration` does, and where each value came from, as `load_with_sources` does.
 
@@ -47,6 +49,7 @@ def given_with_sources(
         ray_address: a running Ray cluster; None keeps that of the settings.
         base: an earlier run's configuration, in place of the defaults.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.
+        needs_task: as of `with_read_options`.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -55,7 +58,7 @@ def given_with_sources(
 
     changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
     config, sources = load_with_sources(preset, changes, os.environ, base)
-    return with_absolute_paths(with_read_options(config, sources)), sources
+    return with_absolute_paths(with_read_options(config, sources, needs_task)), sources
 
 
 def configuration_to_resume(
@@ -159,4 +162,4 @@ def run_preflight(config: RunConfig, here: bool = True) -> None:
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith(BUILTIN_PREFIX) else os.path.abspath(os.path.expanduser(path))
+    return path if not path or path.startswith(BUILTIN_PREFIX) else os.path.abspath(os.path.expanduser(path))

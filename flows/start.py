@@ -25,6 +25,7 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
+from storage.config.errors import GIVEN_BY
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
 from storage.errors import (
@@ -288,7 +289,7 @@ def evaluated_configuration(
     base = None if row is None else row.config
     config, sources = given_with_sources(preset, settings, ray_address, base, cluster)
     # Neither a preset nor the run's own configuration is meant, which say how many a run evaluates.
-    if not sources.get(("evaluation", "prompts"), "").startswith(("--set", "SPOTLIGHT_")):
+    if not sources.get(("evaluation", "prompts"), "").startswith((GIVEN_BY.get(), "SPOTLIGHT_")):
         prompts = len(load_prompts(config.prompts.evaluate))
         evaluation = config.evaluation.model_copy(update={"prompts": prompts})
         config = config.model_copy(update={"evaluation": evaluation})

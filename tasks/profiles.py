@@ -36,9 +36,15 @@ def find_profile(home: Home, config: RunConfig, name: str | None, spot: str | No
     Raises:
         ConfigurationError: the profile does not exist, or cannot be read.
     """
-    if spot is not None:
-        return find_profile(home, config, name).beside(_named_profile(home, config, spot, "--spot-profile"))
-    return _named_profile(home, config, name, "--profile")
+    found = _named_profile(home, config, name, "--profile")
+    if not config.reward.scorer:
+        found = found.model_copy(update={"summary": f"{found.summary}; {stand_in_in_words(found)}"})
+    return found if spot is None else found.beside(_named_profile(home, config, spot, "--spot-profile"))
+
+
+def stand_in_in_words(profile: Profile) -> str:
+    """Say by what time a reward is counted where none is set."""
+    return f"no reward is set: {profile.score_s.value:g} s an image, as of a detector, stand in for yours"
 
 
 def _named_profile(home: Home, config: RunConfig, name: str | None, option: str) -> Profile:

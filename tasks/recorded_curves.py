@@ -29,6 +29,8 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
         ConfigurationError: no curves have that name, or they cannot be read or compared.
     """
     carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
+    if name is None and not config.reward.scorer:
+        return None
     if name is None:
         judges = chosen_scorer(config.reward).judges
         reward = judges[0].name if len(judges) == 1 else max(judges, key=lambda judge: judge.weight).name

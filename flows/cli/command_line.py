@@ -284,9 +284,8 @@ def doctor(
     from flows.cli.doctor import examine, size_up
 
     changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]
-    if gpu is not None:
-        raise typer.Exit(0 if size_up(given_configuration(preset, changes, ray_address), gpu) else 1)
-    raise typer.Exit(0 if examine(given_configuration(preset, changes, ray_address)) else 1)
+    config = given_configuration(preset, changes, ray_address, needs_task=gpu is None)
+    raise typer.Exit(0 if (examine(config) if gpu is None else size_up(config, gpu)) else 1)
 
 
 for _command, _example, _group in (

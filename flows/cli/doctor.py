@@ -104,6 +104,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
         ConfigurationError: the GPU or the model is not counted.
     """
     from tasks.gpu_profile import named_gpu
+    from tasks.profiles import stand_in_in_words
     from tasks.sizing import size_run
 
     size = size_run(Home.from_environment(), config, named_gpu(gpu))
@@ -122,6 +123,7 @@ def size_up(config: RunConfig, gpu: str) -> bool:
         *(f"  {time.devices} x {kind}: {_time_in_words(time)}" for time in size.times),
         *([size.no_price] if size.no_price else []),
         f"a denoising step: {size.profile.step.source}; assumed: {assumed}",
+        *([] if config.reward.scorer else [stand_in_in_words(size.profile)]),
     ]
     for line in lines:
         screen.print(line, soft_wrap=True)

@@ -139,7 +139,7 @@ def what_if(
         _refuse_beside_hours(spot, policies, timeline, record)
         spot = per_instance or 1  # a price book has a price of spot devices only for a run that has some
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
-    config = given_configuration(preset, changes)
+    config = given_configuration(preset, changes, needs_task=record)
     from tasks.market_question import MarketQuestion
     from tasks.what_if import runs_of, simulation
 

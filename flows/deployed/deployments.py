@@ -132,7 +132,7 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         question = MarketQuestion(
             form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
         )
-        config = given_configuration(form.preset, settings)
+        config = given_configuration(form.preset, settings, needs_task=False)
         profiles = form.profile or None, form.spot_profile or None
         asked = simulation(Home.from_environment(), config, question, *profiles)
         result = asked.answer(form.windows, asked.policies()).to_json()

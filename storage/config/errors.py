@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,6 +67,9 @@ KeyPath = tuple[str, ...]
 
 _SOURCES: ContextVar[Mapping[KeyPath, str]] = ContextVar("sources of the settings")
 
+GIVEN_BY: ContextVar[str] = ContextVar("option or argument that gives settings", default="--set")
+"""The source of a setting that a person gives: `--set`, or an argument of Python's."""
+
 _BOUNDS = {
     "greater_than": ("must be above", "gt", "raise it"),
     "greater_than_equal": ("must be at least", "ge", "raise it"),
@@ -105,6 +109,13 @@ def origin_of(setting: str) -> str:
     """` (from --set)`, where the source of a setting's value is known; else empty."""
     source = _SOURCES.get({}).get(tuple(setting.split(".")), "")
     return f" (from {source})" if source else ""
+
+
+def as_given(settings: Mapping[str, str]) -> str:
+    """Lines that give settings: one `--set` each, or the argument of Python's."""
+    if (source := GIVEN_BY.get()) == "--set":
+        return "\n".join(f"    {source} {name}={value}" for name, value in settings.items())
+    return f"    {source}={json.dumps(settings)}"
 
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section: str = "") -> list[str]:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from pydantic_settings import BaseSettings, InitSettingsSource
 
-from storage.config.errors import KeyPath, dotted, explain, naming_sources
+from storage.config.errors import GIVEN_BY, KeyPath, dotted, explain, naming_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted, shortened
 from storage.home import (
@@ -144,7 +144,7 @@ def load_with_sources(
             )
             continue
         key = tuple(part.strip() for part in name.split("."))
-        layers.append(_parsed(key, text.strip(), "--set"))
+        layers.append(_parsed(key, text.strip(), GIVEN_BY.get()))
     _drop_options_of_others([*([layer] for layer in below), layers])
     layers = [*below, *layers]
     sources = {key: origin for origin, values in layers for key in _keys((), values)}

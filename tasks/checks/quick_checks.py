@@ -18,7 +18,7 @@ from gpu_runtime.models.files.lora_file import check_lora
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
-from storage.config.errors import KeyPath, naming_sources
+from storage.config.errors import KeyPath, as_given, naming_sources
 from storage.config.run_config import ALL_FRAMES, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
@@ -51,21 +51,25 @@ class CheckedInputs:
     warnings: Sequence[str]
 
 
-def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None = None) -> RunConfig:
+def with_read_options(
+    config: RunConfig, sources: Mapping[KeyPath, str] | None = None, needs_task: bool = True
+) -> RunConfig:
     """Return the settings with every name resolved and every option read.
 
     Args:
         sources: origin of its values (`load_with_sources`), for messages.
+        needs_task: False for a run that is only sized, which may have neither reward nor prompts.
 
     Raises:
-        ConfigurationError: there is no reward or no prompts, a name is unknown, or an option is wrong.
+        ConfigurationError: a needed reward or prompts are missing, a name is unknown, or an option is wrong.
     """
-    _refuse_no_task(config)
+    if needs_task:
+        _refuse_no_task(config)
+    readers = [read_family_options, read_objective_options, read_strategy_options, read_capacity_options]
+    if config.reward.scorer:
+        readers.insert(1, read_scorer_options)
     with naming_sources(sources or {}):
-        for read in (
-            read_family_options, read_scorer_options, read_objective_options, read_strategy_options,
-            read_capacity_options,
-        ):  # fmt: skip
+        for read in readers:
             config = read(config)
     return config
 
@@ -79,9 +83,9 @@ def _refuse_no_task(config: RunConfig) -> None:
     }
     missing = {setting: example for setting, (value, example) in wanted.items() if not value}
     if missing:
-        lines = "\n".join(f"    --set {setting}={example}" for setting, example in missing.items())
         raise ConfigurationError(
-            f"{', '.join(missing)}: not set, and the preset has no task of its own; add such as\n{lines}"
+            f"{', '.join(missing)}: not set, and the preset has no task of its own; add such as\n"
+            f"{as_given(missing)}"
         )
 
 

@@ -155,6 +155,14 @@ def test_a_run_is_sized_without_weights_and_without_a_gpu():
     assert "assumed: score_s, weights_s, start_s" in said
 
 
+def test_a_preset_without_a_task_is_sized_as_with_a_detector():
+    bare = ("--preset", "sd3.5-512", "--gpu", "H100")
+    said, like = sized(*bare), sized(*bare, "--set", "reward.scorer=geneval")
+    assert "no reward is set: 0.15 s an image, as of a detector, stand in for yours" in said
+    assert "no reward is set" not in like, "prompts are not needed"
+    assert re.findall(r"\n  \d x H100: .*", said) == re.findall(r"\n  \d x H100: .*", like) != []
+
+
 def test_what_does_not_fit_and_what_has_no_price_is_said():
     said = sized("--preset", "flux-ocr-512", "--gpu", "rtx4090", fits=False)
     assert "it does not fit on a device that trains, and does not fit on one that only generates" in said

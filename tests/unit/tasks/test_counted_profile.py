@@ -29,6 +29,7 @@ from gpu_runtime.models.published import counted_families, published_model
 from gpu_runtime.simulator.profile import Quantity
 from storage.config.loading import load_config
 from storage.config.model import ModelConfig
+from storage.errors import ConfigurationError
 from tasks.gpu_profile import GPUS, counted_profile, named_gpu
 
 WHAT_IF = (Path(__file__).parents[3] / "docs/explanation/what-if.md").read_text()
@@ -290,6 +291,16 @@ def test_every_answer_from_counted_times_is_marked_and_covers_their_range():
     assert f"step_s {step['value']:.2g} ({step['low']:.2g} to {step['high']:.2g})" in table
     modelled = json.loads(asked("--preset", "smoke", "--spot", "0", "--json", "--windows", "1"))
     assert (modelled["evidence"], modelled["counted"]) == ("modelled", {})
+
+
+def test_a_preset_without_a_task_is_asked_about_and_what_stands_in_is_said():
+    options = ("--gpu", "H100", "--reserved", "1", "--spot", "1", "--windows", "1", "--json")
+    answer = json.loads(asked("--preset", "sd3.5-512", *options))
+    [profile] = [line for line in answer["basis"] if line.startswith("profile ")]
+    assert profile.endswith("; no reward is set: 0.15 s an image, as of a detector, stand in for yours")
+    assert answer["curves"] is None and answer["policies"][0]["usd"]["median"] > 0
+    with pytest.raises(ConfigurationError, match=r"prompts\.evaluate: not set, and the preset has no task"):
+        asked("--preset", "sd3.5-512", *options, "--record")
 
 
 def test_a_gpu_has_its_known_price_unless_one_is_given():

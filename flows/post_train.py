@@ -110,6 +110,9 @@ def train_run(
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(error), _reason(error))
+        hidden = signal_behind(error)
+        if hidden is not None and hidden is not error:
+            raise hidden from None
         raise
     finally:
         guard.close()

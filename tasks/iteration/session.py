@@ -19,7 +19,7 @@ from gpu_runtime.runtime import Runtime
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
 from storage.environment import DECISIONS, DEVICES, decisions_fact, read_decisions
-from storage.errors import CheckpointError, ClusterLostError, ServerError, StorageError
+from storage.errors import CheckpointError, ClusterLostError, ServerError, SpotlightError, StorageError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
 from storage.readers.follower import REPORT
@@ -211,11 +211,11 @@ def status_after(error: BaseException | None) -> RunStatus:
 
 
 def signal_behind(error: BaseException) -> BaseException | None:
-    """Return the signal that ended a run; None if it ended by an error, such as the loss of its cluster.
+    """Return the signal that ended a run; None if an error did, such as a full disk after a signal.
 
     A signal may arrive while Prefect works, whose own error then hides it.
     """
-    hidden = None if isinstance(error, ClusterLostError) else error
+    hidden = None if isinstance(error, SpotlightError) else error
     while hidden is not None and not isinstance(hidden, (KeyboardInterrupt, TerminationSignal)):
         hidden = hidden.__context__
     return hidden

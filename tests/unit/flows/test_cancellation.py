@@ -15,10 +15,13 @@ import prefect.task_engine
 import pytest
 from prefect.exceptions import TerminationSignal
 
+import flows.post_train
 from flows.post_train import _reason
 from flows.process.cancellation import ends_are_cancellations, signals_cancel
 from flows.process.stopping import Stopped
+from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from storage.errors import StorageError
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tasks.iteration.session import Session, status_after
@@ -122,6 +125,33 @@ def test_a_signal_that_an_error_of_prefect_hides_cancels_all_the_same():
     assert status_after(hidden.value) == "cancelled"
     assert _reason(hidden.value).startswith("cancelled in the Prefect UI")
     assert status_after(ValueError("Task run is not set")) == "failed"
+
+
+def test_an_error_of_ours_after_a_signal_is_told():
+    with pytest.raises(StorageError) as full:
+        try:
+            raise TerminationSignal(signal=15)
+        finally:
+            raise StorageError("no space is left")
+    assert status_after(full.value) == "failed"
+    assert _reason(full.value) == "StorageError: no space is left"
+
+
+def test_a_run_ends_by_the_signal_that_an_error_of_prefect_hides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def hide_signal(*_: object) -> Session:
+        try:
+            raise TerminationSignal(signal=15)
+        finally:
+            raise ValueError("Task run is not set")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(flows.post_train, "open_session", hide_signal)
+    with pytest.raises(TerminationSignal):
+        flows.post_train.train_run(load_config("smoke", [], {}), "hidden")
+    row = RunStore(Home(tmp_path)).run("hidden")
+    assert (row.status, row.error) == ("cancelled", _reason(TerminationSignal(signal=15)))
 
 
 def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path):

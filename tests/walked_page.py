@@ -7,6 +7,7 @@ A test says openly what stands in for weights, GPU, network and hours: texts of 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -85,7 +86,7 @@ class UserFolder:
 class WalkedPage(UserFolder):
     """A page of docs/how-to that is walked through in a folder.
 
-    A context that asserts at its end that nothing of the page was left out.
+    A context that ends what the page has started, and asserts that nothing of the page was left out.
 
     Args:
         name: of the page.
@@ -97,6 +98,7 @@ class WalkedPage(UserFolder):
         super().__init__(folder)
         text = (ROOT / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
         self._left, self._stand_ins, self._unused = blocks(text), dict(stand_ins), set(stand_ins)
+        self._served: list[subprocess.Popen[bytes]] = []
 
     def run(self, begins: str, refused: Mapping[str, str] | None = None) -> list[str]:
         """Run the next block; what each line has printed.
@@ -117,6 +119,10 @@ class WalkedPage(UserFolder):
             assert reason is None or reason in out, f"{line}\n{out}"
             yield out
 
+    def begin(self, begins: str, run_id: str) -> subprocess.Popen[bytes]:
+        """Start the run of the next block, and wait until its first iteration is committed."""
+        return self.until_committed(self._here(self.next(begins)).strip(), run_id)
+
     def python(self, begins: str) -> str:
         """Run the next block, which is Python; what it has printed."""
         code, out = self.shell(f"python - <<'END'\n{self._here(self.next(begins))}END")
@@ -126,6 +132,14 @@ class WalkedPage(UserFolder):
     def write(self, begins: str, file: str) -> None:
         """Write the next block into a file."""
         (self.folder / file).write_text(self._here(self.next(begins)))
+
+    def serve(self, begins: str, ready: str) -> None:
+        """Run the next block beside what follows, once it has said that it is ready, to the page's end."""
+        log = self.folder / f"served-{len(self._served)}.log"
+        process = self.start(self._here(self.next(begins)).strip(), log)
+        self._served.append(process)
+        wait_until(ready, lambda: ready in log.read_text() or process.poll() is not None)
+        assert ready in log.read_text(), log.read_text()
 
     def next(self, begins: str) -> str:
         """The next block, as the page has it."""
@@ -146,6 +160,9 @@ class WalkedPage(UserFolder):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for process in self._served:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
         if kind is None:
             assert self._left == [], "the page has more blocks"
             assert self._unused == set(), "nothing on the page is replaced by these"

@@ -1,4 +1,4 @@
-"""The how-to pages do what they say: every command of five of the usual questions runs, as its page has it.
+"""The how-to pages do what they say: every command of the eight usual questions runs, as its page has it.
 
 Each test names what stands in for weights, GPU, network and hours; `tests/walked_page.py` runs the rest.
 """
@@ -14,9 +14,13 @@ import pytest
 from PIL import Image
 
 from storage.record.run_store import RunStore
+from tests.documents import ROOT
 from tests.hub_server import TOKEN, hub_server
 from tests.local_ray_instances import local_ray_instances
+from tests.running_up import free_ports
+from tests.tiny_judges import save_clip, save_detector
 from tests.tiny_pipelines import save_pipeline
+from tests.unit.storage.test_telling_readers import Hook, mail_server
 from tests.walked_page import SMALL, UserFolder, WalkedPage
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -114,6 +118,28 @@ def test_log_to_wandb(killed: Path, tmp_path: Path):
         assert [name for name in folders if "begun" in name], "what it had done without W&B too"
 
 
+def test_go_on_from_an_adapter(killed: Path, models: Path, tmp_path: Path):
+    runs = iter(["begun"] * 3 + ["glyphs-run"])
+    stand_ins = {
+        "RUN": lambda: next(runs), "--iterations 200": "--iterations 4", "/models": str(models),
+        "iterations=100": "iterations=1", "iterations=20": "iterations=1",
+    }  # fmt: skip
+    with WalkedPage("go-on-from-an-adapter", tmp_path, stand_ins) as page:
+        put(killed, page)
+        resumed, longer = page.run("spotlight resume")
+        assert [last_line(said)["iterations"] for said in (resumed, longer)] == [3, 4]
+        page.environment |= TINY_SIZE | {"SPOTLIGHT_REWARD__SCORER": f"{killed.parents[2]}/rewards.py:dark"}
+        _, _, trained = page.run("spotlight export")
+        assert last_line(trained)["score_before"] == last_line(longer)["score_after"], "the very policy"
+        page.python("import torch")
+        assert (models / "sd3.5-merged" / "transformer").is_dir()
+        for name in TINY_SIZE:
+            del page.environment[name]
+        assert page.shell("spotlight train --preset glyphs --run-id glyphs-run")[0] == 0
+        _, trained = page.run("spotlight export")
+        assert last_line(trained)["iterations"] == 1
+
+
 def test_push_to_the_hub_and_load_in_diffusers(killed: Path, models: Path, tmp_path: Path):
     evaluated: list[dict[str, Any]] = []
     stand_ins = {
@@ -182,3 +208,68 @@ def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
             *_, trained = page.run("export RAY_AUTH_MODE")
             assert last_line(trained)["iterations"] == 1
             assert newest(page)["status"] == "finished"
+
+
+def test_nightly_geneval(models: Path, tmp_path: Path):
+    """GenEval's six kinds of prompts stand for all 553, and a tiny detector and CLIP for the judge."""
+    evaluated: list[dict[str, Any]] = []
+    server, ui = free_ports()
+    stand_ins = {
+        "/models": str(models), "builtin:geneval-evaluate": "six.jsonl", "RUN": "nightly",
+        "EVALUATION": lambda: evaluated[0]["evaluation_id"], "0 2 * * * cd /opt/spotlight && ": "",
+        "spotlight up": f"spotlight up --server-port {server} --ui-port {ui}",
+    }  # fmt: skip
+    with WalkedPage("nightly-geneval", tmp_path, stand_ins) as page:
+        six_kinds(tmp_path / "six.jsonl")
+        judge = {
+            "detector": str(save_detector(tmp_path / "detector")),
+            "clip": str(save_clip(tmp_path / "clip")),
+        }
+        page.environment |= TINY_SIZE | {
+            "SPOTLIGHT_PROMPTS__EVALUATE": "six.jsonl", "SPOTLIGHT_PROMPTS__TRAIN": "six.jsonl",
+            "SPOTLIGHT_EVALUATION__PROMPTS": "6",
+        } | {f"SPOTLIGHT_REWARD__OPTIONS__{name.upper()}": path for name, path in judge.items()}  # fmt: skip
+        model = f"--preset qwen-image-geneval-512 --set model.path={models}/Qwen-Image"
+        code, out = page.shell(f"spotlight train {model} --run-id nightly")
+        assert code == 0, out
+        for said in page.walk("spotlight evaluate"):
+            evaluated.append(last_line(said))
+        assert len(evaluated[1]["by_tag"]) == 6 and "difference" in evaluated[1]
+        assert len(list((tmp_path / "geneval-images").rglob("*.png"))) == 24
+        page.run("0 2 * * *")
+        page.serve("spotlight up --schedule", "Ctrl-C ends all three")
+        assert '"verdict": "identical"' in page.run("spotlight reproduce")[0]
+
+
+def test_schedule_cancel_resume(tmp_path: Path):
+    """A webhook and a mail server of this machine; Ctrl-C by `spotlight stop`, which the page names."""
+    server, ui = free_ports()
+    hook = Hook()
+    with mail_server() as mail:
+        stand_ins = {
+            "spotlight up": f"spotlight up --server-port {server} --ui-port {ui}", "RUN": "my-run",
+            "https://hooks.slack.com/services/…": hook.url, "smtp.example.org:587": f"127.0.0.1:{mail.port}",
+            "USER=…": "USER=me", "PASSWORD=…": "PASSWORD=secret", "HOST:6379": "127.0.0.1:9",
+            "--iterations 60": "--iterations 4",
+            "iterations=20": "iterations=3 --set reward.scorer=rewards.py:dark",
+        }  # fmt: skip
+        with WalkedPage("schedule-cancel-resume", tmp_path, stand_ins) as page:
+            (tmp_path / "rewards.py").write_text(SLOW_REWARD)
+            page.serve("spotlight up", "Ctrl-C ends all three")
+            process = page.begin("spotlight train", "my-run")
+            assert page.shell("spotlight stop last")[0] == 0
+            assert process.wait(300) == 143, "ended in order by SIGTERM"
+            page.run("export SPOTLIGHT_NOTIFY_WEBHOOK")
+            assert "finished" in hook.told[-1] and "finished" in mail.taken[-1]
+            runs, resumed = page.run("spotlight runs")
+            assert "cancelled" in runs and last_line(resumed)["iterations"] == 3
+            _, longer = page.run("spotlight resume", {"--ray-address": "127.0.0.1:9"})
+            assert last_line(longer)["iterations"] == 4
+    hook.close()
+
+
+def six_kinds(file: Path) -> None:
+    """The first row of each of GenEval's six tags."""
+    rows = (ROOT / "presets/prompts/geneval-evaluate.jsonl").read_text().splitlines()
+    first = {json.loads(row)["tag"]: row for row in reversed(rows)}
+    file.write_text("\n".join(first.values()) + "\n")

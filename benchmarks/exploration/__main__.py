@@ -92,8 +92,11 @@ def main() -> None:
     seeds, share = (1, 4) if arguments.quick else (arguments.seeds, 1)
     store = curve_store(f"exploration-{task}", commit, earlier)
     curves = make_curves(store, reported_curves(task, arms, seeds, tuned, share), jobs)
-    chosen = tuned.chosen if tuned else {"nft": "off_policy_32"}
+    chosen = dict(tuned.chosen) if tuned else {"nft": "off_policy_32"}
     made = {arm for arm, _ in curves}
+    for arm in arms:  # of an objective that was not tuned, the first arm that was asked for
+        if arm in made and ARMS[arm].plain in made:
+            chosen.setdefault(ARMS[arm].objective, arm)
     if not any(name in made and ARMS[name].plain in made for name in chosen.values()):
         parser.error("--as-is: no chosen arm has curves yet, with those of its arm without exploration")
     if arguments.keep:

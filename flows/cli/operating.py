@@ -10,14 +10,14 @@ import socket
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
 from flows.cli.options import AllowHost, Port, RunName, named_run, run_names, set_option
 from flows.configuration import look_at_inputs
-from flows.deployed.forms import PresetName, ReproductionForm
+from flows.deployed.forms import ReproductionForm
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
@@ -196,8 +196,7 @@ def _form(
         if first["loc"][0] == "settings":
             raise ConfigurationError(f"--set {quoted(first['input'])}: write section.key=value") from error
         name = ".".join(map(str, first["loc"]))
-        hint = f"; there are {', '.join(get_args(PresetName))}" if name == "preset" else ""
-        raise ConfigurationError(f"--{name} {quoted(first['input'])}: {first['msg']}{hint}") from error
+        raise ConfigurationError(f"--{name} {quoted(first['input'])}: {first['msg']}") from error
 
 
 def _write(home: Home, run_id: str, file: Path) -> None:

@@ -112,10 +112,10 @@ def origin_of(setting: str) -> str:
 
 
 def as_given(settings: Mapping[str, str]) -> str:
-    """Lines that give settings: one `--set` each, or the argument of Python's."""
+    """What gives settings: a `--set` each, or the argument of Python's."""
     if (source := GIVEN_BY.get()) == "--set":
-        return "\n".join(f"    {source} {name}={value}" for name, value in settings.items())
-    return f"    {source}={json.dumps(settings)}"
+        return " ".join(f"{source} {name}={value}" for name, value in settings.items())
+    return f"{source}={json.dumps(settings)}"
 
 
 def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section: str = "") -> list[str]:

@@ -265,7 +265,7 @@ def _preset_path(preset: str) -> Path:
     names = [known.name for known in list_presets()]
     if preset in names:
         return PRESETS / f"{preset}.toml"
-    longer = [name for name in names if name.startswith(preset)]
+    longer = [name for name in names if preset and name.startswith(preset)]
     near = longer or difflib.get_close_matches(preset, names, n=1)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigurationError(

@@ -84,7 +84,7 @@ def _refuse_no_task(config: RunConfig) -> None:
     missing = {setting: example for setting, (value, example) in wanted.items() if not value}
     if missing:
         raise ConfigurationError(
-            f"{', '.join(missing)}: not set, and the preset has no task of its own; add such as\n"
+            f"{', '.join(missing)}: not set, and the preset has no task: add, for example, "
             f"{as_given(missing)}"
         )
 

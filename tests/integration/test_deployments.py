@@ -31,7 +31,7 @@ SETTINGS = (
 @pytest.mark.parametrize(
     ("deployment", "form", "reason"),
     [
-        ("post-train", {"preset": "nonsense"}, "'nonsense' is not one of ['edits', 'flux-geneval-1280', "),
+        ("post-train", {"preset": "nonsense"}, "'nonsense' is not one of ['edits', 'flux-1280', "),
         ("post-train", {"iterations": -1}, "-1 is less than the minimum of 0"),
         ("post-train", {"settings": ["iterations"]}, "form.settings[0]"),
         ("post-train", {"iteratoins": 3}, "'iteratoins' was unexpected"),

@@ -77,7 +77,7 @@ class SizedQwen(QwenImageModel):
         super().__init__(parts, settings, device)
 
     @classmethod
-    def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, limit: int) -> None:
+    def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, settings: ModelConfig) -> None:
         """Nothing to refuse: there is no tokenizer."""
 
     def sequence_lengths(self) -> tuple[int, int]:

@@ -63,7 +63,10 @@ class QwenImageModel(PipelineModel):
             output_hidden_states=True,
             **seen,
         )
-        real_LE = output.hidden_states[-1][0, self._dropped(self._tokenizers) :]
+        return self._padded(output.hidden_states[-1][0, self._dropped(self._tokenizers) :], length)
+
+    def _padded(self, real_LE: torch.Tensor, length: int) -> Conditioning:
+        """Return one row of `length` tokens; a mask hides those after the real ones."""
         embeds_BLE = real_LE.new_zeros(1, length, real_LE.shape[1])
         embeds_BLE[0, : len(real_LE)] = real_LE
         mask_BL = torch.arange(length, device=self.device)[None] < len(real_LE)

@@ -72,5 +72,6 @@ def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
     of_task = (RESULTS / "curves" / "exploration-ocr-graded").rglob("*.json")
     others = ("plain_awm", "plain_dpo", "plain_grpo_guard")
     reported |= reported_curves("ocr-graded", others, 3, tuned)  # of other objectives, for the table of arms
-    made = {want.name for (arm, _), want in reported.items() if arm != BASELINE}
+    reported |= reported_curves("ocr-graded", ("off_policy_grpo_32", BASELINE), 8, tuned)
+    made = {want.name for want in reported.values()}
     assert {path.stem for path in of_task} == made

@@ -115,7 +115,8 @@ def test_a_loss_that_is_not_finite_changes_no_weight(monkeypatch: pytest.MonkeyP
     run = TinyRun(tiny_config())
     samples = run.rollout()
     before = run.policy.state()
-    monkeypatch.setattr(run.trainer, "_of_all", lambda terms: terms._replace(kl=math.inf))
+    means = run.trainer._means
+    monkeypatch.setattr(run.trainer, "_means", lambda *sums: means(*sums)._replace(kl=math.inf))
     with pytest.raises(TrainingError, match=r"the loss of training step 1 of 1 in iteration 1 is .*KL inf"):
         run.trainer.train(samples)
     assert all(np.array_equal(before[name], value) for name, value in run.policy.state().items())

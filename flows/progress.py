@@ -45,7 +45,7 @@ class _NotebookBar(Progress):
         """Leave the last state shown."""
 
     def _text(self) -> dict[str, str]:
-        screen = Console(width=self.console.width, force_jupyter=False, color_system=None)
+        screen = terminal.console(width=self.console.width, plain=True)
         with screen.capture() as captured:
             screen.print(self.get_renderable())
         return {"text/plain": captured.get().rstrip()}

@@ -116,7 +116,7 @@ def test_the_command_line_begins_the_same_run(begun, presets: list[str], monkeyp
         ({"iterations": 0}, r"iterations = 0 \(from settings\): must be at least 1"),
         (
             {"reward.scorer": ""},
-            r"reward.scorer: not set[^-]*\n    settings={\"reward.scorer\": \"my_rewards.py:blue\"}$",
+            r"reward.scorer: not set[^-]*, settings={\"reward.scorer\": \"my_rewards.py:blue\"}$",
         ),
         ({"iterations": None}, "leave the setting out"),
         ({"seed": object()}, "seed = <object .*: give text, a number"),

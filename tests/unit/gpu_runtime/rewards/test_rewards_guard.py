@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -83,10 +84,14 @@ def test_registry() -> None:
 
 @pytest.mark.parametrize("name", SCORERS.names())
 def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
-    lines = (REPOSITORY / "docs" / "reference" / "rewards.md").read_text(encoding="utf-8").splitlines()
-    [line] = [line for line in lines if line.startswith(f"| `{name}` |")]
+    page = (REPOSITORY / "docs" / "reference" / "rewards.md").read_text(encoding="utf-8")
+    [line] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+    # The options are in the row, or in the section that its last cell links to.
+    linked = re.search(r": \[below\]\(#([a-z-]+)\) \|$", line)
+    sections = {part.partition("\n")[0].lower().replace(" ", "-"): part for part in page.split("\n## ")}
+    where = line + (sections[linked[1]] if linked else "")
     for option in SCORERS.find(name).options.model_fields:
-        assert f"`{option}`" in line
+        assert f"`{option}`" in where
     assert f"`{name}`" in str(RewardConfig.model_fields["scorer"].description)
 
 

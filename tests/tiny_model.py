@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -85,7 +86,7 @@ class TinyModel:
         latents_BSC[..., :3] = pixels / 255 * 4 - 2
         return latents_BSC
 
-    def resized(self, height: int, width: int) -> TinyModel:
+    def resized(self, height: int, width: int) -> Self:
         """Refuse any other size than its own."""
         assert (height, width) == GRID[1:]
         return self

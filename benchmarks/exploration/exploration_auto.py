@@ -286,6 +286,8 @@ def main() -> None:
         if arguments.keep:
             store.keep()
     cases = {name: case_figures(name, members) for name, members in curves.items() if all(members.values())}
+    if not any("against_plain" in one for one in cases.values()):
+        parser.error("no case has curves of all its arms yet in which plain gains; call without --as-is")
     figures = {"curves_after": arguments.after, **summarise(cases)}
     finish("exploration_auto", figures, arguments)
 

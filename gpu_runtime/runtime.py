@@ -81,6 +81,12 @@ class Trained:
     beside_s: float = 0.0
     left_s: float = 0.0
 
+    @property
+    def samples(self) -> int:
+        """Number of samples that were trained on."""
+        group_size = self.advantages.value_PG.shape[1]
+        return int(self.advantages.kept_P.sum()) * group_size if self.report.training_steps else 0
+
 
 class Runtime:
     """Devices, scorers and the policy of one run.

@@ -226,7 +226,7 @@ def _made(pipeline: Any, config: RunConfig, noise: torch.Tensor, rows: list[int]
 
 
 def _own_size(module: Any, size: dict[str, int]) -> Any:
-    """What keeps an image's size for the VAE; only what an encoder sees is scaled to the area that it has."""
+    """Keep an image's size for the VAE; only the image that an encoder sees is scaled to its area."""
     scaled = module.calculate_dimensions
 
     def dimensions(area: float, ratio: float) -> Any:

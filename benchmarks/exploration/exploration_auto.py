@@ -1,4 +1,4 @@
-"""Whether `exploration.strategy=auto` is ever worse than a strategy that is set, on several tasks and fleets.
+"""Compare `exploration.strategy=auto` with strategies that are set, on several tasks and fleets.
 
     python -m benchmarks.exploration_auto [--seeds 4] [--cases ...] [--after COMMIT] [--keep]
 

@@ -19,7 +19,7 @@ from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
-from gpu_runtime.runtime import Rollout, Runtime, Trained
+from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig
 from storage.prompts.of_a_run import draw_subset
@@ -119,7 +119,7 @@ class _Loop:
         scores = runtime.reward(rolled)
         following = None if ahead is None else self._explore_beside_training(iteration + 1, ahead)
         trained = runtime.train(rolled, scores)
-        in_turn = self._times_in_turn(trained, rolled, seconds, time.thread_time() - began_s)
+        in_turn = self._times_in_turn(trained, seconds, time.thread_time() - began_s)
         evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
         review = runtime.review(rolled, scores, following, evidence)
         self.curve.trained.append(in_turn.trained)
@@ -134,19 +134,16 @@ class _Loop:
         self._note(trained, review.figures, [message for _, message in review.notes])
         return review.next_plan
 
-    def _times_in_turn(
-        self, trained: Trained, rolled: Rollout, before: Mapping[str, float], whole_s: float
-    ) -> IterationTimes:
+    def _times_in_turn(self, trained: Trained, before: Mapping[str, float], whole_s: float) -> IterationTimes:
         """Return what an iteration took whose devices take turns: drafts are not beside its training."""
         took = {kind: self._times.seconds[kind] - before.get(kind, 0.0) for kind in KINDS}
-        kept = int(trained.advantages.kept_P.sum()) if trained.report.training_steps else 0
         return IterationTimes(
             rollout_s=took[_ROLLOUT],
             judging_s=took[SCORE],
             train_s=took[TRAIN],
             draft_wait_s=took[_DRAFT],
             whole_s=whole_s,
-            trained=kept * (len(rolled.delivered) // rolled.prompt_count),
+            trained=trained.samples,
             rollers=1,
         )
 

@@ -9,8 +9,9 @@ bootstrap over these run seeds (5 and 95 %). A run seed of the slower arm that n
 as if it did at its end, which makes the ratio smaller; one of the faster arm counts as if it never would.
 
 The exploring arm of each objective was chosen beforehand, on other prompts
-(`benchmarks/exploration/tuning.py`). It is compared with the arm without exploration that has the same
-options, and with the one that trains on all prompt groups.
+(`benchmarks/exploration/tuning.py`); of an objective that was not tuned it is the one asked for. It is
+compared with the arm without exploration that has the same options, and with the one that trains on all
+prompt groups.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Motion:
-    """What a prompt asks for.
+    """The colour, class and motion that a prompt asks for.
 
     Attributes:
         colour: the shape's colour.

@@ -112,7 +112,7 @@ def origin_of(setting: str) -> str:
 
 
 def as_given(settings: Mapping[str, str]) -> str:
-    """What gives settings: a `--set` each, or the argument of Python's."""
+    """Return the text that gives settings: a `--set` each, or the argument of Python's functions."""
     if (source := GIVEN_BY.get()) == "--set":
         return " ".join(f"{source} {name}={value}" for name, value in settings.items())
     return f"{source}={json.dumps(settings)}"

@@ -20,7 +20,7 @@ class ExplorationConfig(Section):
     (docs/explanation/exploration.md)."""
 
     options: OptionValues = Field(default={})
-    """What the strategy itself declares; those of the project declare nothing."""
+    """Options that the strategy declares; those of the project declare none."""
 
     candidates: int = Field(default=48, ge=2, le=4096)
     """Most drafts of a prompt."""

@@ -78,7 +78,7 @@ class ModelConfig(Section):
     """Where text encoders stay between prompts: on the device, or in the machine's memory (`offload`)."""
 
     options: OptionValues = Field(default={})
-    """What the family itself declares (docs/reference/models.md)."""
+    """Options that the family declares (docs/reference/models.md)."""
 
     @model_validator(mode="after")
     def _reference_exists(self) -> Self:

@@ -102,7 +102,7 @@ class AlgorithmConfig(Section):
     a prompt group's best and worst. Or a plug-in, `package.module:Name`."""
 
     options: OptionValues = Field(default={})
-    """What the objective itself declares."""
+    """Options that the objective declares."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
     """Prompt groups P that an iteration trains on; they may be chosen from more (`exploration.prompts`)."""
@@ -231,7 +231,7 @@ class RewardConfig(Section):
     the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
     options: OptionValues = Field(default={})
-    """What the scorer itself declares (docs/reference/rewards.md)."""
+    """Options that the scorer declares (docs/reference/rewards.md)."""
 
 
 class EvaluationConfig(Section):
@@ -256,10 +256,10 @@ class EvaluationConfig(Section):
     `sum`, and not the reward itself with the same options."""
 
     options: OptionValues = Field(default={})
-    """What the judge itself declares (docs/reference/rewards.md)."""
+    """Options that the judge declares (docs/reference/rewards.md)."""
 
     on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
-    """What follows where the score rises while the judge or the images get worse: an event, a higher
+    """Reaction to a score that rises while the judge or the images get worse: an event, a higher
     `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
 
     @field_validator("size")

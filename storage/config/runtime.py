@@ -84,7 +84,7 @@ class RuntimeConfig(Section):
     (docs/how-to/spot-instances.md)."""
 
     options: OptionValues = Field(default={})
-    """What `capacity` itself declares (docs/how-to/spot-instances.md)."""
+    """Options that `capacity` declares (docs/how-to/spot-instances.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
     """Processes that wait with a model in the host's memory to take a lost worker's place. Not where workers

@@ -58,14 +58,13 @@ def review_seeds(
 def _times(session: Session, rolled: Rollout, trained: Trained, whole_s: float) -> IterationTimes:
     """Return what an iteration took, whose phases are done but for the commit."""
     seconds = session.seconds
-    kept = int(trained.advantages.kept_P.sum()) if trained.report.training_steps else 0
     return IterationTimes(
         rollout_s=seconds["rollout"],
         judging_s=seconds["reward"],
         train_s=trained.left_s,
         draft_wait_s=seconds["explore_wait"],
         whole_s=whole_s,
-        trained=kept * (len(rolled.delivered) // rolled.prompt_count),
+        trained=trained.samples,
         rollers=len({one.worker for one in rolled.delivered}),
         beside_s=trained.beside_s,
     )

@@ -12,6 +12,7 @@ import pytest
 
 from gpu_runtime.exploration.measured_iterations import IterationTimes, MeasuredIterations, SeedEvidence
 from gpu_runtime.exploration.signal_rate import Contrast, Times, Workload, predict_plain
+from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.runtime import Trained
 from tasks.iteration.seeds import _times
@@ -96,8 +97,8 @@ def test_training_beside_the_rollout_counts_too():
 def test_publishing_is_no_part_of_what_a_sample_trained_on_takes():
     """Twenty seconds to publish, one a sample, four live of 32: all 32 take 52."""
     seconds = {"rollout": 8.0, "reward": 0.0, "train": 24.0, "explore_wait": 0.0}
-    kept: Any = SimpleNamespace(kept_P=np.array([True] + [False] * 7))
-    rolled: Any = SimpleNamespace(delivered=[SimpleNamespace(worker="spot-0")] * 32, prompt_count=8)
+    kept = Advantages(np.zeros((8, 4)), np.array([True] + [False] * 7))
+    rolled: Any = SimpleNamespace(delivered=[SimpleNamespace(worker="spot-0")] * 32)
     trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), kept, 1, beside_s=0.0, left_s=4.0)
     session: Any = SimpleNamespace(seconds=seconds)
     found = of({"times": _times(session, rolled, trained, 32.0)})

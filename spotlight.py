@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -148,15 +148,12 @@ class Run:
     @property
     def ledger(self) -> pd.DataFrame:
         """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
-        import pandas as pd
-
         from storage.ledger.ledger import read_ledger
         from storage.record.reading import Records
+        from ui.data.devices import bill_entries
 
         with Records(self._home).reading(self.run_id) as connection:
-            entries = read_ledger(connection, self.run_id).entries
-        rows = [{"phase": e.phase, "market": e.market, "state": e.state, **asdict(e.spent)} for e in entries]
-        return pd.DataFrame(rows, columns=["phase", "market", "state", "device_s", "usd"])
+            return bill_entries(read_ledger(connection, self.run_id))
 
     @property
     def images(self) -> pd.DataFrame:

@@ -12,7 +12,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 class _LessOfPrefect(logging.Filter):
-    """A filter for Prefect's log lines that would bury a run's own."""
+    """Drops lines of Prefect's log that would drown out the lines of a run."""
 
     def __init__(self) -> None:
         super().__init__()

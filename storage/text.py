@@ -35,6 +35,14 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def file_stem(text: str) -> str:
+    """Return a file's name without suffix for any text: only letters, digits, `_`, `.` and `-`.
+
+    A run that was made elsewhere may be named like a path, which must not choose the folder.
+    """
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.") or "spotlight"
+
+
 def web_address(text: str) -> SplitResult | None:
     """Return the parts of an address of the web, with a scheme and a host; None if the text is not one."""
     try:

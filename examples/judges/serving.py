@@ -36,7 +36,7 @@ HUNG = 70
 
 @dataclass(frozen=True)
 class Facts:
-    """What a judge says of itself, to people and with every answer.
+    """Description of a judge: printed by `--help`, and the answer to a GET.
 
     Attributes:
         name: name of the judge.
@@ -96,7 +96,7 @@ def serve(
     """Serve a judge as the command line says, until the process ends.
 
     Args:
-        facts: what it says of itself.
+        facts: description of the judge.
         load: function that loads the model; gets the chosen part of the verdict.
         check: function that refuses a sample that cannot be judged, also with `--stub`; may raise anything.
         parts: parts of the verdict that can be chosen as the score, the default first.

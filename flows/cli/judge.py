@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.options import Port
 from flows.judges import judge_at
 from flows.process.stopping import stops_in_order
-from flows.server.ports import LOOPBACK, check_host, reachable
+from flows.server.ports import LOOPBACK, check_address, reachable
 
 
 def judge(
@@ -21,7 +22,7 @@ def judge(
             metavar="FILE [-- ARGS]", help="A file that begins with its dependencies, as in examples/judges."
         ),
     ],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to serve at.")] = 8190,
+    port: Port = 8190,
     host: Annotated[str, typer.Option(help="Address of this machine to listen on.")] = LOOPBACK,
     limit: Annotated[
         float, typer.Option(min=1, help="Seconds for the environment, the weights and the model.")
@@ -30,7 +31,7 @@ def judge(
     """Start a judge with packages of its own, and print how runs ask it; Ctrl-C ends it."""
     from tasks.checks.judges import judge_command
 
-    check_host(host)
+    check_address(host)
     url = f"http://{host}:{port}/score"
     typer.echo(f"starting {shlex.join(command)}; a first start fetches packages and weights", err=True)
     with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 import shutil
 import sys
 import textwrap
@@ -43,7 +42,7 @@ from storage.record.run_status import (
     shown_status,
 )
 from storage.record.run_store import RunRow, RunStore, bare_folders
-from storage.text import one_line
+from storage.text import file_stem, one_line
 
 _POLL_S = 0.5
 _LEAST_WIDTH = 60
@@ -236,9 +235,7 @@ def report(
 
     home = Home.from_environment()
     RunStore(home).run(run_id)
-    # A run made elsewhere may be named like a path: only characters of a plain name are kept.
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
-    file = writable_file(f"{name}.html" if out is None else out, "--out")
+    file = writable_file(f"{file_stem(run_id)}.html" if out is None else out, "--out")
     raise typer.Exit(report_process(home, run_id, file).returncode)
 
 

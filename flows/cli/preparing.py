@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.new_folder import claim_folder, writable_file
 from storage.prompts.files import prompt_of
+from storage.text import file_stem
 
 if TYPE_CHECKING:  # it imports pandas
     from tasks.recorded_profile import Profile
@@ -85,9 +85,7 @@ def profile(
     from tasks.recorded_profile import recorded_profile
 
     found = recorded_profile(Home.from_environment(), *run_ids)
-    # A name may hold path separators, which must not choose the folder.
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", found.name).strip("-.") or "profile"
-    file = writable_file(f"{name}.json" if out is None else out, "--out")
+    file = writable_file(f"{file_stem(found.name)}.json" if out is None else out, "--out")
     file.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")
     show_profile(found)
     typer.echo(str(file))

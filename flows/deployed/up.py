@@ -40,8 +40,7 @@ from flows.server.password import home_password, password_file
 from flows.server.ports import (
     LOOPBACK,
     SERVER_PORT,
-    check_host,
-    check_name,
+    check_address,
     is_loopback,
     reachable,
     refuse_taken_port,
@@ -288,22 +287,25 @@ class _Supervisor:
             HOME_VARIABLE: str(self._home.path),
         }
         # Streamlit's own shutdown hangs if its output is not read, and it only reads.
-        self._launch(
+        dashboard = Child(
             DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names),
-            dashboard_environment(self._home, child), DASHBOARD_FOLDER, signal.SIGKILL,
+            dashboard_environment(self._home, child), self._home.logs / f"{DASHBOARD}.log",
+            signal.SIGKILL, folder=DASHBOARD_FOLDER,
         )  # fmt: skip
+        self._children.append(dashboard)
         # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
-        self._launch(
+        deployments = Child(
             DEPLOYMENTS,
             python_command(
                 "-m", SERVING_MODULE, "--ready", str(self._ready),
                 "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
             ),
             child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
-            self._home.prefect,
+            self._home.logs / f"{DEPLOYMENTS}.log", patience_s=_RUNS_END_S,
             # If this process is killed, the deployments still end their runs, which tell the server.
-            keeps=(server.users_lock,),
+            keeps=(server.users_lock,), folder=self._home.prefect,
         )  # fmt: skip
+        self._children.append(deployments)
         return self._wait(DEPLOYMENTS, self._ready.exists) and self._wait(
             DASHBOARD, lambda: _answers(options.dashboard_url)
         )
@@ -333,18 +335,6 @@ class _Supervisor:
         if self._server is not None:
             self._server.stop()
         self._ready.unlink(missing_ok=True)
-
-    def _launch(
-        self,
-        name: str,
-        command: list[str],
-        environment: dict[str, str],
-        folder: Path,
-        parting: signal.Signals = signal.SIGTERM,
-        keeps: tuple[int, ...] = (),
-    ) -> None:
-        log = self._home.logs / f"{name}.log"
-        self._children.append(Child(name, command, environment, log, parting, _RUNS_END_S, keeps, folder))
 
     def _wait(self, name: str, answers: Callable[[], bool]) -> bool:
         """Wait until the one of that name answers; return False if the end is asked for.
@@ -389,9 +379,7 @@ def _ending_asked() -> Iterator[threading.Event]:
 
 
 def _check(home: Home, options: UpOptions) -> None:
-    check_host(options.host)
-    for name in options.names:
-        check_name(name)
+    check_address(options.host, options.names)
     check_login(home, options.host)
     if options.server_port == options.dashboard_port:
         raise ConfigurationError(

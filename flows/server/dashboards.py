@@ -13,8 +13,7 @@ from flows.server.children import launch
 from flows.server.note import FileLock, ServerNote, living_note
 from flows.server.ports import (
     LOOPBACK,
-    check_host,
-    check_name,
+    check_address,
     is_free,
     is_loopback,
     refuse_taken_port,
@@ -83,9 +82,7 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
             address or name.
         ServerError: the port is in use.
     """
-    check_host(host)
-    for name in names:
-        check_name(name)
+    check_address(host, names)
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     with noted_dashboard(home, host, port):

@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
+from flows.server.ports import LOOPBACK, check_address, is_loopback, refuse_taken_port
 from storage.access.server_guard import ServerGuard
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
@@ -209,9 +209,7 @@ def metrics_server(
         ConfigurationError: an invalid address or name, or no token where others reach the address.
         ServerError: the port is in use.
     """
-    check_host(host)
-    for name in names:
-        check_name(name)
+    check_address(host, names)
     token = read_token(token_file, host)
     refuse_taken_port(port, "choose another with `spotlight metrics --port`", host)
     guarded = ServerGuard(metrics_application(home, token), host, names)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Sequence
 
 from storage.errors import ConfigurationError, ServerError
 
@@ -39,11 +40,15 @@ def is_free(port: int) -> bool:
     return True
 
 
-def check_host(host: str) -> None:
-    """Refuse text that is not an IPv4 address.
+def check_address(host: str, names: Sequence[str] = ()) -> None:
+    """Refuse an address to listen on, or a further name to answer to, of another form.
+
+    Args:
+        host: an IPv4 address.
+        names: names of machines, without a scheme, a port or a path.
 
     Raises:
-        ConfigurationError: the text is no address; the message shows the form.
+        ConfigurationError: the text is no address, or no name; the message shows the form.
     """
     try:
         ipaddress.IPv4Address(host)
@@ -51,18 +56,12 @@ def check_host(host: str) -> None:
         raise ConfigurationError(
             f"--host {host} is no IPv4 address; 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
         ) from error
-
-
-def check_name(name: str) -> None:
-    """Refuse text that is not the name of a machine, such as an address with a scheme, a port or a path.
-
-    Raises:
-        ConfigurationError: the text is no name; the message shows the form.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
-        raise ConfigurationError(
-            f"--allow-host {name!r} is no host name; give it as in spot.example.org, without scheme or port"
-        )
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+            raise ConfigurationError(
+                f"--allow-host {name!r} is no host name; give it as in spot.example.org, without scheme or "
+                "port"
+            )
 
 
 def is_loopback(host: str) -> bool:

@@ -46,7 +46,7 @@ class TracePlan:
     fitted: Trace
     most: int
     notice_s: float
-    stretch: float
+    stretch: float = 1.5
 
     def settings(self, address: str) -> list[str]:
         """Return the settings that a run needs to join the instances at `address`."""
@@ -85,7 +85,6 @@ def plan_trace(
     seed: int = 0,
     most: int | None = None,
     notice_s: float | None = None,
-    stretch: float | None = None,
 ) -> TracePlan:
     """Read a trace and fit it to this machine: if it has too many instances, every n-th is replayed.
 
@@ -94,7 +93,6 @@ def plan_trace(
         seed: seed of a generated trace.
         most: largest number of spot instances at once; 4 by default.
         notice_s: seconds of notice; none by default.
-        stretch: length of the replay, in lengths of the undisturbed run; 1.5 by default.
 
     Raises:
         TraceError: the trace cannot be read, loses nothing, or a figure is out of range.
@@ -120,7 +118,7 @@ def plan_trace(
     fitted = thinned(whole, most)
     if not fitted.events or not fitted.length_s:
         raise TraceError(f"--trace {source}: no instance comes or goes in it; name another trace")
-    plan = TracePlan(Path(source).name, whole, fitted, most, notice_s or 0.0, stretch or 1.5)
+    plan = TracePlan(Path(source).name, whole, fitted, most, notice_s or 0.0)
     Replay(plan.fitted, plan.notice_s)  # refuses a trace that cannot be replayed before anything starts
     return plan
 

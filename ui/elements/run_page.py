@@ -19,6 +19,7 @@ from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE, Home
 from storage.processes import python_command
 from storage.record.run_status import LIVE
 from storage.record.run_store import bare_folders
+from storage.text import file_stem
 from ui.data.links import Link, clone_command, load_links, stop_command
 from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import (
@@ -29,7 +30,6 @@ from ui.elements.formatting import (
     short_duration,
     simulated_in_words,
 )
-from ui.elements.widgets import file_stem
 from ui.server.login import fragment
 
 _LINES = 30
@@ -69,7 +69,7 @@ def _show_links(home: Path, view: RunView, links: Sequence[Link]) -> None:
     dashboard = urljoin(st.context.url or "", "/")
     row.download_button(
         "Report", data=lambda: _report(home, run_id, dashboard),
-        file_name=f"{file_stem(run_id, 'report')}.html", mime="text/html",
+        file_name=f"{file_stem(f'{run_id}-report')}.html", mime="text/html",
         key=f"report-{run_id}", on_click="ignore", icon=":material/download:",
         help="One HTML file with the charts of all pages; `spotlight report` writes it too.",
     )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
+
+from storage.text import file_stem
 
 TILE_PX = 189
 """Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
@@ -66,15 +67,11 @@ def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
             row = st.container(horizontal=True, vertical_alignment="center")
             row.markdown(f"{name} ({len(frame):,} rows)")
             for form, (mime, made) in _FORMATS.items():
+                file_name = f"{file_stem(f'{run_id}-{name}')}.{form.lower()}"
                 row.download_button(
-                    form, data=partial(made, frame), file_name=f"{file_stem(run_id, name)}.{form.lower()}",
-                    mime=mime, key=f"download-{form}-{name}", on_click="ignore",
+                    form, data=partial(made, frame), file_name=file_name, mime=mime,
+                    key=f"download-{form}-{name}", on_click="ignore",
                 )  # fmt: skip
-
-
-def file_stem(run_id: str, name: str) -> str:
-    """Return a file's name without suffix: only letters, digits, `_`, `.` and `-`, for any run's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{run_id}-{name}").strip("-.") or "spotlight"
 
 
 def _without_pictures(frame: pd.DataFrame) -> pd.DataFrame:

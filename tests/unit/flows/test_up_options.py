@@ -15,6 +15,7 @@ import flows.progress as progress
 from flows.deployed import up as module
 from flows.deployed.schedule import Nightly
 from flows.deployed.up import UpOptions, up
+from flows.server.children import Child
 from flows.server.dashboards import serve
 from flows.server.password import password_file
 from flows.server.ports import is_loopback, reachable, refuse_taken_port
@@ -57,7 +58,7 @@ def test_the_one_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pyte
     sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     try:
         for name in (module.DASHBOARD, module.DEPLOYMENTS):
-            supervisor._launch(name, sleeper, dict(os.environ), tmp_path)
+            supervisor._children.append(Child(name, sleeper, os.environ, tmp_path / f"{name}.log"))
         with pytest.raises(ServerError, match="the dashboard did not answer within 0 s"):
             supervisor._wait(module.DASHBOARD, lambda: False)
     finally:

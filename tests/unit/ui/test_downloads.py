@@ -7,7 +7,8 @@ import io
 import pandas as pd
 import pytest
 
-from ui.elements.widgets import as_csv, as_parquet, file_stem
+from storage.text import file_stem
+from ui.elements.widgets import as_csv, as_parquet
 
 FRAME = pd.DataFrame({"prompt": ['a "sign", red', "<b>ü</b>"], "score": [0.25, None], "png": [b"x", b"y"]})
 
@@ -32,4 +33,4 @@ def test_parquet_comes_back_as_it_was_without_pictures():
     ],
 )
 def test_a_files_name_has_no_path_in_it(run_id: str, stem: str):
-    assert file_stem(run_id, "held-out scores") == stem
+    assert file_stem(f"{run_id}-held-out scores") == stem

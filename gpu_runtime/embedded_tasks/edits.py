@@ -17,7 +17,7 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.protocol import RenderedPicture, is_held_out
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, SIZE, patch
-from storage.errors import ConfigurationError, PromptFileError, quoted
+from storage.errors import PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
 
@@ -98,7 +98,7 @@ class EditsTask:
         """Return the source with the edit applied; nothing is random. uint8 RGB, shape (32, 32, 3).
 
         Raises:
-            ConfigurationError: the prompt is not one of this task.
+            PromptFileError: the prompt is not one of this task.
         """
         return self.nearest_picture(prompt, np.empty(0)).image_HWC
 
@@ -106,12 +106,9 @@ class EditsTask:
         """Return the only correct picture of a prompt, whatever the image; see `EmbeddedTask`.
 
         Raises:
-            ConfigurationError: the prompt is not one of this task.
+            PromptFileError: the prompt is not one of this task.
         """
-        try:
-            edit, source_HWC = edit_of(prompt), read_source(prompt.source)
-        except PromptFileError as error:
-            raise ConfigurationError(str(error)) from error
+        edit, source_HWC = edit_of(prompt), read_source(prompt.source)
         picture_HWC = source_HWC.copy()
         picture_HWC[_slices(edit.before.box)] = BACKGROUND
         picture_HWC[_slices(edit.after.box)] = patch(edit.class_name, edit.after.colour).round()

@@ -62,7 +62,7 @@ class EmbeddedTask(Protocol):
             image_HWC: uint8 RGB, shape (H, W, 3) or (F, H, W, 3).
 
         Raises:
-            ConfigurationError: the prompt is not one of this task.
+            ConfigurationError, PromptFileError: the prompt is not one of this task.
         """
         ...
 

@@ -141,7 +141,9 @@ class Trainers:
         self.ask(Worker.set_kl_weight, weight)
 
     def begin_iteration(self) -> Asked[None]:
-        """Let all begin an iteration, each with its shards."""
+        """Let all begin an iteration, each with its shards; those that divide the weights have the one."""
+        if self._count == 1:
+            return self.begin(Worker.begin_training, [0])
         self._shards = {}
         self._spread()
         return self._begin_each(Worker.begin_training, lambda device: (self._shards[device.name],))

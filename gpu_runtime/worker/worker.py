@@ -291,7 +291,7 @@ class DeviceWorker:
         """Begin an iteration, for trainers only; what is left of another one is forgotten.
 
         Args:
-            shards: shards of its gradients that this trainer computes; not used where trainers divide the
+            shards: shards of an update that this trainer computes; all of them where trainers divide the
                 weights.
         """
         self.leave_group()

@@ -46,7 +46,6 @@ class PipelineOutline:
     ) -> None:
         self.family = family
         self.folder = family.folder(settings)
-        self.height, self.width = settings.size
         self._settings, self._device, self._frames = settings, device, frames
         # First, as the next checks read sizes from the configurations.
         parts, dtype = (family.ENCODERS, family.VAE, self.folder), dtype_on(settings, device)
@@ -125,4 +124,4 @@ class PipelineOutline:
     def blank_image(self) -> np.ndarray:
         """Return a grey image or clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""
         frames = () if self._frames is None else (self._frames,)
-        return np.full((*frames, self.height, self.width, 3), 127, np.uint8)
+        return np.full((*frames, *self._settings.size, 3), 127, np.uint8)

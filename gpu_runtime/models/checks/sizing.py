@@ -86,9 +86,9 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     with torch.device("meta"):
         transformer = getattr(diffusers, model.transformer_class)(**model.transformer)
     torch.nn.Module.to(transformer, torch.bfloat16)  # diffusers' own warns, and keeps nothing in float32 here
-    largest = max(config.model, config.evaluated_model, key=lambda one: math.prod(one.size))
-    image_tokens, text_tokens = model.tokens(largest)
-    batch, settings = config.sampling.batch_size, largest
+    settings = max(config.model, config.evaluated_model, key=lambda one: math.prod(one.size))
+    image_tokens, text_tokens = model.tokens(settings)
+    batch = config.sampling.batch_size
     pixels = math.prod(settings.size) * (model.frames or 1)  # a latent frame at a time
     work = WorkNeed.of(transformer, image_tokens, config)
     work = replace(work, adapters_bytes=trained_experts(settings, model.experts) * work.adapters_bytes)

@@ -97,7 +97,6 @@ class PipelineModel(ABC):
         self.vae = parts.vae.to(device)
         self._scheduler = parts.scheduler
         self._encoders, self._tokenizers = parts.encoders, parts.tokenizers
-        self.height, self.width = settings.size
         self.text_length = settings.text_length or self.TEXT_LENGTH
         self.latent_shape = math.prod(self._box), self._channels()
         if settings.encoders == "resident":
@@ -214,7 +213,6 @@ class PipelineModel(ABC):
         """Return the same model, with the same weights, for images of another size in pixels."""
         other = copy(self)
         other.settings = self.settings.model_copy(update={"height": height, "width": width})
-        other.height, other.width = height, width
         other.latent_shape = math.prod(other._box), other._channels()
         return other
 
@@ -343,7 +341,8 @@ class PipelineModel(ABC):
     def _grid(self) -> tuple[int, int]:
         """Rows and columns of a sample's latent tokens."""
         unit = (self.pixels_a_token if self.PACKED else self.latent_side)(self.vae.config)
-        return self.height // unit, self.width // unit
+        height, width = self.settings.size
+        return height // unit, width // unit
 
     @property
     def _box(self) -> tuple[int, ...]:

@@ -58,9 +58,10 @@ class SanaModel(PipelineModel):
         return self._embedded(text, self._dropped(self._tokenizers) + self.text_length)
 
     def _encoded_negative(self) -> Conditioning | None:
+        if not self._guides:
+            return None
         with self._encoders_at_work(), torch.no_grad():
-            text = self.settings.negative_prompt.lower().strip()
-            return self._embedded(text, self.text_length) if self._guides else None
+            return self._embedded(self.settings.negative_prompt.lower().strip(), self.text_length)
 
     def _embedded(self, text: str, length: int) -> Conditioning:
         """Return the first token of a text padded to a length, and its last ones, to the text length."""

@@ -304,12 +304,12 @@ def test_a_replacement_gets_the_state_of_another_and_must_hold_the_same_weights(
 class Feeding:
     """A feed of some trainers, and an iteration of four groups of four."""
 
-    def __init__(self, trainers: int = 1, **algorithm: Any) -> None:
+    def __init__(self, trainers: int = 1, replicas: Replicas | None = None, **algorithm: Any) -> None:
         self.config = tiny_config(algorithm={"prompts_per_iteration": 4, "group_size": 4, **algorithm})
         self.actors = [Actor(f"reserved-{number}") for number in range(trainers)]
         self.devices = [Device(actor, "reserved", WeightsVersion(0)) for actor in self.actors]
         self.booked: list[tuple[str, str]] = []
-        trained = Trainers(self.devices, 60.0, lambda value: value)
+        trained = replicas.trainers if replicas else Trainers(self.devices, 60.0, lambda value: value)
         self.feed = TrainingFeed(
             self.config.algorithm, "graded", trained, lambda *entered: self.booked.append(entered)
         )
@@ -349,6 +349,18 @@ class Feeding:
             for _, _, call in actor.calls:
                 if not call.done():
                     call.set_result(None)
+
+
+@pytest.mark.parametrize(("groups", "updates"), [(0, 0), (1, 1), (2, 2), (4, 2)])
+def test_replicas_take_no_more_steps_than_there_are_groups(groups: int, updates: int):
+    replicas = Replicas(*[{"end_training": REPORT}] * 2)
+    stage = Feeding(replicas=replicas, updates_per_iteration=2)
+    stage.deliver(*range(16))
+    stage.judge(*range(4 * groups))
+    stage.judge(*range(4 * groups, 16), value=0.5)
+    assert stage.feed.finish(stage.trained()) is REPORT
+    for number in range(2):
+        assert [update for update, _, _ in replicas.totals(number)] == list(range(updates))
 
 
 def test_groups_are_given_in_the_order_of_their_prompts_once_all_their_samples_are_judged():
@@ -392,6 +404,7 @@ def test_free_trainers_take_a_group_at_a_time_and_only_all_together():
     taken = stage.take()
     assert list(taken) == ["reserved-0", "reserved-1"]
     assert stage.given(0) == stage.given(1) == [("add_to_training", [0], True)]
+    assert all(actor.asked[0] == ("begin_training", [0]) for actor in stage.actors), "they divide its batches"
     assert stage.actors[0].calls[1][1][1], "they may have to generate again"
     stage.take()
     assert stage.take() == {}, "the third group is not there"

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from flows.cli.options import AllowHost, Port, RunName, named_run, run_names, set_option
 from flows.configuration import look_at_inputs
 from flows.deployed.forms import ReproductionForm
+from flows.deployed.schedule import Nightly
 from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
@@ -48,11 +49,10 @@ def up(
     ] = False,
     cron: Annotated[
         str, typer.Option(help="Schedule: minute, hour, day, month, day of the week.")
-    ] = "0 2 * * *",
-    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = "UTC",
+    ] = Nightly.cron,
+    timezone: Annotated[str, typer.Option(help="Time zone of --cron.")] = Nightly.timezone,
 ) -> None:
     """Start Prefect with all deployments, and the dashboard; Ctrl-C ends them all."""
-    from flows.deployed.schedule import Nightly
     from flows.deployed.up import UpOptions
     from flows.deployed.up import up as run_up
 

@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -35,6 +34,7 @@ from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import FOLDER_VARIABLE, Home
+from storage.new_folder import claim_folder
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 
@@ -86,10 +86,8 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     with _deployed():
-        out = Path(form.out).expanduser().absolute()
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-            raise ConfigurationError(f"out = {form.out} is not an empty folder; name a new one")
-        result = _function("flows.pretrain", "pretrain")(form.task, str(out), form.seed)
+        out = str(claim_folder(form.out, "out"))
+        result = _function("flows.pretrain", "pretrain")(form.task, out, form.seed)
         show_result(result)
     return result
 

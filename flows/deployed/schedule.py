@@ -13,8 +13,10 @@ _RANGES = {
     "day of the week": (0, 7),
 }  # fmt: skip
 _FIELDS = len(_RANGES)
-_NAMES = {"jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
-          "sun", "mon", "tue", "wed", "thu", "fri", "sat"}  # fmt: skip
+_NAMES = {  # by the greatest number of their field
+    12: ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"),
+    7: ("sun", "mon", "tue", "wed", "thu", "fri", "sat"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Nightly:
         """Refuse values that would fail later, in another process.
 
         Raises:
-            ConfigurationError: the expression does not have five fields, or the zone does not exist.
+            ConfigurationError: the expression is of another form, or the zone does not exist.
         """
         if len(self.cron.split()) != _FIELDS:
             raise ConfigurationError(
@@ -74,6 +76,6 @@ def _is_cron(text: str, least: int, most: int) -> bool:
         return False
     values = [value for value in found.group(2, 3) if value is not None]
     return all(
-        (value.lower() in _NAMES and most in (7, 12)) or (value.isdigit() and least <= int(value[:4]) <= most)
+        value.lower() in _NAMES.get(most, ()) or (value.isdigit() and least <= int(value[:4]) <= most)
         for value in values
     )

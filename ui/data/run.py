@@ -346,3 +346,9 @@ def least_spearman(view: RunView) -> float | None:
     """Return the rank correlation below which the run raises its alarm; None if it has no such setting."""
     value = view.setting("exploration", "min_spearman")
     return float(value) if isinstance(value, int | float) else None
+
+
+def rank_limit(view: RunView) -> float:
+    """Return the rank correlation below which ranks count as not holding: the run's, or 0.5 without one."""
+    least = least_spearman(view)
+    return 0.5 if least is None else least

@@ -132,6 +132,15 @@ def test_an_expression_without_five_fields_is_refused(cron: str):
         Nightly(cron=cron)
 
 
+@pytest.mark.parametrize(
+    ("cron", "says"), [("0 2 * sun *", "'sun' is no month"), ("0 2 * * Jan", "'Jan' is no day of the week")]
+)
+def test_a_name_in_a_field_of_others_is_refused(cron: str, says: str):
+    with pytest.raises(ConfigurationError, match=says):
+        Nightly(cron=cron)
+    assert Nightly(cron="0 2 * Jan sun-tue").cron == "0 2 * Jan sun-tue"
+
+
 @pytest.mark.parametrize("zone", ["Nowhere/Atlantis", "", "../etc/passwd", "/etc/localtime"])
 def test_an_unknown_zone_is_refused(zone: str):
     with pytest.raises(ConfigurationError, match="is no zone that this machine knows"):

@@ -6,7 +6,7 @@ import numpy as np
 
 from storage.environment import clips_ratio
 from storage.record.results import too_short
-from ui.data.run import RunView, explores, least_spearman
+from ui.data.run import RunView, explores, rank_limit
 from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule, judged
 
@@ -16,7 +16,6 @@ _NO_VARIANCE = (0.25, 0.5)  # share of prompts: warning, problem
 _CLIPPED = 0.5
 _ERRORS = 0.05  # share of samples
 _STEEP = 10.0  # times the usual gradient
-_DEFAULT_SPEARMAN = 0.5
 
 
 def score_course(evidence: Evidence) -> Finding:
@@ -202,8 +201,7 @@ def stale_ranks(evidence: Evidence) -> Finding:
     title, values = "Seeds ranked by older weights", evidence.recent("spearman")
     if not values.size:
         return Finding("unknown", title, "No iteration has compared the drafts' scores with newer ones.")
-    least = least_spearman(evidence.view)
-    limit = _DEFAULT_SPEARMAN if least is None else least
+    limit = rank_limit(evidence.view)
     median = float(np.median(values))
     text = f"Rank correlation {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}."
     return judged(

@@ -11,7 +11,15 @@ import streamlit as st
 from storage.record.queries.seeds import best_and_worst
 from storage.record.results import variance_gain
 from ui.charts.layout import PLOT_SETTINGS
-from ui.data.run import RunView, explores, gives_verdict, least_spearman, load, with_verdicts
+from ui.data.run import (
+    RunView,
+    explores,
+    gives_verdict,
+    least_spearman,
+    load,
+    rank_limit,
+    with_verdicts,
+)
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
 from ui.elements.image_grid import best_and_worst_html
@@ -28,9 +36,6 @@ from ui.pages.seeds.charts import (
     spread_chart,
     success_chart,
 )
-
-DEFAULT_LEAST = 0.5
-"""The correlation below which ranks count as not holding, if the run's settings give none."""
 
 _RECENT = 20  # iterations that the verdict is over
 _SHOWN_ALERTS = 3
@@ -87,8 +92,7 @@ def _show_seed_verdict(view: RunView) -> None:
         return
     median = float(np.median(ranks))
     over = f"median of {len(ranks)} iterations" if len(ranks) > 1 else "one iteration"
-    least = least_spearman(view)
-    limit = DEFAULT_LEAST if least is None else least
+    limit = rank_limit(view)
     found = f"rank correlation {median:.2f}"
     if median < limit:
         st.error(

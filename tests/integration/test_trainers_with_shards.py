@@ -38,20 +38,20 @@ Trained = tuple[TrainingReport, dict[str, bytes]]
 
 
 def iteration(runtime: Runtime, number: int, victim: str = "") -> Trained:
-    """Report and checkpoint of an iteration; a victim is killed in the middle of its first update."""
+    """Report and checkpoint of an iteration; a victim is killed before it has given a shard."""
     rolled = runtime.rollout(runtime.explore(number))
     scores = runtime.reward(rolled)
     if not victim:
         return runtime.train(rolled, scores).report, runtime.blobs()
     process, reports = worker_process(victim), []
-    os.kill(process.pid, signal.SIGSTOP)  # so that the others wait for its shards
+    os.kill(process.pid, signal.SIGSTOP)  # so that the others wait for it
     training = threading.Thread(target=lambda: reports.append(runtime.train(rolled, scores).report))
     training.start()
     training.join(5)
     waited = training.is_alive()
     os.kill(process.pid, signal.SIGKILL)
     training.join(120)
-    assert waited and len(reports) == 1, "the update needs its shards, and is completed without it"
+    assert waited and len(reports) == 1, "the others wait for it, and then go on without it"
     return reports[0], runtime.blobs()
 
 

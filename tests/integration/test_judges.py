@@ -223,15 +223,16 @@ def test_a_judge_whose_runner_alone_is_killed_is_started_again_and_leaves_nothin
 ):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     config = load_config("smoke", settings_of(runner, port := free_port()), {})
+    earlier = set(psutil.Process().children(recursive=True))  # of other tests of this process
     with judges_beside(config):
-        family = psutil.Process().children(recursive=True)
+        family = set(psutil.Process().children(recursive=True)) - earlier
         (shell,) = (one for one in family if one.name() == "sh")
         (judge,) = shell.children()
         shell.kill()
         judge.wait(20)
         again = RemoteScorer(RemoteOptions(url=f"http://127.0.0.1:{port}/score", attempts=8, backoff_s=1))
         assert score_each(again, [GREY], [TEXT])[0].value == pytest.approx(0.2)
-        family += psutil.Process().children(recursive=True)
+        family |= set(psutil.Process().children(recursive=True)) - earlier
     assert psutil.wait_procs(family, timeout=20)[1] == []
 
 

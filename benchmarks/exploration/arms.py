@@ -35,10 +35,11 @@ class Recipe:
 
 _OF_IMAGES = (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24))
 _OF_STEPS = (Recipe(2e-4, 0), Recipe(1e-4, 0), Recipe(4e-4, 16))
+_OF_GUARD = (Recipe(2e-4, 0), Recipe(4e-4, 16), Recipe(8e-4, 16))  # at 2e-4 it rises for 40 iterations
 _OF_AWM = (Recipe(1e-4, 24), Recipe(1e-4, 8), Recipe(3e-4, 24))  # at 3e-4 it unlearns after ten iterations
 
 RECIPES = {
-    "nft": _OF_IMAGES, "grpo": _OF_STEPS, "awm": _OF_AWM, "grpo-guard": _OF_STEPS, "dpo": _OF_IMAGES,
+    "nft": _OF_IMAGES, "grpo": _OF_STEPS, "awm": _OF_AWM, "grpo-guard": _OF_GUARD, "dpo": _OF_IMAGES,
 }  # fmt: skip
 """Recipes that every arm of an objective is tried with; an arm that is not tuned has the first one."""
 

@@ -1,180 +1,390 @@
-"""Gains by exploration at base success rates of 1, 5, 15, 30 and 60 %, with exact and graded rewards.
+"""What exploration gains per trained sample: predicted before a run, and measured.
 
-    python -m benchmarks.exploration_map [--keep] [--quick]
+    python -m benchmarks.exploration_map [--after COMMIT] [--as-is] [--keep]
+    python -m benchmarks.exploration_map --predict
 
-The bases are stages of one pre-training of the glyphs task, each the stage whose success under the
-evaluation is nearest the wanted one. From each, two arms run with the same training batch, 32 prompts of 4
-samples: `plain_nft` and `stale`. A cell gives both ends, and how soon stale reaches plain's end. One run seed
-a cell: a difference of two ends has a standard error of about three points.
+A point is an exploring arm beside the arm without exploration of the same task, recipe and run seeds, which
+learn with DiffusionNFT. Its gain is the samples that the latter trains on until it has `SHARE` of its own
+gain, over those that the exploring arm trains on until it is as good (`benchmarks/exploration/summary.py`;
+medians over run seeds, with a bootstrap's interval of 5 to 95 %). Flow-GRPO is left out: half of its run
+seeds never get there.
+
+The prediction is that of `exploration.strategy=auto` (`gpu_runtime/exploration/signal_rate.py`): an iteration
+brings its signal, d * sqrt(n) for a mean deviation d within groups and n trained samples. It is made from
+what is known before a run: the scores of a pilot with the untouched model, G of N, the numbers of prompts
+explored and trained on, the number of drafts, and whether chosen drafts are rolled out again, by which
+`MeasuredIterations.holds` is assumed to be left of their gain in variance. One constant is fitted: measured
+runs reward larger batches more than the root does, so a signal counts as d * n ** exponent.
+
+`--predict` wrote `gain_predictions.json` before any pair of the points named there as predicted was measured;
+the exponent is the least-squares one of the other six. (Of graded shapes two runs of `off_policy_32` were
+there already, with none of `plain_nft_shared` of the same recipe to compare them with.)
+
+Figures: `error_median` is the median of |predicted - measured| / measured. `order_right` is the share of
+pairs of points that the prediction puts in the measured order, of those whose measured difference exceeds its
+noise: as logarithms, the root of the summed squares of both half intervals.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import os
 import statistics
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.exploration.arms import ALL, TASKS
-from benchmarks.exploration.curve_store import curve_name
-from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
+from benchmarks.exploration.arms import arm_config
+from benchmarks.exploration.curve_store import KEPT, add_after_option, commits_since
+from benchmarks.exploration.curves import curve_store, make_curves
+from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
+from benchmarks.exploration.summary import Way, arm_curves, ratio
 from benchmarks.report import finish, options
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining
+from gpu_runtime.exploration.measured_iterations import MeasuredIterations
+from gpu_runtime.exploration.plan import prompts_of_iteration
+from gpu_runtime.exploration.prediction.contrast import ExpectedContrast
+from gpu_runtime.exploration.signal_rate import Contrast
+from gpu_runtime.models.loading import load_model
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
-from storage.config.loading import load_config
-from storage.config.run_config import RunConfig
-from storage.home import Home
-from storage.prompts.of_a_run import draw_subset, load_run_prompts
+from storage.prompts.of_a_run import load_run_prompts
 
-SUCCESS = (0.01, 0.05, 0.15, 0.30, 0.60)
-"""Wanted exact matches before reinforcement learning."""
+SHARE = 75
+"""Percent of the gain of the arm without exploration that both arms are to reach."""
 
-SIGNALS = ("exact", "graded")
-MAP_ARMS = {"plain_nft": "plain", "stale": "stale"}
-"""Strategies by the arm's name."""
+GROUP, CANDIDATES, PLAIN_PROMPTS = 4, 18, 32
+"""Samples of a prompt group, most candidates of a prompt, and prompts of an iteration without exploration."""
 
-DRAFTS = 448
-"""Drafts an iteration, in whole ones: about half of all candidates."""
+PILOT_PROMPTS, PILOT_SAMPLES, PILOT_SEED = 96, 8, 1000
+"""The pilot: training prompts, images of each, and the seed that draws them."""
 
-FIRST_STAGE, LAST_STAGE, STAGE = 240, 620, 10
-"""Training steps of the pre-training between which stages are looked at, and every how many."""
+PREDICTIONS = Path(__file__).with_name("gain_predictions.json")
+
+EARLIER_PLAIN = ("plain_nft", ("fd582533e469",))
+EARLIER_COMMITS = ("16f9e9c93b04", "28d210e02fd3", "a4cd5e6960a2", "eb36fb62d238")
+"""Curves of exact rewards of earlier arms, with a recipe of their own, and the commits that made them."""
 
 
-def success_of(model: EmbeddedModel, config: RunConfig) -> float:
-    """Held-out exact matches of a model, two images a prompt, as the run's evaluation makes them."""
-    held_out = draw_subset(load_run_prompts(config)[1], config.evaluation.prompts)
-    sampler, scorer = Sampler(model, config.sampling), build_scorer(config.reward)
+@dataclass(frozen=True)
+class Point:
+    """A setting of exploration on a task.
+
+    Attributes:
+        task: name of the task.
+        strategy: `stale` or `off_policy`.
+        prompts: prompt groups that are trained on, of `explored` ones.
+        explored: prompt groups that drafts are made for.
+        drafts: drafts of an iteration.
+    """
+
+    task: str
+    strategy: str
+    prompts: int = 16
+    explored: int = 32
+    drafts: int = 224
+
+    @property
+    def name(self) -> str:
+        """Name in the result."""
+        return f"{self.task}, {self.strategy}, {self.prompts} of {self.explored}"
+
+    @property
+    def signal(self) -> str:
+        """`graded` or `exact`."""
+        return "graded" if self.task.endswith("graded") else "exact"
+
+
+STRATEGIES = ("off_policy", "stale")
+EARLIER = tuple(Point(task, each, 32, 48, 448) for task in ("ocr", "shapes") for each in STRATEGIES)
+MEASURED = (*EARLIER, *(Point("ocr-graded", each) for each in STRATEGIES))
+"""Points that were measured when the exponent was fitted to them."""
+
+PREDICTED = tuple(Point(task, each) for task in ("ocr", "shapes-graded", "shapes") for each in STRATEGIES)
+"""Points that were predicted before they were measured."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The contrast without exploration and with it, as it is expected from a pilot.
+
+    Attributes:
+        random, chosen: of groups that nothing chose, and of those trained on.
+        plain_samples, samples: trained on in an iteration of each.
+    """
+
+    random: Contrast
+    chosen: Contrast
+    plain_samples: float
+    samples: float
+
+    @property
+    def deviations(self) -> float:
+        """Deviation of the chosen groups over that of random ones."""
+        return self.chosen.deviation / self.random.deviation
+
+    def gain(self, exponent: float) -> float:
+        """Return the gain per trained sample if a signal grows with this power of the samples.
+
+        Args:
+            exponent: .5 is that of `auto`.
+        """
+        return self.deviations * (self.plain_samples / self.samples) ** (1 - exponent)
+
+
+def expected(point: Point, scores: Sequence[Sequence[float]]) -> Expected:
+    """Return what is expected of a point.
+
+    Args:
+        point: the setting.
+        scores: the pilot's scores, prompt by prompt.
+    """
+    contrast = ExpectedContrast(scores, GROUP, point.prompts, point.explored, CANDIDATES, (0, 0))
+    random, chosen = contrast.random, contrast.chosen(point.drafts)
+    if point.strategy == "stale":
+        chosen = chosen.rolled_out_again(random, MeasuredIterations().holds)
+    return Expected(random, chosen, PLAIN_PROMPTS * GROUP * random.live, point.prompts * GROUP * chosen.live)
+
+
+def fitted_exponent(points: Sequence[tuple[Expected, float]]) -> float:
+    """Return the exponent by which the logarithms of measured gains differ least from predicted ones.
+
+    Args:
+        points: what is expected of a point, and its measured gain.
+    """
+    samples = [math.log(one.plain_samples / one.samples) for one, _ in points]
+    beyond = [math.log(gain / one.deviations) for one, gain in points]
+    return 1 - sum(a * b for a, b in zip(samples, beyond, strict=True)) / sum(a * a for a in samples)
+
+
+def pilot(task: str) -> dict[str, list[list[float]]]:
+    """Return the scores of images of the untouched model, prompt by prompt, by signal.
+
+    Args:
+        task: a graded task.
+    """
+    config = arm_config(task, FIXED["plain"], 0, RECIPE)
+    by_id = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
     requests = [
-        SampleRequest(
-            RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
-        )
-        for prompt in held_out
-        for seed in range(2)
+        SampleRequest(RequestKind.ROLLOUT, 0, 0, one, seed, 0, by_id[one].text, source=by_id[one].source)
+        for one in prompts_of_iteration(list(by_id), PILOT_PROMPTS, PILOT_SEED, 1)
+        for seed in range(PILOT_SAMPLES)
     ]
+    sampler = Sampler(load_model(config.model), config.sampling)
     images = [sample.image_HWC for sample in sampler.generate(requests)]
-    scores = score_each(scorer, images, [prompt for prompt in held_out for _ in range(2)])
-    return statistics.fmean(score.exact for score in scores)
-
-
-def make_bases(folder: Path, wanted: Sequence[float]) -> dict[float, Path]:
-    """The stages of a pre-training whose success is nearest the wanted ones; kept for the next call."""
-    places = {success: folder / f"{round(success * 100):02d}" for success in wanted}
-    # Written last: an interrupted call leaves first guesses behind.
-    complete = folder / "complete"
-    if complete.is_file():
-        return places
-    config = load_config(TASKS["ocr"].preset, [], {})
-    run = Pretraining(find_task("glyphs"), RECIPES["glyphs"], seed=0)
-    distance = dict.fromkeys(wanted, 1.0)
-    for done in range(1, LAST_STAGE + 1):
-        run.advance()
-        if done < FIRST_STAGE or done % STAGE:
-            continue
-        model = run.averaged_model({"training_steps_done": done})
-        success = success_of(model, config)
-        print(f"stage {done}: {success:.3f}", file=sys.stderr)
-        for want in wanted:
-            if abs(success - want) < distance[want]:
-                distance[want] = abs(success - want)
-                model.save(places[want])
-        if success > max(wanted) + 0.05:
-            break
-    complete.touch()
-    return places
-
-
-def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
-    """The configuration of one curve of a cell."""
-    settings = [
-        "seed=0",
-        f"model.path={base}",
-        f"reward.signal={signal}",
-        f"exploration.drafts={DRAFTS}",
-        *ALL,
-        f"exploration.strategy={MAP_ARMS[arm]}",
-        # One learning rate for both arms: the best without exploration, so that exploration alone differs.
-        "optimizer.learning_rate=2e-4",
-    ]
-    return load_config(TASKS["ocr"].preset, settings, {})
-
-
-def _curve(base: Path, signal: str, arm: str, iterations: int, every: int) -> CurveWanted:
-    config = cell_config(base, signal, arm)
-    name = curve_name(f"{base.name}-{signal}-{arm}", config, iterations, every)
-    return CurveWanted(name, config, iterations, every)
-
-
-def cell_of(wanted: float, signal: str, plain: Curve, stale: Curve) -> dict[str, Any]:
-    """The figures of one cell."""
-    curves = {"plain": plain, "stale": stale}
-    values = {name: curve.score if signal == "graded" else curve.exact for name, curve in curves.items()}
-    ends = {name: end_of(found) for name, found in values.items()}
-    reached = {
-        name: reached_at(curve.iterations, values[name], ends["plain"]) for name, curve in curves.items()
+    scores = score_each(build_scorer(config.reward), images, [by_id[one.prompt_id] for one in requests])
+    by_signal = {
+        "graded": [score.value for score in scores],
+        "exact": [float(score.exact) for score in scores],
     }
-    slow, fast = reached["plain"], reached["stale"]
     return {
-        "wanted": wanted,
-        "signal": signal,
-        "base_exact": round(plain.exact[0], 4),
-        "base_score": round(plain.score[0], 4),
-        "plain_end": round(ends["plain"], 4),
-        "stale_end": round(ends["stale"], 4),
-        "plain_end_exact": round(end_of(plain.exact), 4),
-        "stale_end_exact": round(end_of(stale.exact), 4),
-        "gain": round(ends["stale"] - ends["plain"], 4),
-        "speedup": round(slow / fast, 2) if slow and fast else None,
-        "plain_dropped": round(statistics.fmean(plain.dropped), 2),
-        "stale_dropped": round(statistics.fmean(stale.dropped), 2),
-        "iterations": plain.iterations[-1],
+        signal: [values[at : at + PILOT_SAMPLES] for at in range(0, len(values), PILOT_SAMPLES)]
+        for signal, values in by_signal.items()
+    }
+
+
+def measured_gain(point: Point, plain: Mapping[int, Curve], ours: Mapping[int, Curve]) -> dict[str, Any]:
+    """Return the gain of a point per trained sample, with its interval.
+
+    Args:
+        point: the setting.
+        plain: curves without exploration by run seed.
+        ours: those with it.
+    """
+    curves = {("plain", seed): curve for seed, curve in plain.items() if seed in ours}
+    curves |= {("ours", seed): curve for seed, curve in ours.items() if seed in plain}
+    names = {"plain": FIXED["plain"], "ours": FIXED[point.strategy]}
+    arms = arm_curves(curves, {each: arm_config(point.task, name, 0, RECIPE) for each, name in names.items()})
+    target = arms["plain"].targets()[SHARE]
+    slow, fast = (Way(arms[each], arms[each].trained) for each in names)
+    return ratio(slow, fast, target)
+
+
+def order_right(predicted: Sequence[float], gains: Sequence[Mapping[str, float]]) -> tuple[int, int]:
+    """Return how many pairs of points are predicted in their order, and how many differ by more than noise.
+
+    Args:
+        predicted: gains of points.
+        gains: `low`, `median` and `high` of the measured ones.
+    """
+    right = pairs = 0
+    for one, other in itertools.combinations(range(len(gains)), 2):
+        difference = _log(gains[one]["median"]) - _log(gains[other]["median"])
+        noise = math.hypot(_half_interval(gains[one]), _half_interval(gains[other]))
+        if abs(difference) > noise:
+            pairs += 1
+            right += difference * (predicted[one] - predicted[other]) > 0
+    return right, pairs
+
+
+def _half_interval(gain: Mapping[str, float]) -> float:
+    return (_log(gain["high"]) - _log(gain["low"])) / 2
+
+
+def _log(gain: float) -> float:
+    return math.log(gain) if gain else -math.inf
+
+
+def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of all points that are measured.
+
+    Args:
+        points: measured gains.
+        predictions: as `--predict` wrote them.
+    """
+    found = {point: gain for point, gain in points.items() if gain["median"]}
+    predicted = {point: predictions["points"][point.name] for point in found}
+    errors = {point: abs(predicted[point]["gain"] / gain["median"] - 1) for point, gain in found.items()}
+    right, pairs = order_right([one["gain"] for one in predicted.values()], [*found.values()])
+    ahead = [point for point in found if point in PREDICTED]
+    return {
+        "points": len(found),
+        "predicted_before": len(ahead),
+        "error_median": _median(errors.values()),
+        "error_median_before": _median(errors[point] for point in ahead),
+        "error_median_of_auto": _median(
+            abs(predicted[point]["gain_of_auto"] / gain["median"] - 1) for point, gain in found.items()
+        ),
+        "order_right": round(right / pairs, 3) if pairs else None,
+        "pairs_beyond_noise": pairs,
+        "exponent": predictions["exponent"],
+        "map": [
+            {
+                **asdict(point), "signal": point.signal, "predicted_before": point in PREDICTED,
+                "predicted": predicted[point]["gain"], "measured": gain, "error": round(errors[point], 3),
+            }
+            for point, gain in found.items()
+        ],
+    }  # fmt: skip
+
+
+def _median(values: Any) -> float | None:
+    some = list(values)
+    return round(statistics.median(some), 3) if some else None
+
+
+def earlier_curves(task: str, arm: str, commits: Sequence[str]) -> dict[int, Curve]:
+    """Return the kept curves of an earlier arm by run seed."""
+    found = {}
+    for commit in commits:
+        for path in (KEPT / f"exploration-{task}" / commit).glob(f"{arm}-*.json"):
+            name, run_seed, _ = path.stem.rsplit("-", 2)
+            if name == arm:
+                found[int(run_seed)] = Curve(**json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def earlier_points() -> dict[Point, dict[str, Any]]:
+    """Return the measured gains of earlier arms."""
+    return {
+        point: measured_gain(
+            point,
+            earlier_curves(point.task, *EARLIER_PLAIN),
+            earlier_curves(point.task, point.strategy, EARLIER_COMMITS),
+        )
+        for point in EARLIER
+    }
+
+
+def present_points(
+    seeds: int, commit: str, earlier: tuple[str, ...], jobs: int, keep: bool
+) -> dict[Point, dict[str, Any]]:
+    """Return the measured gains of today's arms, whose curves are those of `benchmarks.exploration_auto`.
+
+    Args:
+        seeds: run seeds of each arm.
+        commit: of the code that makes curves.
+        earlier: commits whose curves count too.
+        jobs: curves at a time; 0 to make none.
+        keep: True to copy the curves into the repository.
+    """
+    case_of = {case.task: name for name, case in reversed(CASES.items())}
+    wanted = curves_wanted([*case_of.values()], seeds)
+    found = {}
+    for task, case in case_of.items():
+        store = curve_store(f"exploration-{task}", commit, earlier)
+        mine = {key[1:]: want for key, want in wanted.items() if key[0] == case and key[1] != "auto"}
+        made = make_curves(store, mine, jobs)
+        arms = {name: {seed: curve for (each, seed), curve in made.items() if each == name} for name in FIXED}
+        for point in (*MEASURED, *PREDICTED):
+            both = arms["plain"].keys() & arms[point.strategy].keys()
+            if point.task == task and point not in EARLIER and len(both) > 1:
+                found[point] = measured_gain(point, arms["plain"], arms[point.strategy])
+        if keep:
+            store.keep()
+    return found
+
+
+def predict(measured: Mapping[Point, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the predictions of all points, and what they are made from.
+
+    Args:
+        measured: gains of the points that the exponent is fitted to.
+    """
+    scores: dict[str, list[list[float]]] = {}
+    for task in ("ocr-graded", "shapes-graded"):
+        by_signal = pilot(task)
+        scores |= {task: by_signal["graded"], task.removesuffix("-graded"): by_signal["exact"]}
+    hoped = {point: expected(point, scores[point.task]) for point in (*MEASURED, *PREDICTED)}
+    exponent = round(fitted_exponent([(hoped[point], measured[point]["median"]) for point in MEASURED]), 3)
+    return {
+        "made_from": {
+            "pilot": f"{PILOT_PROMPTS} training prompts, {PILOT_SAMPLES} images of the untouched model each",
+            "pilot_mean": {
+                task: round(statistics.fmean(itertools.chain(*some)), 4) for task, some in scores.items()
+            },
+            "holds": MeasuredIterations().holds,
+            "fitted_on": {point.name: measured[point] for point in MEASURED},
+        },
+        "exponent": exponent,
+        "points": {
+            point.name: {
+                "predicted_before": point in PREDICTED,
+                "gain": round(one.gain(exponent), 3), "gain_of_auto": round(one.gain(0.5), 3),
+                **{name: round(value, 4) for name, value in _of_contrast(one).items()},
+            }
+            for point, one in hoped.items()
+        },
+    }  # fmt: skip
+
+
+def _of_contrast(one: Expected) -> dict[str, float]:
+    return {
+        f"{name}_{what}": value
+        for name in ("random", "chosen")
+        for what, value in asdict(getattr(one, name)).items()
     }
 
 
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--iterations", type=int, default=16)
-    parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--quick", action="store_true", help="two bases, exact reward, 6 iterations")
+    parser.add_argument("--seeds", type=int, default=4, help="run seeds of each arm")
+    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
+    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
+    parser.add_argument("--predict", action="store_true", help="write the predictions, and make no curve")
+    add_after_option(parser)
     arguments = parser.parse_args()
-    wanted, signals, iterations, every = SUCCESS, SIGNALS, arguments.iterations, 2
-    if arguments.quick:
-        wanted, signals, iterations = (0.05, 0.30), ("exact",), 6
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    bases = make_bases(
-        Home.from_environment().ensure().path / "benchmarks" / f"bases-{arguments.commit}", wanted
+    jobs = 0 if arguments.as_is or arguments.predict else arguments.jobs
+    earlier = commits_since(arguments.after)
+    points = earlier_points() | present_points(
+        arguments.seeds, arguments.commit, earlier, jobs, arguments.keep
     )
-    store = curve_store("exploration-map", arguments.commit)
-    wanted = {
-        (success, signal, arm): _curve(base, signal, arm, iterations, every)
-        for success, base in bases.items()
-        for signal in signals
-        for arm in MAP_ARMS
-    }
-    made = make_curves(store, wanted, arguments.processes)
-    cells = [
-        cell_of(
-            success,
-            signal,
-            *(made[success, signal, arm] for arm in MAP_ARMS),
-        )
-        for success in bases
-        for signal in signals
-    ]
-    figures = {"task": "ocr", "cells": cells}
-    finish("exploration-map", figures, arguments, module="exploration_map")
+    if arguments.predict:
+        PREDICTIONS.write_text(json.dumps(predict(points), indent=1) + "\n", encoding="utf-8")
+        return
+    predictions = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    figures = {"curves_after": arguments.after, **summarise(points, predictions)}
+    finish("exploration_map", figures, arguments)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import pytest
 from benchmarks.exploration import __main__ as main
 from benchmarks.exploration.arms import ARMS, RECIPES, TASKS, arm_config, arms_of
 from benchmarks.exploration.curves import curve_store
-from benchmarks.exploration.exploration_map import cell_of
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import Costs, Fleet, costs_of, iteration_s, public_costs
 from benchmarks.exploration.summary import ArmCurves, Way, gains_at_equal, ratio, summarise
@@ -331,14 +330,3 @@ def test_a_result_comes_of_tuned_and_reported_curves_that_are_kept(tmp_path, mon
     some = json.loads(capsys.readouterr().out)
     assert some["exploration"] == {"nft": figures["exploration"]["nft"]}, "whatever is made of the other"
     assert some["best_against_all_on_demand"] == {}
-
-
-def test_a_cell_of_the_map():
-    plain, stale = made([0.1, 0.1, 0.1, 0.2, 0.3]), made([0.1, 0.2, 0.3, 0.4, 0.5])
-    for curve in (plain, stale):
-        curve.dropped = [1, 2]
-    cell = cell_of(0.15, "exact", plain, stale)
-    # plain ends at .2, which it reaches after 12 iterations, and stale after 4; stale ends at .4.
-    assert (cell["plain_end"], cell["stale_end"], cell["gain"]) == (0.2, 0.4, 0.2)
-    assert cell["speedup"] == 3
-    assert cell_of(0.15, "exact", stale, plain)["speedup"] is None, "plain's way never reaches it"

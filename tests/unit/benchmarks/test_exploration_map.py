@@ -1,0 +1,107 @@
+"""The map of exploration's gain: the closed form, its fit and the order of points, by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from benchmarks.exploration.exploration_map import (
+    EARLIER,
+    MEASURED,
+    PREDICTED,
+    PREDICTIONS,
+    Expected,
+    Point,
+    earlier_points,
+    expected,
+    fitted_exponent,
+    measured_gain,
+    order_right,
+    summarise,
+)
+from benchmarks.exploration.learning_curve import Curve
+from gpu_runtime.exploration.signal_rate import Contrast
+
+
+def test_a_gain_per_trained_sample():
+    """Twice the deviation and a quarter of the samples: a root gives each sample 2 * 2, linear growth 2."""
+    one = Expected(Contrast(1.0, 0.1), Contrast(1.0, 0.2), plain_samples=64, samples=16)
+    assert one.gain(0.5) == pytest.approx(4.0)
+    assert one.gain(1.0) == pytest.approx(2.0)
+    signals = one.chosen.signal(16) / one.random.signal(64)
+    assert one.gain(0.5) == pytest.approx(signals * 64 / 16), "auto's own signal, per sample"
+
+
+def test_what_a_pilot_lets_expect():
+    """Half of the prompts always succeed and half never do: nothing can be chosen. Where each draft is one or
+    zero evenly, a group of random four is live in 14 of 16 cases, and a chosen one of seven nearly always."""
+    point = Point("ocr", "off_policy")
+    even = expected(point, [[0.0, 1.0] * 4] * 64)
+    assert even.random.live == pytest.approx(14 / 16, abs=0.03)
+    assert even.plain_samples == pytest.approx(128 * even.random.live)
+    assert even.samples == pytest.approx(64.0)
+    assert even.chosen.deviation == pytest.approx(0.5, abs=0.01)
+    again = expected(Point("ocr", "stale"), [[0.0, 1.0] * 4] * 64)
+    assert even.random.deviation < again.chosen.deviation < even.chosen.deviation
+    assert again.samples < even.samples, "some groups lose their contrast when they are rolled out again"
+
+
+def test_the_exponent_that_gains_follow_is_found():
+    pairs = [
+        Expected(Contrast(0.5, 0.2), Contrast(1.0, 0.3), plain, ours)
+        for plain, ours in ((120, 60), (40, 90), (60, 64))
+    ]
+    assert fitted_exponent([(one, one.gain(0.7)) for one in pairs]) == pytest.approx(0.7)
+
+
+def gain(low: float, median: float, high: float) -> dict[str, float]:
+    return {"low": low, "median": median, "high": high}
+
+
+def test_only_differences_beyond_their_noise_are_judged():
+    """1 and 2 differ by a factor of 2, beyond the noise of 1.1 each; 2 and 2.1 do not, and an interval from 0
+    is beyond nothing."""
+    measured = [gain(1 / 1.1, 1.0, 1.1), gain(2 / 1.1, 2.0, 2.2), gain(2.1 / 1.1, 2.1, 2.31)]
+    assert order_right([1.0, 1.5, 1.2], measured) == (2, 2)
+    assert order_right([1.4, 1.5, 1.2], measured) == (1, 2)
+    assert order_right([1.5, 1.5, 1.6], measured) == (1, 2), "equal predictions are no order"
+    assert order_right([1.0, 9.0], [measured[0], gain(0.0, 5.0, 9.0)]) == (0, 0)
+    wide = math.exp(math.log(2) / math.sqrt(2))
+    assert order_right([1, 2], [gain(1 / wide, 1, wide), gain(2 / wide, 2, 2 * wide)]) == (0, 0)
+
+
+def curve(rise: float, trained: int) -> Curve:
+    """A curve that rises by so much in each of ten iterations, and trains on so many samples in each."""
+    steps = range(11)
+    values = [0.1 + rise * min(step, 8) for step in steps]
+    made = Curve(iterations=[*steps], score=values, exact=values, rollouts=[128] * 10, drafts=[0] * 10)
+    made.driver_s = [1.0] * 10
+    made.samples = {"rollout": 1280, "explore": 0, "score": 1280, "train": 10 * trained}
+    made.seconds = dict.fromkeys(made.samples, 1.0)
+    return made
+
+
+def test_a_measured_gain():
+    """Plain ends .08 above its start and is at .06 after 6 iterations of 100 samples; ours after 3 of 50."""
+    plain = {seed: curve(0.01, 100) for seed in range(3)}
+    found = measured_gain(Point("ocr", "stale"), plain, {seed: curve(0.02, 50) for seed in range(1, 4)})
+    assert found["run_seeds"] == 2
+    assert found["median"] == pytest.approx(4.0)
+
+
+def test_points_are_those_predicted():
+    predictions = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
+    before = {point.name: point in PREDICTED for point in (*MEASURED, *PREDICTED)}
+    assert {name: one["predicted_before"] for name, one in predictions["points"].items()} == before
+    assert len(PREDICTED) >= len(before) / 2 >= 6
+    fitted = {one.name: predictions["made_from"]["fitted_on"][one.name]["median"] for one in EARLIER}
+    found = earlier_points()
+    assert {point.name: one["median"] for point, one in found.items()} == fitted, (
+        "kept curves give them again"
+    )
+    figures = summarise(found, predictions)
+    assert (figures["points"], figures["predicted_before"]) == (4, 0)
+    errors = [abs(predictions["points"][p.name]["gain"] / one["median"] - 1) for p, one in found.items()]
+    assert figures["error_median"] == pytest.approx(sum(sorted(errors)[1:3]) / 2, abs=1e-3)

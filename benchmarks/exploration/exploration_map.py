@@ -20,9 +20,10 @@ runs reward larger batches more than the root does, so a signal counts as d * n 
 the exponent is the least-squares one of the other six. (Of graded shapes two runs of `off_policy_32` were
 there already, with none of `plain_nft_shared` of the same recipe to compare them with.)
 
-Figures: `error_median` is the median of |predicted - measured| / measured. `order_right` is the share of
-pairs of points that the prediction puts in the measured order, of those whose measured difference exceeds its
-noise: as logarithms, the root of the summed squares of both half intervals.
+Figures: `error_median` is the median of |predicted - measured| / measured over all points,
+`error_median_before` over those predicted first, `error_median_of_auto` with auto's root. `order_right` is
+the share of pairs of points that the prediction puts in the measured order, of those whose measured
+difference exceeds its noise: as logarithms, the root of the summed squares of both half intervals.
 """
 
 from __future__ import annotations
@@ -239,9 +240,12 @@ def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[st
         points: measured gains.
         predictions: as `--predict` wrote them.
     """
-    found = {point: gain for point, gain in points.items() if gain["median"]}
+    found = {point: gain for point, gain in points.items() if gain["median"] is not None}
     predicted = {point: predictions["points"][point.name] for point in found}
-    errors = {point: abs(predicted[point]["gain"] / gain["median"] - 1) for point, gain in found.items()}
+    errors, of_auto = (
+        {point: _error(predicted[point][name], gain["median"]) for point, gain in found.items()}
+        for name in ("gain", "gain_of_auto")
+    )
     right, pairs = order_right([one["gain"] for one in predicted.values()], [*found.values()])
     ahead = [point for point in found if point in PREDICTED]
     return {
@@ -249,20 +253,24 @@ def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[st
         "predicted_before": len(ahead),
         "error_median": _median(errors.values()),
         "error_median_before": _median(errors[point] for point in ahead),
-        "error_median_of_auto": _median(
-            abs(predicted[point]["gain_of_auto"] / gain["median"] - 1) for point, gain in found.items()
-        ),
+        "error_median_of_auto": _median(of_auto.values()),
         "order_right": round(right / pairs, 3) if pairs else None,
         "pairs_beyond_noise": pairs,
         "exponent": predictions["exponent"],
         "map": [
             {
                 **asdict(point), "signal": point.signal, "predicted_before": point in PREDICTED,
-                "predicted": predicted[point]["gain"], "measured": gain, "error": round(errors[point], 3),
+                "predicted": predicted[point]["gain"], "measured": gain,
+                "error": round(errors[point], 3) if gain["median"] else None,
             }
             for point, gain in found.items()
         ],
     }  # fmt: skip
+
+
+def _error(predicted: float, measured: float) -> float:
+    """Return the relative error; infinite where most run seeds of the exploring arm never get there."""
+    return abs(predicted / measured - 1) if measured else math.inf
 
 
 def _median(values: Any) -> float | None:

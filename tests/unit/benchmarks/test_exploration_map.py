@@ -105,3 +105,20 @@ def test_points_are_those_predicted():
     assert (figures["points"], figures["predicted_before"]) == (4, 0)
     errors = [abs(predictions["points"][p.name]["gain"] / one["median"] - 1) for p, one in found.items()]
     assert figures["error_median"] == pytest.approx(sum(sorted(errors)[1:3]) / 2, abs=1e-3)
+
+
+def test_a_point_that_never_gets_there_counts_as_wrong():
+    """Predicted 1.0 and 2.0 each; measured 1.25, .5, and never: errors of .2, 3 and infinity."""
+    points, predicted = PREDICTED[:3], (1.0, 2.0, 2.0)
+    written = {
+        point.name: {"gain": each, "gain_of_auto": 1.0} for point, each in zip(points, predicted, strict=True)
+    }
+    predictions = {"exponent": 0.7, "points": written}
+    measured = [gain(1.2, 1.25, 1.3), gain(0.4, 0.5, 0.6), gain(0.0, 0.0, 1.0)]
+    figures = summarise(dict(zip(points, measured, strict=True)), predictions)
+    assert (figures["points"], figures["predicted_before"], figures["error_median"]) == (3, 3, 3.0)
+    assert figures["error_median_of_auto"] == 1.0
+    assert [point["error"] for point in figures["map"]] == [0.2, 3.0, None]
+    assert (figures["order_right"], figures["pairs_beyond_noise"]) == (0.0, 1)
+    none = {**gain(0, 0, 0), "median": None}
+    assert summarise({points[0]: none}, predictions)["points"] == 0, "plain gains nothing to compare with"

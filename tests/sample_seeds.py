@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import statistics
 from collections import defaultdict
@@ -51,7 +50,7 @@ def explored(record: IterationRecord, holds: float = 0.85) -> IterationRecord:
 
 def mark_as_exploring(store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN) -> None:
     """Write the setting into a run's configuration, unchecked: it is the dashboard that is looked at."""
-    config = json.loads(store.run(run_id).config_json)
+    config = store.run(run_id).settings
     config["exploration"] |= {"strategy": "stale"}
     facts = store.run(run_id).environment | {DRAFTS_ARE_MADE: BESIDE_TRAINING}
     config["exploration"].pop("min_spearman", None)

@@ -130,11 +130,11 @@ def _took(row: RunRow) -> str:
 
 
 def _reward(row: RunRow) -> str:
-    return str(json.loads(row.config_json).get("reward", {}).get("scorer", "-"))
+    return str(row.settings.get("reward", {}).get("scorer", "-"))
 
 
 def _is_modelled(row: RunRow) -> bool:
-    return is_modelled(json.loads(row.config_json), row.environment)
+    return is_modelled(row.settings, row.environment)
 
 
 def _not_archived(home: Home, rows: list[RunRow]) -> list[RunRow]:

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
 from pydantic_settings import BaseSettings, InitSettingsSource
 
 from storage.config.errors import GIVEN_BY, KeyPath, dotted, explain, naming_sources
@@ -147,7 +146,7 @@ def load_with_sources(
         layers.append(_parsed(key, text.strip(), GIVEN_BY.get()))
     _drop_options_of_others([*([layer] for layer in below), layers])
     layers = [*below, *layers]
-    sources = {key: origin for origin, values in layers for key in _keys((), values)}
+    sources = {key: origin for origin, values in layers for key, _ in flat(values)}
     with naming_sources(sources):
         return _validated(layers, problems), sources
 
@@ -322,11 +321,13 @@ def _takes_text(key: KeyPath) -> bool:
     return False
 
 
-def _keys(prefix: KeyPath, value: Any) -> list[KeyPath]:
-    """Settings of a value: one for each key of a table, recursively."""
-    if isinstance(value, dict) and (value or not prefix):
-        return [key for name, inner in value.items() for key in _keys((*prefix, name), inner)]
-    return [prefix]
+def flat(settings: Mapping[str, Any], section: KeyPath = ()) -> Iterator[_Change]:
+    """Yield each setting of nested tables with its value; an empty table is a value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, (*section, name))
+        else:
+            yield (*section, name), value
 
 
 def _nested(key: KeyPath, value: Any) -> dict[str, Any]:
@@ -357,11 +358,11 @@ def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
     return config
 
 
-def stored_config(stored: str | Mapping[str, Any], owner: str, advice: str) -> RunConfig:
+def stored_config(stored: Mapping[str, Any], owner: str, advice: str) -> RunConfig:
     """Read a configuration that was stored with something.
 
     Args:
-        stored: JSON, or its values, as `RunConfig.model_dump(mode="json")` made them.
+        stored: its values, as `RunConfig.model_dump(mode="json")` made them.
         owner: whose it is, for the message: `run glyphs-1`.
         advice: what to do where it cannot be read.
 
@@ -369,12 +370,10 @@ def stored_config(stored: str | Mapping[str, Any], owner: str, advice: str) -> R
         ConfigurationError: it has settings, or values, that this version does not have.
     """
     try:
-        return RunConfig.model_validate(from_json(stored) if isinstance(stored, str) else stored)
+        return RunConfig.model_validate(stored)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         raise ConfigurationError(
             f"{owner} was made with other settings than this version has "
             f"({dotted(tuple(map(str, first['loc'])))}: {first['msg']}); {advice}"
         ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"the settings of {owner} are not JSON ({error}); {advice}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -58,7 +57,7 @@ class SeparateEvaluation:
         score, exact: means over the judged images.
         images: number of images.
         folder: folder of the images; None if they were not kept.
-        config_json: configuration of the evaluation, as JSON.
+        settings: its configuration as stored, JSON values.
         environment: versions, commit, machine, digests of the files.
     """
 
@@ -72,7 +71,7 @@ class SeparateEvaluation:
     exact: float
     images: int
     folder: str | None
-    config_json: str
+    settings: Mapping[str, Any]
     environment: Mapping[str, str]
 
     @property
@@ -87,7 +86,7 @@ class SeparateEvaluation:
         Raises:
             ConfigurationError: the settings are of another version.
         """
-        return stored_config(self.config_json, f"evaluation {self.evaluation_id}", "evaluate again")
+        return stored_config(self.settings, f"evaluation {self.evaluation_id}", "evaluate again")
 
 
 class EvaluationStore:
@@ -114,8 +113,8 @@ class EvaluationStore:
             ),
             "separate_evaluation_image_figures": figure_columns(images),
         }
-        facts = {**asdict(evaluation), "config": json.loads(evaluation.config_json)}
-        del facts["config_json"]
+        facts = asdict(evaluation)
+        facts["config"] = facts.pop("settings")
         with refusals(f"evaluation {key} into {self.home.evaluations}"):
             rows = tables_of(tables, evaluation_id=key)
             put_folder(self.home.evaluations, key, rows, {EVALUATION_FILE: facts})
@@ -123,7 +122,10 @@ class EvaluationStore:
     def all(self) -> list[SeparateEvaluation]:
         """Return all evaluations, newest first."""
         self.home.refuse_earlier_layout()
-        found = [_separate_evaluation(facts) for facts in separate_evaluations(self.home)]
+        found = [
+            SeparateEvaluation(settings=facts.pop("config"), **facts)
+            for facts in separate_evaluations(self.home)
+        ]
         return sorted(found, key=lambda row: (row.started_at, row.evaluation_id), reverse=True)
 
     def find(self, name: str) -> SeparateEvaluation:
@@ -166,8 +168,3 @@ class EvaluationStore:
             ).fetchall():
                 figures[prompt_id, seed_index][name] = value
         return [JudgedImage(*row, figures=figures.get((row[0], row[1]), {})) for row in rows]
-
-
-def _separate_evaluation(facts: Mapping[str, Any]) -> SeparateEvaluation:
-    values = {name: value for name, value in facts.items() if name != "config"}
-    return SeparateEvaluation(**values, config_json=json.dumps(facts["config"]))

@@ -7,7 +7,6 @@ failed reader is reported once, as an event, and tried again every `RETRY_S` sec
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 import threading
@@ -244,7 +243,7 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
         if row.status in ("running", "simulated"):
             continue
         is_over = row.host == socket.gethostname() or now() > (row.ended_at or 0.0) + SETTLED_S
-        if is_over and _goes_to(json.loads(row.config_json), name, tracking):
+        if is_over and _goes_to(row.settings, name, tracking):
             taken = Position.read(position_file(home.run(row.run_id), name), label)
             found += [row] if taken.ended != row.status else []
     return found[:MOST_EARLIER]

@@ -6,10 +6,12 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.config.errors import dotted
+from storage.config.loading import flat
 from storage.empty_database import kept_database, provide_database
 from storage.environment import PRESET
 from storage.readers.figures import plain
@@ -159,7 +161,11 @@ class MlflowReader(Reader):
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return all settings (JSON values) by dotted name, as `--set` takes them: MLflow has no sections."""
-    return dict(_flat(settings, ""))
+    texts = {}
+    for key, value in flat(settings):
+        text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
+        texts[plain(dotted(key))] = text[:_PARAM_CHARACTERS]
+    return texts
 
 
 def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
@@ -181,16 +187,6 @@ def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
         "mlflow.note.content": f"[This run in the dashboard]({run.page})" if run.page else "",
     }
     return {name: text for name, text in tags.items() if text}
-
-
-def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:
-    for key, value in values.items():
-        name = f"{section}{plain(str(key))}"
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{name}.")
-        else:
-            text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
-            yield name, text[:_PARAM_CHARACTERS]
 
 
 def provide_tables(database: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 import psutil
@@ -27,12 +26,6 @@ from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, RUN_FILE, RunFo
 from storage.record.run_status import run_is_alive
 from storage.record.tables import evaluation_rows, iteration_rows
 
-_IDENTITY = (
-    "run_id", "name", "status", "created_at", "ended_at", "host", "pid", "process_started_at", "environment",
-    "summary", "error",
-)  # fmt: skip
-"""The facts of a run in run.json, except its settings and the identifiers of its lives."""
-
 
 @dataclass(frozen=True)
 class RunRow:
@@ -42,7 +35,7 @@ class RunRow:
         created_at: Unix seconds, as is `ended_at`, which is None while it is running.
         host, pid, process_started_at: the process that does (or last did) the work; the last is in seconds
             since the machine's boot, as setting the clock changes a process's Unix time of start.
-        config_json: configuration as stored.
+        settings: configuration as stored, JSON values.
         environment: versions, commit, device and the like.
         summary: named results, set at the end.
         error: reason of a failure, else None.
@@ -57,7 +50,7 @@ class RunRow:
     host: str
     pid: int
     process_started_at: float | None
-    config_json: str
+    settings: dict[str, Any]
     environment: dict[str, str]
     summary: dict[str, Any]
     error: str | None
@@ -70,10 +63,13 @@ class RunRow:
         Raises:
             ConfigurationError: the settings are of another version.
         """
-        return stored_config(self.config_json, f"run {self.run_id}", "use the commit in its environment")
+        return stored_config(self.settings, f"run {self.run_id}", "use the commit in its environment")
 
 
 _logger = logging.getLogger(__name__)
+
+_IDENTITY = tuple(field.name for field in fields(RunRow) if field.name != "last_iteration")
+"""The facts that come from run.json, where `settings` is called `config`."""
 
 
 class RunStore:
@@ -438,14 +434,13 @@ def refuse_simulated(row: RunRow) -> None:
 
 def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
     try:
-        values = {name: identity[name] for name in _IDENTITY}
-        config = json.dumps(identity["config"])
+        values = {name: identity["config" if name == "settings" else name] for name in _IDENTITY}
     except KeyError as error:
         raise StorageError(
             f"{folder.path / RUN_FILE} lacks {error}; restore the file, or move the run's folder out of the "
             "home"
         ) from error
-    return RunRow(**values, config_json=config, last_iteration=folder.listing().last_iteration)
+    return RunRow(**values, last_iteration=folder.listing().last_iteration)
 
 
 def _limits(config: RunConfig) -> dict[str, float]:

@@ -37,7 +37,7 @@ def evaluate(
     EvaluationStore(store.home).commit(
         SeparateEvaluation(
             name, run_id, 10 if run_id else 0, 0, 1e9 + number, 1e9 + number + 5, sum(judged) / len(judged),
-            judged.count(1) / len(judged), len(scores), folder, config.model_dump_json(), {},
+            judged.count(1) / len(judged), len(scores), folder, config.model_dump(mode="json"), {},
         ),
         images,
     )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable
@@ -120,7 +119,7 @@ class RunView:
     @property
     def is_modelled(self) -> bool:
         """True if its dollars are modelled: no device was rented."""
-        return is_modelled(json.loads(self.row.config_json), self.row.environment)
+        return is_modelled(self.row.settings, self.row.environment)
 
     @property
     def simulated(self) -> str | None:
@@ -177,8 +176,7 @@ class RunView:
             section: section, such as `exploration`; empty for a top-level setting.
             name: name of the setting.
         """
-        stored = json.loads(self.row.config_json)
-        part = stored.get(section) if section else stored
+        part = self.row.settings.get(section) if section else self.row.settings
         return part.get(name) if isinstance(part, dict) else None
 
     def paid(self, column: str) -> float:

@@ -235,7 +235,7 @@ def _particulars(report: Report, view: RunView) -> None:
         changed = differences(view.row.config)
     except ConfigurationError as error:
         report.sentence(str(error))
-        changed = json.loads(view.row.config_json)
+        changed = view.row.settings
     report.preformatted(json.dumps(changed, indent=2, default=str))
     report.preformatted(json.dumps(view.row.environment, indent=2))
     if not view.events.empty:

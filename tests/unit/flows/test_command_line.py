@@ -367,7 +367,7 @@ def test_an_evaluation_that_could_not_be_kept_or_compared_is_refused(shell: Shel
 
 def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     assert "no evaluations yet" in shell("evaluations")[1]
-    config = RunConfig().model_dump_json()
+    config = RunConfig().model_dump(mode="json")
     for key, run_id, score in (("e-1", None, 0.25), ("e-2", "mine", 0.5)):
         row = SeparateEvaluation(key, run_id, 0, 0, 1e9, 1e9, score, 0.0, 1, None, config, {})
         EvaluationStore(home).commit(row, [JudgedImage(0, 0, "a", "", score, False, "", None)])

@@ -285,7 +285,6 @@ def test_the_same_scorer_keeps_them():
 
 def test_what_was_stored_comes_back_as_it_was():
     config = RunConfig.model_validate({"runtime": {"commit_steps": 3, "cluster": "far:6379"}})
-    assert stored_config(config.model_dump_json(), "run r", "use its commit") == config
     assert stored_config(config.model_dump(mode="json"), "run r", "use its commit") == config
 
 
@@ -295,7 +294,7 @@ def test_settings_that_this_version_does_not_have_are_refused():
     assert "model.of_another_version: Extra inputs" in str(no.value)
 
 
-@pytest.mark.parametrize("stored", ["{", "[1]", "3", '{"sampling": 3}'])
-def test_damaged_settings_are_refused(stored: str):
+@pytest.mark.parametrize("stored", [[1], 3, {"sampling": 3}])
+def test_damaged_settings_are_refused(stored: Any):
     with pytest.raises(ConfigurationError, match="run r"):
         stored_config(stored, "run r", "use its commit")

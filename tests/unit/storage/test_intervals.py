@@ -135,7 +135,7 @@ def test_rows_of_one_text_are_one_prompt_in_a_comparison():
     for copies in (1, 4):
         before, after = (
             (
-                SeparateEvaluation(f"e{shift}", None, 0, 0, 0.0, 1.0, 0.0, 0.0, 1, None, "{}", {}),
+                SeparateEvaluation(f"e{shift}", None, 0, 0, 0.0, 1.0, 0.0, 0.0, 1, None, {}, {}),
                 images(shift, copies),
             )
             for shift in (0.0, 1.0)

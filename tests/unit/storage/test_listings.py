@@ -54,8 +54,9 @@ def test_identifiers_can_be_copied_from_a_terminal_and_a_pipe(home: Home):
 
 def test_identifiers_of_evaluations_can_be_copied_too(home: Home):
     row = SeparateEvaluation(
-        f"evaluate-{LONG}", LONG, 1, 1, 1.7e9, 1.7e9, 0.5, 0.25, 0, None, RunConfig().model_dump_json(), {}
-    )
+        f"evaluate-{LONG}", LONG, 1, 1, 1.7e9, 1.7e9, 0.5, 0.25, 0, None,
+        RunConfig().model_dump(mode="json"), {},
+    )  # fmt: skip
     EvaluationStore(home).commit(row, [])
     for shown in (on_terminal(home, "evaluations"), piped(home, "evaluations")):
         words = shown.replace(",", " ").split()

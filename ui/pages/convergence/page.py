@@ -139,7 +139,7 @@ def _show_particulars(view: RunView) -> None:
             changed = differences(view.row.config)
         except ConfigurationError as error:
             st.caption(plain_markdown(str(error)))
-            changed = view.row.config_json
+            changed = view.row.settings
         left, right = st.columns(2)
         left.caption("Settings that differ from the defaults")
         left.json(changed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
+from storage.config.errors import dotted
+from storage.config.loading import flat
 from storage.environment import PRESET, PURPOSE, gives_verdict
 from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
@@ -207,19 +209,13 @@ def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFr
         run_ids: runs of the table.
     """
     configs = dict(zip(table["run_id"], table["config"], strict=True))
-    flat = {run_id: dict(_flat(json.loads(configs[run_id]))) for run_id in run_ids}
-    names = dict.fromkeys(name for settings in flat.values() for name in settings)
-    rows = [(name, *(settings.get(name, "") for settings in flat.values())) for name in names]
-    return pd.DataFrame([row for row in rows if len(set(row[1:])) > 1], columns=["setting", *flat])
-
-
-def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting by its dotted name."""
-    for name, value in settings.items() if isinstance(settings, dict) else ():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", json.dumps(value)
+    by_run = [
+        {dotted(key): json.dumps(value) for key, value in flat(json.loads(configs[run_id]))}
+        for run_id in run_ids
+    ]
+    names = dict.fromkeys(name for settings in by_run for name in settings)
+    rows = [(name, *(settings.get(name, "") for settings in by_run)) for name in names]
+    return pd.DataFrame([row for row in rows if len(set(row[1:])) > 1], columns=["setting", *run_ids])
 
 
 def shared_target(courses: pd.DataFrame, measure: Measure) -> float:

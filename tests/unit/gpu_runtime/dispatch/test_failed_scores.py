@@ -148,7 +148,7 @@ def test_figures_and_differences_leave_failed_images_out():
     images = [image(0, 0, 1.0), image(0, 1, 0.0, "gone"), image(1, 0, 0.5), image(2, 0, 0.0, "gone")]
     found = figures_of(images)
     assert (found["prompts"], found["score"], found["scorer_errors"]) == (2, pytest.approx(0.75), 2)
-    config = RunConfig().model_dump_json()
+    config = RunConfig().model_dump(mode="json")
     row = SeparateEvaluation("e", None, 0, 0, 0.0, 1.0, 0.5, 0.5, 4, None, config, {})
     later = [image(0, 0, 0.5), image(0, 1, 1.0), image(1, 0, 0.5, "gone"), image(2, 0, 1.0)]
     difference = difference_of((row, images), (row, later))
@@ -157,7 +157,7 @@ def test_figures_and_differences_leave_failed_images_out():
 
 def test_scores_by_other_frames_do_not_compare():
     def row(frames: str) -> SeparateEvaluation:
-        config = load_config("glyphs", [f"reward.frames={frames}"], {}).model_dump_json()
+        config = load_config("glyphs", [f"reward.frames={frames}"], {}).model_dump(mode="json")
         return SeparateEvaluation("e", None, 0, 0, 0.0, 1.0, 0.5, 0.5, 4, None, config, {})
 
     images = [image(0, 0, 1.0)]

@@ -90,10 +90,6 @@ class Evaluation:
 class Run:
     """A recorded run. Each property reads the record again, so a run in progress can be followed.
 
-    Args:
-        run_id: its identifier.
-        home: home that holds its record.
-
     Every property may raise StorageError, if a file of the record is damaged.
     """
 

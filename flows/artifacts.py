@@ -93,12 +93,7 @@ def name_given_in_prefect() -> str | None:
 
 
 def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
-    """Publish an artefact with one line for each other place where the run can be viewed.
-
-    Args:
-        run_id: our run.
-        tracking: the run's tracking settings.
-    """
+    """Publish an artefact with one line for each other place where the run can be viewed."""
     page = dashboard_page(run_id)
     if server := tracking.uri:
         mlflow = f"[{server}]({experiments_page(server)}), after its first iteration"

@@ -34,7 +34,6 @@ def chaos(
     """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
 
     Args:
-        home: home that holds the runs.
         run_id: beginning of their identifiers.
         config: configuration of the undisturbed run.
         arguments: those of `spotlight train` for it.

@@ -64,7 +64,6 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
     """Return the environment of a server of ours: its state's folder, its address, its password.
 
     Args:
-        home: home of the server.
         port, host: address to listen on.
 
     Raises:

@@ -55,11 +55,7 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 class TellingReader(Reader):
-    """A reader that sends a few lines of text about a run.
-
-    Args:
-        home: home that holds the run.
-    """
+    """A reader that sends a few lines of text about a run."""
 
     def __init__(self, home: Home) -> None:
         self._home = home

@@ -211,8 +211,6 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
     Args:
         address: address of the mirror.
-        home: home that holds the run.
-        run_id: the run.
 
     Raises:
         CheckpointError: the mirror has later iterations; or the package for the address is missing.
@@ -238,7 +236,6 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     Args:
         address: address of the mirror.
         home: home to fetch into.
-        run_id: the run.
 
     Returns:
         The iteration of the checkpoint; None if the home already has the run, or the mirror does not.

@@ -139,7 +139,6 @@ def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> Non
     """Write a table's rows of many folders into one file, a few at a time.
 
     Args:
-        table: name of the table.
         folders: folders of rows, in order.
         file: Parquet file, open for writing.
     """

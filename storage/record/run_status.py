@@ -145,8 +145,6 @@ def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
     """Read the end of a run's log; empty without a log.
 
     Args:
-        home: home that holds the run.
-        run_id: the run.
         messages: largest number of messages, the latest ones.
     """
     log, found = LogLines(), list[Message]()
@@ -191,8 +189,6 @@ def lines_after(home: Home, run_id: str, position: int) -> tuple[list[Any], int]
     """Return the complete lines of a run's log after a position, as JSON values, and the position after them.
 
     Args:
-        home: home that holds the run.
-        run_id: the run.
         position: number of bytes to leave out; a line that is torn or being written stays for the next call.
     """
     try:
@@ -259,7 +255,6 @@ def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -
     """Read the log of a run; empty for one that has ended and that no process has begun to resume.
 
     Args:
-        home: home that holds the run.
         row: recorded status of the run.
         messages: largest number of messages, the latest ones.
     """

@@ -96,9 +96,6 @@ class RunStore:
         """Add a new run with status `running`, done by process `pid` of this machine.
 
         Args:
-            run_id: its identifier.
-            config: its configuration.
-            environment: versions and digests, by name.
             pid: process that does it.
             at: start of the run (Unix seconds); now by default.
 

@@ -112,7 +112,6 @@ def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) 
     """Return columns of a table, except those in `without`, from rows whose attributes have their names.
 
     Args:
-        table: name of the table.
         rows: objects, one per row.
         without: columns to leave out.
     """

@@ -74,7 +74,6 @@ def no_saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> str:
     It can if money was paid, and spot devices worked more than they idled.
 
     Args:
-        ledger: ledger of the run.
         compared: result of `on_demand_cost`.
         modelled: True if its dollars are modelled.
     """
@@ -125,7 +124,6 @@ def market_bars(
         frame: columns market, device_s, usd and `column`.
         column: column that the bars stand for, such as `state`.
         names: the column's values in the order of the bars, with their names in the chart.
-        title: title of the chart.
         modelled: True if the dollars are modelled.
     """
     figure = go.Figure()

@@ -64,7 +64,6 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
 
     Args:
         figure: figure with all its traces.
-        title: title of the chart.
         bottom: title of the bottom axis.
         left: title of the left axis.
     """
@@ -121,7 +120,6 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
     """Add a dashed line at a level: a limit, or where training began.
 
     Args:
-        figure: figure to add it to.
         level: value on the left axis.
         text: name of the level; empty for no text.
     """

@@ -68,10 +68,7 @@ def read_course(connection: RecordConnection, run_id: str, first: int, last: int
     """Return the work of the devices in some iterations, from an open connection.
 
     Args:
-        connection: connection to the record.
-        run_id: the run.
         first: first iteration; 0 is the evaluation before training.
-        last: last iteration.
     """
     return DeviceCourse(
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),

@@ -83,8 +83,6 @@ def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard
     """Return the places of a run for a file that outlives servers: no server has to answer now.
 
     Args:
-        home: home that holds the run.
-        view: the run.
         noted: links from `NoteStore.links`.
         dashboard: address of the run's page in the dashboard; empty if unknown.
     """
@@ -136,7 +134,6 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
 
     Args:
         home: home that holds the file.
-        run_id: our run.
         identity: MLflow's identifiers of experiment and run in that file; None if it has none.
         server: `tracking.uri` of the run's settings; empty for the file.
     """

@@ -174,7 +174,6 @@ class RunView:
 
         Args:
             section: section, such as `exploration`; empty for a top-level setting.
-            name: name of the setting.
         """
         part = self.row.settings.get(section) if section else self.row.settings
         return part.get(name) if isinstance(part, dict) else None
@@ -213,8 +212,6 @@ def load(
 
     Args:
         read: function of an open connection, the run's identifier, and `arguments`.
-        home: home that holds the runs.
-        view: the run.
         arguments: further arguments of the function.
         until: time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
 

@@ -23,7 +23,6 @@ def show_tile(
 
     Args:
         row: horizontal container of the tile.
-        title: name of the figure.
         value: figure as text; `-` for none.
         below: second figure in small type; None for none.
         meaning: text of the question mark beside the title; None leaves it out.

@@ -56,8 +56,6 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
     """Write a run's report; an existing file is replaced in one step.
 
     Args:
-        store: store that has the run.
-        run_id: the run.
         out: HTML file to write.
 
     Raises:

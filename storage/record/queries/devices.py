@@ -20,11 +20,7 @@ def device_intervals(
     iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: first iteration.
-        last: last iteration.
-        limit: largest number of intervals.
+        first, last, limit: iterations to read, and the most rows to return.
     """
     return connection.execute(
         """
@@ -48,11 +44,7 @@ def device_events(
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: first iteration.
-        last: last iteration.
-        limit: largest number of events.
+        first, last, limit: iterations to read, and the most rows to return.
     """
     return connection.execute(
         """
@@ -76,11 +68,7 @@ def sequence_groups(
     ended_at (Unix seconds).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: first iteration.
-        last: last iteration.
-        limit: largest number of groups.
+        first, last, limit: iterations to read, and the most rows to return.
     """
     return connection.execute(
         """
@@ -101,12 +89,6 @@ def degree_times(connection: RecordConnection, run_id: str, first: int, last: in
 
     Columns: request_class, degree, step_s (latest measurement, up to iteration `last`), chunks (timed so
     far), share (of the time that devices spent in groups in iterations `first` to `last`; 0 if none did).
-
-    Args:
-        connection: open connection to the record.
-        run_id: the run.
-        first: first iteration.
-        last: last iteration.
     """
     return connection.execute(
         """
@@ -143,8 +125,6 @@ def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> 
     time in the group).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         most_groups: largest number of groups of iterations.
     """
     return connection.execute(

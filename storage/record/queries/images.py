@@ -57,8 +57,6 @@ def pictures(
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         images: `prompt_id` and `seed_index` of each image.
         iterations: iterations after which they were evaluated.
     """

@@ -196,9 +196,6 @@ def events(
     Columns: happened_at (Unix seconds), kind, message.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
-        limit: largest number of events.
         kinds: kinds of events; None for all.
     """
     return connection.execute(

@@ -24,10 +24,7 @@ def spread_iterations(
     """Return at most `most` committed iterations of `first` to `last`, evenly spread, with the latest.
 
     Args:
-        connection: open connection to the record.
-        run_id: the run.
         most: largest number of iterations.
-        first: first iteration.
         last: last iteration; None for the newest.
     """
     rows = connection.execute(
@@ -74,11 +71,6 @@ def stale_and_fresh(
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
     kept (True if the seed was rolled out), rescored (True if fresh is a draft).
-
-    Args:
-        connection: open connection to the record.
-        run_id: the run.
-        iterations: iterations to read.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -96,13 +88,7 @@ def stale_and_fresh(
 def pair_counts(
     connection: RecordConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
-
-    Args:
-        connection: open connection to the record.
-        run_id: the run.
-        iterations: iterations to read.
-    """
+    """Return the pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
     own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
@@ -122,11 +108,6 @@ def drafts_by_prompt(
     Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
     ones), success_share (share of seeds whose draft that counts is exact; NaN without drafts), in_plan (True
     if it was rolled out), kept_variance (of the kept seeds' draft scores; NaN if no kept seed was drafted).
-
-    Args:
-        connection: open connection to the record.
-        run_id: the run.
-        iterations: iterations to read.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(

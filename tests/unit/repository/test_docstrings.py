@@ -1,4 +1,4 @@
-"""Public functions with three or more parameters say what each is for."""
+"""Public functions with three or more parameters say what each is for that its name does not."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui")
 COMMANDS = ROOT / "flows" / "cli"  # their options say it, for `--help`
 MANY = 3
+SPOKEN = {"self", "cls", "connection", "run_id", "home", "view", "store"}
+"""Parameters that need no word: the type says all."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def functions_with_many(tree: ast.Module | ast.ClassDef, place: str) -> Iterator
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("_"):
             continue
         named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        if len(named) - (named[:1] != [] and named[0].arg in ("self", "cls")) >= MANY:
+        if sum(one.arg not in SPOKEN for one in named) >= MANY:
             told = "Args:" in (ast.get_docstring(node) or "")
             yield Function(f"{place}:{node.name}", node.name, of_class, told)
 

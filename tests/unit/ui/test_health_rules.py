@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import pandas as pd
@@ -31,11 +30,11 @@ def view(
     change: Change | None = None,
     **sections: dict[str, Any],
 ) -> RunView:
-    config = json.loads(RunConfig().model_dump_json())
+    config = RunConfig().model_dump(mode="json")
     for section, values in sections.items():
         config[section] |= values
     facts = plugin_facts(RunConfig.model_validate(config)) | {"accelerators": "3 x NVIDIA H100"}
-    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, json.dumps(config), facts, {}, None, None)
+    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, config, facts, {}, None, None)
     frame = EMPTY
     if metrics:
         count = len(next(iter(metrics.values())))
@@ -275,7 +274,7 @@ def test_stale_ranks(spearman: float, level: str):
 
 def test_no_rule_fails_where_the_settings_are_of_another_version():
     run = view({"groups": [16.0], "groups_dropped": [16.0], "clip_share": [1.0], "ratio_deviation": [1.0]})
-    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, '{"gone": 1}', {}, {}, None, None)
+    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, {"gone": 1}, {}, {}, None, None)
     other = RunView(row, "finished", run.scores, run.metrics, run.cost, EMPTY, EMPTY, None)
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
     levels = by_level([found(rule, other, book) for rule in (*LEARNING_RULES, *DEVICE_RULES)])

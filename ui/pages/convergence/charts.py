@@ -55,7 +55,6 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
 
     Args:
         courses: frame from `comparisons.score_courses`, of runs with different seeds.
-        measure: figure to average.
 
     Returns:
         Columns iteration, mean, low, high, seeds; empty if fewer than two runs share an iteration.
@@ -74,8 +73,6 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
     """Chart held-out results (bold), training's (thin), the second judge's, the level at the start (dashed).
 
     Args:
-        view: the run.
-        measure: figure to draw.
         over: quantity on the bottom axis.
         judges: columns iteration and `judge`, if there is a second judge; drawn beside the score.
     """
@@ -118,7 +115,6 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
     Args:
         courses: as for `mean_over_seeds`.
         seeds: runs by seed.
-        measure: figure to draw.
     """
     figure = go.Figure()
     mean = mean_over_seeds(courses, measure)
@@ -255,8 +251,6 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
     """Return a chart of a metric: a thin raw line, a bold smoothed one.
 
     Args:
-        view: the run.
-        name: name of the metric.
         smoothing: weight of the past; 0 for no smoothing.
         over: quantity on the bottom axis.
     """

@@ -106,7 +106,6 @@ def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
     """Return how much better one is than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
 
     Args:
-        home: home that holds both.
         before, after: identifiers of the two evaluations.
 
     Raises:

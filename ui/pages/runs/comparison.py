@@ -42,7 +42,6 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     """Let a person choose runs, and show them side by side.
 
     Args:
-        home: home that holds the runs.
         table: frame from `load_table`, or rows of it.
         filtered_by: chosen filters, as a key.
     """

@@ -36,7 +36,6 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     """Return the latest runs.
 
     Args:
-        home: home that holds the runs.
         archived: True to include archived runs, and to count them.
         checks: the same for runs that are part of a check, and simulated ones.
 
@@ -190,7 +189,6 @@ def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFra
     """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`.
 
     Args:
-        home: home that holds the runs.
         run_ids: runs to show, in order.
         most: largest number of images of each.
 
@@ -238,7 +236,6 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
     Args:
         courses: frame as in `Compared`.
         run_ids: runs to list.
-        measure: figure to compare.
         target: value to reach.
 
     Returns:
@@ -276,7 +273,6 @@ def comparison_chart(
         courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.comparisons`.
         run_ids: runs in the order of the legend; at most as many as colours.
         column: figure to draw.
-        title: name of the figure.
         over: quantity on the bottom axis.
         modelled: runs whose dollars are modelled.
     """

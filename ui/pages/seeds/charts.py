@@ -92,9 +92,6 @@ def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int 
     """Return stale against fresh scores of some iterations, from an open connection.
 
     Args:
-        connection: connection to the record.
-        run_id: the run.
-        first: first iteration.
         last: last iteration; None for all.
     """
     chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
@@ -146,7 +143,6 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
     """Return a chart of how well stale drafts rank the seeds, over the iterations.
 
     Args:
-        view: the run.
         least: Spearman correlation below which the run raises its alarm, if it has one.
     """
     figure = go.Figure()

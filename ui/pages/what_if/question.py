@@ -114,8 +114,6 @@ def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tu
     A goal in hours has no such run: the text is empty.
 
     Args:
-        question: question to answer.
-        home: home that holds recorded runs.
         on_step: callback after each simulated run.
         policy: policy of that run, with which one future is simulated; empty for the best one.
 

@@ -5,10 +5,7 @@ Its position is a small file in the run's folder, with a lock beside it.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,29 +65,6 @@ def position_file(run: Path, name: str) -> Path:
     return run / "readers" / f"{quote(name, safe='')}.json"
 
 
-@contextmanager
-def locked(file: Path, wait: bool) -> Iterator[bool]:
-    """Hold a reader's lock on a run, so that no other process sends the run too.
-
-    Args:
-        wait: True to wait for a process that has the lock; otherwise yield False if one has it.
-    """
-    file.parent.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            try:
-                yield True
-            finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the file open, too
-    finally:
-        os.close(descriptor)
-
-
 class Follower:
     """A follower that brings one reader up to date with the record of one run.
 
@@ -100,6 +74,7 @@ class Follower:
 
     Attributes:
         file: file of its position.
+        lock: file whose lock keeps other processes from sending the run too.
         is_open: True while the reader has the run's copy open; cleared after a failure.
         is_complete: True once it has taken the run's end.
         refused: items that it refused twice, in words.
@@ -114,6 +89,7 @@ class Follower:
         self.refused: list[str] = []
         self.reader = reader
         self.file = position_file(self._folder.path, name)
+        self.lock = self.file.with_suffix(".lock")
         self.is_open = self.is_complete = False
         self.read_position()
 

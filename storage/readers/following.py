@@ -19,9 +19,10 @@ from storage.config.tracking import TrackingConfig
 from storage.errors import SpotlightError
 from storage.home import Home
 from storage.readers.figures import figure_name
-from storage.readers.follower import Follower, Position, in_words, locked, position_file
+from storage.readers.follower import Follower, Position, in_words, position_file
 from storage.readers.protocol import Reader, ReadRun
 from storage.readers.registry import build_reader
+from storage.record.files import locked
 from storage.record.records import RunStatus
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
@@ -109,7 +110,7 @@ class _ReaderThread(threading.Thread):
         self.wake.wait()
         self.has_begun = True
         try:
-            with locked(self._follower.file, wait=True):
+            with locked(self._follower.lock):
                 self._follower.read_position()
                 self._follow()
         except OSError as error:
@@ -170,7 +171,7 @@ class _ReaderThread(threading.Thread):
             reader = build_reader(self._name, self._home, self._tracking)
             follower = Follower(self._home, row.run_id, self._name, reader, self._say)
             try:
-                with locked(follower.file, wait=False) as is_ours:
+                with locked(follower.lock, wait=False) as is_ours:
                     if is_ours:
                         follower.read_position()
                         follower.catch_up(row.status, row.ended_at or now())

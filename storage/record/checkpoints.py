@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, quoted
-from storage.record.files import CHECKPOINT, delete_folder, put_folder, sync_folder, write_durably
+from storage.record.files import CHECKPOINT, delete_folder, put_folder, replace_file, sync_folder
 from storage.record.row_folders import row_folders
 
 if TYPE_CHECKING:
@@ -131,12 +131,8 @@ class CheckpointStore:
             CheckpointError: the checkpoint does not exist, or the disk refused.
         """
         self._path_of(iteration)
-        writing = self.folder / f"{PINNED}.writing"
         try:
-            writing.unlink(missing_ok=True)
-            write_durably(writing, str(iteration).encode())
-            writing.replace(self.folder / PINNED)
-            sync_folder(self.folder)
+            replace_file(self.folder / PINNED, str(iteration).encode())
         except OSError as error:
             raise CheckpointError(
                 f"cannot pin checkpoint {iteration} in {self.folder}: {error}; free disk space or fix the "
@@ -288,17 +284,6 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing, or differs from the manifest.
     """
-    contents = _verified(path)
-    state = json.loads(contents.pop(_STATE))
-    return Checkpoint(iteration, contents, state, path, rejected)
-
-
-def _verified(path: Path) -> dict[str, bytes]:
-    """Return the content of a checkpoint's files by name; each agrees with the manifest.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from the manifest.
-    """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("manifest_digest", None) != _digest_of(manifest):
@@ -309,14 +294,15 @@ def _verified(path: Path) -> dict[str, bytes]:
             name: _read_file(path, name, entry, manifest["digest"])
             for name, entry in manifest["files"].items()
         }
-        if not isinstance(json.loads(contents[_STATE]), dict):
+        state = json.loads(contents.pop(_STATE))
+        if not isinstance(state, dict):
             raise CheckpointError(f"{path}/{_STATE} holds no JSON object")
     except OSError as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         # A manifest whose checksum holds may still have been written by something else.
         raise CheckpointError(f"{path} is no checkpoint ({type(error).__name__}: {error})") from error
-    return contents
+    return Checkpoint(iteration, contents, state, path, rejected)
 
 
 def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> bytes:

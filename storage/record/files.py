@@ -5,6 +5,7 @@ A folder appears by one rename. A folder in its place is moved aside first: no r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -141,15 +142,44 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    writing = path.with_name(f".writing-{path.name}")
     # A path that is not UTF-8 gives an error text that cannot be encoded.
-    text = json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace")
-    with writing.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(path, json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file by one rename; when this returns it is on disk.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    writing = path.with_name(f".writing-{path.name}")
+    writing.unlink(missing_ok=True)  # of a process that was killed
+    write_durably(writing, content)
     writing.replace(path)
     sync_folder(path.parent)
+
+
+@contextmanager
+def locked(file: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold a system lock on a file, which is made with its folder; a crash releases it.
+
+    Args:
+        wait: True to wait for a process or thread that has the lock; otherwise yield False if one has it.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may have the file open, too
+    finally:
+        os.close(descriptor)
 
 
 def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:

@@ -20,13 +20,12 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from storage.record.files import (
     CHECKPOINT,
     delete_folder,
     is_whole,
+    locked,
     put_folder,
     read_json,
     refusals,
@@ -294,19 +294,9 @@ class RunFolder:
             max([f.discarded for f in found] + [part["discardings"] for part in held.values()], default=0),
         )
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[bool]:
         """Keep other processes and threads from changing the folder's JSON files."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            fcntl.flock(
-                descriptor, fcntl.LOCK_UN
-            )  # closing is not enough: a forked child may have it open, too
-            os.close(descriptor)
+        return locked(self.path / ".lock")
 
     def _finish_replacing(self) -> None:
         """Finish what a killed writer began: a folder moved aside gets its name back, or is deleted."""

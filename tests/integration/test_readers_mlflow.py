@@ -18,8 +18,9 @@ from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
 from storage.readers.figures import figure_name
-from storage.readers.follower import REPORT, locked, position_file
+from storage.readers.follower import REPORT, position_file
 from storage.readers.mlflow_reader import EXPERIMENT, MlflowReader
+from storage.record.files import locked
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.read_runs import (
@@ -280,7 +281,7 @@ def test_of_two_processes_one_sends(store: RunStore, gone: int):
     begin(store, "wanted", gone)
     commit(store, "wanted", 1)
     store.set_status("wanted", "failed")
-    with locked(position_file(store.home.run("wanted"), "mlflow"), wait=True):
+    with locked(position_file(store.home.run("wanted"), "mlflow").with_suffix(".lock")):
         assert followed(store, "second", begin(store, "second", gone)) == []
         assert mlflow_run(store.home.mlflow_uri, "wanted") is None
     assert followed(store, "third", begin(store, "third", gone)) == []

@@ -123,7 +123,7 @@ def _wait(child: subprocess.Popen[bytes], injector: FaultInjector, replay: Trace
         try:
             return child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            if replay is not None and injector.under_way:
+            if replay is not None and injector.processes.under_way:
                 replay.start()
             if time.monotonic() - injector.last_line_s > HANG_S:
                 child.kill()

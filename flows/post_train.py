@@ -98,7 +98,7 @@ def train_run(
             session = open_session(home, store, run_id, config)
         with log.with_warnings(), session:
             log.ready()
-            needed = session.runtime.needed_processes()
+            needed = session.runtime.cluster.needed_processes()
             guard.follow(needed)
             with names_what_ended(run_id, needed, config.runtime.ray_address):
                 summary = _train(session)

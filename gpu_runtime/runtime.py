@@ -17,15 +17,15 @@ from typing import Any
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.given_pairs import given_samples
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
+from gpu_runtime.fleet.evaluation import Evaluation, evaluate
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
+from gpu_runtime.fleet.seed_search import SeedReview, SeedSearch
 from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages, check_versions, training_samples
@@ -33,7 +33,6 @@ from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import check_sync
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.pull_scheduler import Counters
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.history import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
@@ -100,6 +99,8 @@ class Runtime:
         train_prompts: prompts that it rolls out.
         evaluate_prompts: all held-out prompts.
         compared_prompts: held-out prompts that are in every evaluation.
+        explorer: explorer, with its strategy, what it has learned and what it has decided.
+        counters: counts of the dispatcher since the start: samples given back or dropped, commits.
 
     Raises:
         RuntimeFailure: if workers or scorers do not start.
@@ -112,8 +113,8 @@ class Runtime:
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
         self.compared_prompts = compared_prompts(config, self.evaluate_prompts)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
-        self._explorer = build_explorer(config, self.train_prompts)
-        self._cluster = cluster
+        self.explorer = build_explorer(config, self.train_prompts)
+        self.cluster = cluster
         with ExitStack() as started:
             self._fleet = Fleet(cluster, config, self._history)
             started.callback(self._fleet.close)
@@ -126,11 +127,12 @@ class Runtime:
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(
-                config, self._explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
+                config, self.explorer, self.train_prompts, self._fleet, self._scoring, self._training_weights
             )
             self._feed = TrainingFeed(
                 config.algorithm, config.reward.signal, self._fleet.trainers, self._fleet.enter
             )
+            self.counters = self._fleet.counters
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
 
@@ -160,11 +162,6 @@ class Runtime:
         """Reports of the standbys that died since the start, in words."""
         return list(self._fleet.standbys.lost)
 
-    @property
-    def counters(self) -> Counters:
-        """Counts of the dispatcher since the start: samples given back or dropped, commits."""
-        return self._fleet.counters
-
     def enter(self, phase: str, iteration: int) -> None:
         """Record in the history that an iteration enters a phase; each method records its phase itself."""
         self._history.note("phase", phase=phase, iteration=iteration)
@@ -177,7 +174,7 @@ class Runtime:
         Args:
             iteration: iteration that will roll the seeds out.
         """
-        return self._explorer.strategy.ahead(iteration, self._search)
+        return self.explorer.strategy.ahead(iteration, self._search)
 
     def explore(self, iteration: int, ahead: Ahead | None = None) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy decides.
@@ -193,7 +190,7 @@ class Runtime:
         self.enter("explore", iteration)
         if ahead is not None:
             return ahead.choose()
-        return self._explorer.strategy.before_rollout(iteration, self._search)
+        return self.explorer.strategy.before_rollout(iteration, self._search)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
         """Draft the seeds of a plan again, now with the current weights, as its drafts are not trusted.
@@ -203,7 +200,7 @@ class Runtime:
         Args:
             refused: plan to replace; the new one keeps a record of its drafts.
         """
-        return self._explorer.strategy.redraft(refused.iteration, self._search).in_place_of(refused)
+        return self.explorer.strategy.redraft(refused.iteration, self._search).in_place_of(refused)
 
     def rollout(self, plan: SeedPlan, ahead: Ahead | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
@@ -321,22 +318,6 @@ class Runtime:
         scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
-    def decisions(self) -> Mapping[int, str]:
-        """Return what measured times have decided about exploration, by iteration."""
-        return self._explorer.strategy.decisions()
-
-    def repeat(self, decisions: Mapping[int, str]) -> None:
-        """Follow decisions of this run's earlier life, or of the run that it reproduces, as far as they go.
-
-        Raises:
-            ConfigurationError: the strategy cannot follow one.
-        """
-        self._explorer.strategy.repeat(decisions, self.config)
-
-    def explorer_state(self) -> dict[str, Any]:
-        """Return the learned state of exploration, as JSON values, for a checkpoint."""
-        return self._explorer.state()
-
     def evaluate(self, prompts: Sequence[PromptRecord]) -> Evaluation:
         """Generate, score and measure held-out images by the ODE with the moving average.
 
@@ -372,7 +353,7 @@ class Runtime:
         self._search.forget()
         self._feed.abandon()
         if explorer_state is not None:
-            self._explorer.restore(explorer_state)
+            self.explorer.restore(explorer_state)
             self._search.kept.restore(blobs)
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
@@ -386,10 +367,10 @@ class Runtime:
         Args:
             blobs: files of a checkpoint.
         """
-        state = self.explorer_state()
+        state = self.explorer.state()
         trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}
         self.restore(trainer, self.policy_version + 1)
-        self._explorer.restore(state)
+        self.explorer.restore(state)
 
     def set_kl_weight(self, weight: float) -> None:
         """Train with another weight of the KL divergence from the reference policy from now on."""
@@ -403,10 +384,6 @@ class Runtime:
     def device_kinds(self) -> set[str]:
         """Return the hardware of the workers that have joined so far: `cpu`, or names of GPUs."""
         return self._fleet.accounts.kinds()
-
-    def needed_processes(self) -> dict[str, int]:
-        """Return the processes that this one cannot outlive, name -> pid."""
-        return self._cluster.needed_processes()
 
     def close(self) -> None:
         """End all processes of the runtime; the cluster stays."""

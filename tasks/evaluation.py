@@ -11,7 +11,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Runtime
 from storage.clock import now

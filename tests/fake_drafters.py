@@ -201,36 +201,36 @@ class FakeFleet:
         self.lost: list[str] = []
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         return list(self.devices)
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         return [call for call in self.newcomers if not call.done()]
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         booked = self.states.setdefault(worker, [])
         if not booked or booked[-1] != state:
             booked.append(state)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         self.lost.append(device.name)
         self.devices.remove(device)
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         assert "runtime.lease_s=" in reason
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(reason))
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """See `DraftingFleet`."""
+        """See `GeneratingFleet`."""
         device.notice = notice
 
 

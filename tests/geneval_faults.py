@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 
 
 class GivenFindings:
-    """A detector and a classifier that return given findings: both protocols of GenEval's logic."""
+    """A detector and a classifier that return given findings."""
 
     class_names: frozenset[str] = frozenset(CLASSES)
 
@@ -43,11 +44,17 @@ class GivenFindings:
         return [colours[item.box] for item in found]
 
 
+def scorer_with(given: GivenFindings) -> GenEvalScorer:
+    """The scorer with given findings in place of its two models."""
+    models: Any = given
+    return GenEvalScorer(models, models)
+
+
 def judged(row: Row, findings: Sequence[Detection]) -> Score:
     """What the scorer says of these findings."""
     given = GivenFindings(findings)
     prompt = PromptRecord(0, row["prompt"], row)
-    scorer = GenEvalScorer(given, given)
+    scorer = scorer_with(given)
     scorer.check(prompt)
     return scorer.score(_BLANK_HWC, prompt)
 

@@ -261,7 +261,7 @@ def _replay(
     """Do a run under a trace, in the trace's own time; what its instances did."""
     plan = TracePlan(live.name, trace, trace, most=1, notice_s=live.notice_s, stretch=1.0)
     with replayed(plan, load_config(live.preset, list(settings), {}).runtime, trace.length_s) as replay:
-        joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+        joined = [part for setting in plan.settings(replay.instances.address) for part in ("--set", setting)]
         ran = disturb(home, run_id, [*arguments, *joined], (), replay)
     if ran.restarts or ran.hung:
         raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN, InProcessCluster
-from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
+from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.run_config import RunConfig

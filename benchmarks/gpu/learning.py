@@ -12,7 +12,7 @@ from PIL import Image
 
 from benchmarks.gpu.live_run import LiveRun, live_run
 from benchmarks.gpu.stages import Figures, Reporter, Setting
-from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.fleet.evaluation import Evaluation
 from storage.config.loading import load_config
 
 GAIN = 0.1

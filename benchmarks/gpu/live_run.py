@@ -21,9 +21,9 @@ import torch
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.local_cluster import LocalCluster
-from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
+from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.models.loading import device_of
 from gpu_runtime.runtime import Runtime
 from storage.config.run_config import RunConfig

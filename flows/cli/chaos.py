@@ -54,7 +54,9 @@ def chaos(
     if isinstance(plan, TracePlan):
         name, length_s = f"{run_id}-trace", plan.stretch * time_in_phases_s(home, calm)
         with replayed(plan, config.runtime, length_s) as replay:
-            joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+            joined = [
+                part for setting in plan.settings(replay.instances.address) for part in ("--set", setting)
+            ]
             ran[name] = disturb(home, name, [*arguments, *joined], (), replay)
         figures = plan.figures(replay, length_s)
     else:

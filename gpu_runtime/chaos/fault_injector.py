@@ -71,7 +71,8 @@ class FaultInjector:
         server_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._tail = HistoryTail(history)
-        self._processes = RunProcesses()
+        self.processes = RunProcesses()
+        """Processes of the run, as of the last look at its history."""
         self._pending = PendingFaults(faults)
         self._notices = notices
         self._server_pid = server_pid
@@ -102,11 +103,6 @@ class FaultInjector:
             process.send(signal.SIGCONT)
 
     @property
-    def under_way(self) -> bool:
-        """True once the run's newest life has entered a phase."""
-        return self._processes.under_way
-
-    @property
     def left(self) -> int:
         """Number of faults that are not injected, or not over yet."""
         return len(self._pending.pending) + len(self._waiting) + len(self._planned)
@@ -122,7 +118,7 @@ class FaultInjector:
 
     def end_run(self) -> None:
         """Kill the trainer, to end a run that hangs."""
-        trainer = self._processes.trainer()
+        trainer = self.processes.trainer()
         if trainer is not None:
             trainer.send(signal.SIGKILL)
 
@@ -139,7 +135,7 @@ class FaultInjector:
         self._read_lines(self._tail.new())
         now = time.monotonic() - self._began
         due = self._pending.due(now)
-        for iteration, phase in self._processes.take_entered():
+        for iteration, phase in self.processes.take_entered():
             # Schedules count iterations from 0, runs from 1.
             due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
         self._waiting += [(now, fault) for fault in due]
@@ -155,8 +151,8 @@ class FaultInjector:
     def _read_lines(self, lines: Sequence[HistoryLine]) -> None:
         if lines:
             self.last_line_s = time.monotonic()
-        for name in self._processes.read(lines):
-            self._tail.leave(self._processes.life, name)
+        for name in self.processes.read(lines):
+            self._tail.leave(self.processes.life, name)
 
     def _try(self, since: float, fault: Fault, now: float) -> None:
         """Inject a fault if it has victims now."""
@@ -168,7 +164,7 @@ class FaultInjector:
 
     def _victims(self, fault: Fault, waited_s: float) -> list[RunProcess]:
         """Return the current victims of a fault; empty while it has to wait."""
-        processes = self._processes
+        processes = self.processes
         if fault.kind == "kill_while_committing":
             return []  # `_await_commit` injects it
         if fault.kind == "coordinator_restart":
@@ -223,7 +219,7 @@ class FaultInjector:
     def _await_commit(self) -> None:
         """Kill the first spot worker that writes a commit into its history, if a fault waits for one."""
         waiting = next((entry for entry in self._waiting if entry[1].kind == "kill_while_committing"), None)
-        spots = {process.name: process for process in self._processes.spots()} if waiting else {}
+        spots = {process.name: process for process in self.processes.spots()} if waiting else {}
         until = time.monotonic() + _POLL_S
         while waiting and spots and time.monotonic() < until and not self._stopping.is_set():
             lines = self._tail.new(spots)
@@ -257,7 +253,7 @@ class FaultInjector:
 
     def _provoke_join(self, fault: Fault) -> None:
         """Kill a worker so that another joins, once for each fault that waits for a join."""
-        spots = _rotated(self._processes.spots(), fault.victim)
+        spots = _rotated(self.processes.spots(), fault.victim)
         if spots and fault not in self._joins_made:
             self._joins_made.append(fault)
             spots[0].targeted = True

@@ -24,7 +24,7 @@ from typing import Any
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
-from gpu_runtime.scheduling.pull_scheduler import Counters, PullScheduler, steps_to_commit
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkItem, WorkLeft
 from gpu_runtime.worker.history import HistoryLog, names_of
 from gpu_runtime.worker.protocol import SampleChunk, Worker
@@ -79,6 +79,8 @@ class Dispatcher:
         self._clock = clock
         self._history = history or HistoryLog(None, "")
         self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size)
+        self.counters = self._scheduler.counters
+        """Counts of what did not go as planned, over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
@@ -90,11 +92,6 @@ class Dispatcher:
         # Phases of the current `run`, most important first; and those that have begun and not ended.
         self._phases: tuple[Phase, ...] = ()
         self._begun: list[Phase] = []
-
-    @property
-    def counters(self) -> Counters:
-        """Counts of what did not go as planned, over all phases."""
-        return self._scheduler.counters
 
     def run(
         self,

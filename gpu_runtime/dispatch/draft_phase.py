@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
@@ -34,18 +34,6 @@ class DraftTask:
     request: SampleRequest
     fidelity: str
     round: int
-
-
-class DraftSource(Protocol):
-    """A source of drafts beyond those given at the start."""
-
-    def more(self) -> list[DraftTask]:
-        """Return the next drafts; none if all were made, or if others have to be judged first."""
-        ...
-
-    def judged(self, candidate: Candidate) -> None:
-        """Take a draft with its judgement, or with the reason why it has none."""
-        ...
 
 
 class PlannedDrafts:
@@ -137,7 +125,7 @@ class DraftPhase:
     def __init__(
         self,
         first: Sequence[DraftTask],
-        source: DraftSource,
+        source: PlannedDrafts,
         judge: Judge,
         version: WeightsVersion,
         limits: DraftLimits,

@@ -1,4 +1,4 @@
-"""The protocols of the dispatcher: a phase, the fleet, the scorers and other work."""
+"""The protocols of the dispatcher: a phase, the fleet and other work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from gpu_runtime.scheduling.requests import (
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import SampleChunk
 from storage.errors import WorkerLostError
-from storage.prompts.files import PromptRecord
 from storage.record.records import DeviceState
 
 Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
@@ -146,20 +145,6 @@ class GeneratingFleet(Protocol):
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill a device that hangs; it counts as lost."""
-        ...
-
-
-class Scorers(Protocol):
-    """The processes that judge images."""
-
-    def judge(
-        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
-    ) -> list[Future[Score]]:
-        """Let scorers judge images; return one score per image, in order."""
-        ...
-
-    def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
-        """Wait until all scores have arrived, and return them."""
         ...
 
 

@@ -23,6 +23,8 @@ class TrainingWindow:
 
     Attributes:
         length_s: seconds from its opening to its close; None until then.
+        closed: True once the training steps are done.
+        abandoned: True once work in the window is of no more use.
         rescored: drafts of `plan` scored again with the rollout's weights.
         drafters: devices on which drafts were begun in it; of those that share a draft, one counts.
         lease_s, full_drafts: seconds of the finished batches of drafts, and their size in full drafts.
@@ -32,25 +34,15 @@ class TrainingWindow:
         self.plan = plan
         self.version = version
         self.length_s: float | None = None
+        self.closed = False
+        self.abandoned = False
         self.rescored: tuple[Candidate, ...] = ()
         self.drafters = 0
         self.lease_s = 0.0
         self.full_drafts = 0.0
         self._opened_s: float | None = None
         self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._abandoned = threading.Event()
         self._listeners: list[Callable[[], object]] = []
-
-    @property
-    def closed(self) -> bool:
-        """True once the training steps are done."""
-        return self._closed.is_set()
-
-    @property
-    def abandoned(self) -> bool:
-        """True once abandoned: work in the window is of no more use."""
-        return self._abandoned.is_set()
 
     def open(self, now_s: float) -> float:
         """Open the window now, unless it is open, and return the seconds since then.
@@ -66,11 +58,11 @@ class TrainingWindow:
     def close(self, now_s: float) -> None:
         """Close the window as the training steps are done, and call the listeners."""
         self.length_s = self.open(now_s)
-        self._tell(self._closed)
+        self._tell(closed=True)
 
     def abandon(self) -> None:
         """Abandon the window, whose results are no longer needed, and call the listeners."""
-        self._tell(self._abandoned)
+        self._tell(abandoned=True)
 
     def on_end(self, listener: Callable[[], object]) -> None:
         """Call `listener` when the window closes and when it is abandoned; now, if either has happened."""
@@ -80,9 +72,9 @@ class TrainingWindow:
         if over:
             listener()
 
-    def _tell(self, event: threading.Event) -> None:
+    def _tell(self, closed: bool = False, abandoned: bool = False) -> None:
         with self._lock:
-            event.set()
+            self.closed, self.abandoned = self.closed or closed, self.abandoned or abandoned
             listeners = list(self._listeners)
         for listener in listeners:
             listener()

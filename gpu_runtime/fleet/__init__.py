@@ -1,1 +1,1 @@
-"""The devices and scorers of a run: provisioned, given weights, watched, replaced."""
+"""The devices and scorers of a run: provisioned, watched, replaced; and what they do besides rollouts."""

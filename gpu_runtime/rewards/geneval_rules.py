@@ -1,4 +1,4 @@
-"""GenEval's judgement (Ghosh et al., 2023) from detected objects, and the interfaces of detectors.
+"""GenEval's judgement (Ghosh et al., 2023) from detected objects.
 
 `exact` is GenEval's own verdict. `value` is the graded reward that Flow-GRPO trains on (arXiv
 2505.05470), kept within [0, 1] and with every component counted once.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -42,25 +42,6 @@ class Detection:
     box: tuple[float, float, float, float]
     confidence: float
     mask_HW: np.ndarray | None = field(default=None, compare=False, repr=False)
-
-
-class ObjectDetector(Protocol):
-    """A detector of objects."""
-
-    class_names: frozenset[str]
-    """Classes that it can find."""
-
-    def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
-        """Return all objects, without colours, of a uint8 RGB picture (H, W, 3) above a confidence."""
-        ...
-
-
-class ColourClassifier(Protocol):
-    """A classifier of objects' colours."""
-
-    def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
-        """Return one of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
-        ...
 
 
 def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:

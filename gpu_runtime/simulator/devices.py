@@ -1,11 +1,13 @@
-"""A device of a simulated run, its current lease, and the interface of the phase it is in. Pure."""
+"""The devices of a simulated run, alone or in groups that share samples, and their leases. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import Lease, WeightsVersion
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.virtual_time import Event
 from storage.record.records import Market
 
@@ -80,58 +82,55 @@ class SimulatedDevice:
         return (self,)
 
 
-class Holder(Protocol):
-    """A device, or a group of devices that share samples, that pulls batches."""
+class SimulatedGroup:
+    """A group of one epoch, with one or several devices, which pull as one.
+
+    Args:
+        place: its epoch and the names of its members.
+        members: the devices, the leader first.
+    """
+
+    def __init__(self, place: WorkerGroup, members: Sequence[SimulatedDevice]) -> None:
+        self.place = place
+        self.members = tuple(members)
+        self.name = MEMBERS_JOINED_BY.join(place.members)
+        self.forming: Event | None = None
+        """Event at which it will be formed; None while it waits for a member, and once it is formed."""
+        self.formed = False
+        self.over = False
+        """True if it gets no further lease: other groups are planned, or it is broken."""
+        self.timed = False
+        """True if one of its chunks has been timed."""
+        self.chunk_ends: Event | None = None
+        """Event at which a chunk is timed, where measured times choose degrees."""
+        self._flight: Flight | None = None
 
     @property
     def flight(self) -> Flight | None:
-        """The lease that it works on."""
-        ...
+        """The lease that its members work on."""
+        return self._flight
 
     @flight.setter
-    def flight(self, flight: Flight | None) -> None: ...
-
-    @property
-    def name(self) -> str:
-        """Its name in leases."""
-        ...
+    def flight(self, flight: Flight | None) -> None:
+        self._flight = flight
+        for device in self.members:
+            device.flight = flight
 
     @property
     def noticed(self) -> bool:
-        """True if it is under a preemption notice."""
-        ...
+        """True if a member is under a preemption notice."""
+        return any(device.noticed for device in self.members)
 
     @property
     def serves(self) -> bool:
-        """True if it stays, as far as the run can know."""
-        ...
+        """True if it gets further leases."""
+        return self.formed and not self.over
 
     @property
     def trains(self) -> bool:
         """True if a trainer is in it."""
-        ...
-
-    @property
-    def members(self) -> tuple[SimulatedDevice, ...]:
-        """The devices in it."""
-        ...
+        return any(device.trains for device in self.members)
 
 
-class PhaseOfDevices(Protocol):
-    """The phase that devices are in; its methods are called when a device joins, leaves or is lost."""
-
-    def on_joined(self, device: SimulatedDevice) -> None:
-        """Take note that a device has loaded its model."""
-        ...
-
-    def on_notice(self, device: SimulatedDevice) -> None:
-        """Take note that a device is under a preemption notice."""
-        ...
-
-    def on_gone(self, device: SimulatedDevice) -> None:
-        """Take note that a device has stopped working, which the run does not know yet."""
-        ...
-
-    def on_lost(self, device: SimulatedDevice) -> None:
-        """Take note that the run knows of the loss of a busy device, which is still on the timeline."""
-        ...
+Holder = SimulatedDevice | SimulatedGroup
+"""One that pulls batches."""

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpu_runtime.scheduling.device_time import PaidMeter, Timeline
-from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
+from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
 from storage.errors import ConfigurationError
 from storage.record.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
+
+if TYPE_CHECKING:  # which imports this module
+    from gpu_runtime.simulator.generation import GenerationPhase
 
 FleetDecision = Literal["cheapest", "astraflow"]
 
@@ -145,7 +148,8 @@ class SimulatedFleet:
         self.counts = FleetCounts()
         self.events: list[DeviceEvent] = []
         """Events of spot devices, in ticks."""
-        self.phase: PhaseOfDevices | None = None
+        self.phase: GenerationPhase | None = None
+        """Current phase, told when a device joins, is under notice, stops or is known to be lost."""
         self._loop = loop
         self._plan = plan
         self._start: dict[Market, int] = {

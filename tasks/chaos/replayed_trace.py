@@ -60,7 +60,7 @@ class TracePlan:
             "trace": self.name,
             "instances_added": len(replay.done.added),
             "instances_removed": len(replay.done.removed),
-            "instances_skipped": replay.skipped,
+            "instances_skipped": replay.steps.skipped,
             "instances_in_trace": fitted.instances,
             "most_at_once": fitted.peak,
             "multi_loss_share": fitted.multi_loss_share,

@@ -8,9 +8,9 @@ from collections import defaultdict
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gpu_runtime.dispatch.evaluation import Evaluation
-from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
+from gpu_runtime.fleet.evaluation import Evaluation
+from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
@@ -144,7 +144,7 @@ def iteration_record(
         candidates=candidate_records(session, rolled.plan, review),
         sample_images=sample_images(rolled, scores),
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
-        explorer_state=session.runtime.explorer_state(),
+        explorer_state=session.runtime.explorer.state(),
         device_events=collected.device_events,
         groups=collected.groups,
         step_times=collected.step_times,

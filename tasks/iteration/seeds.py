@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import partial
 
-from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.strategies.strategy import DECIDED, TrainingEvidence
+from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.clock import now

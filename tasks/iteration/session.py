@@ -186,7 +186,7 @@ class Session:
 
     def record_decisions(self) -> None:
         """Store what measured times have decided, if there is something new."""
-        decisions = decisions_fact(self.runtime.decisions())
+        decisions = decisions_fact(self.runtime.explorer.strategy.decisions())
         if decisions != self.decisions_recorded:
             self.store.set_fact(self.run_id, DECISIONS, decisions)
             self.decisions_recorded = decisions
@@ -249,7 +249,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
         session.note_devices()
         session.decisions_recorded = environment.get(DECISIONS, "")
-        session.runtime.repeat(read_decisions(environment))
+        session.runtime.explorer.strategy.repeat(read_decisions(environment), config)
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

@@ -80,7 +80,7 @@ def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path):
     config = config_of(pairs_file(tmp_path, 8))
     with Runtime(config, InProcessCluster()) as runtime:
         iterate(runtime, 1)
-        saved, state = runtime.blobs(2), runtime.explorer_state()
+        saved, state = runtime.blobs(2), runtime.explorer.state()
         iterate(runtime, 2)
         expected = runtime.blobs(3)
     with Runtime(config, InProcessCluster()) as again:

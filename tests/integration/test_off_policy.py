@@ -45,7 +45,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def untrained(runtime):
-    return runtime.blobs(), runtime.explorer_state()
+    return runtime.blobs(), runtime.explorer.state()
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_seeds_without_a_draft_are_rolled_out_with_the_weights_of_now(fresh):
 
 def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, untrained):
     _, _, _, plan = iterate(fresh, fresh.explore(1))
-    saved, state = fresh.blobs(2), fresh.explorer_state()
+    saved, state = fresh.blobs(2), fresh.explorer.state()
     assert {"drafts.safetensors", "drafts.json"} <= saved.keys()
     once, _, _, following = iterate(fresh, plan)
     expected: Mapping[str, bytes] = fresh.blobs(3)
@@ -183,7 +183,7 @@ def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
     rolled, scores, _, following = iterate(fresh, plan)
     review = fresh.review(rolled, scores, following, TrainingEvidence(None, lambda: falls))
     assert [kind for kind, _ in review.notes] == ["staleness"]
-    assert not fresh.explorer_state()["strategy"]["trains_on_drafts"]
+    assert not fresh.explorer.state()["strategy"]["trains_on_drafts"]
     rolled = fresh.rollout(following)
     assert {one.sample.request.policy_version for one in rolled.delivered} == {2}
 

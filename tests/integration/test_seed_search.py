@@ -48,7 +48,7 @@ def runtime():
 
 @pytest.fixture(scope="module")
 def untrained(runtime):
-    return runtime.blobs(), runtime.explorer_state()
+    return runtime.blobs(), runtime.explorer.state()
 
 
 @pytest.fixture

@@ -35,28 +35,18 @@ class TraceReplay:
     """A thread that adds and removes instances as time passes, until it is stopped or nothing is left to do.
 
     Args:
-        replay: steps with their times.
+        steps: steps with their times.
         instances: instances to act on; no other code may add or remove spot instances meanwhile.
     """
 
-    def __init__(self, replay: Replay, instances: LocalInstances) -> None:
+    def __init__(self, steps: Replay, instances: LocalInstances) -> None:
         self.done = Replayed()
         self.began_at: float | None = None
         """Beginning in unix seconds; None before `start`."""
-        self._replay = replay
-        self._instances = instances
+        self.steps = steps
+        self.instances = instances
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trace-replay", daemon=True)
-
-    @property
-    def address(self) -> str:
-        """Address of the cluster, for `runtime.cluster`."""
-        return self._instances.address
-
-    @property
-    def skipped(self) -> int:
-        """Number of instances whose end was due before they were started."""
-        return self._replay.skipped
 
     def start(self) -> None:
         """Start the clock of the replay, unless it is running."""
@@ -79,10 +69,10 @@ class TraceReplay:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            while (next_s := self._replay.next_s) is not None:
+            while (next_s := self.steps.next_s) is not None:
                 if self._stopped.wait(max(0.0, began + next_s - time.monotonic())):
                     return
-                for step in self._replay.due(time.monotonic() - began):
+                for step in self.steps.due(time.monotonic() - began):
                     self._do(step, began)
                     if self._stopped.is_set():
                         return
@@ -91,13 +81,13 @@ class TraceReplay:
 
     def _do(self, step: ReplayStep, began: float) -> None:
         if step.kind == "add":
-            self._instances.add(step.instance)
+            self.instances.add(step.instance)
             self.done.added.append(time.monotonic() - began)
             self.done.happened.append(TraceEvent(self.done.added[-1], "add", step.instance))
         elif step.kind == "notice":
-            self._instances.warn(step.instance)
+            self.instances.warn(step.instance)
             self.done.warned += 1
         else:
-            self._instances.remove(step.instance)
+            self.instances.remove(step.instance)
             self.done.removed.append(time.monotonic() - began)
             self.done.happened.append(TraceEvent(self.done.removed[-1], "remove", step.instance))

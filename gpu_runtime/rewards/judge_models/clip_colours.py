@@ -27,7 +27,7 @@ _SAID = (
 
 
 class ClipColours:
-    """A `gpu_runtime.rewards.geneval_rules.ColourClassifier` by CLIP."""
+    """A classifier of objects' colours by CLIP."""
 
     def __init__(self, clip: Clip) -> None:
         self._clip = clip

@@ -27,7 +27,7 @@ _OTHER_NAMES = {
 
 
 class Mask2FormerDetector:
-    """A `gpu_runtime.rewards.geneval_rules.ObjectDetector` by Mask2Former.
+    """A detector of the objects of GenEval's classes.
 
     Args:
         model: model with the 80 classes of COCO as labels.

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpu_runtime.prompt_sets.geneval_words import COLOURS
-from gpu_runtime.rewards.geneval_rules import ColourClassifier, Detection, ObjectDetector, check_row, judge
-from gpu_runtime.rewards.protocol import Score, SupportsTo
+from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
+from gpu_runtime.rewards.protocol import Score
 from storage.prompts.files import PromptRecord
+
+if TYPE_CHECKING:  # the rules need no torch
+    from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
+    from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
 
 LEAST_CONFIDENCE = 0.3
 LEAST_CONFIDENCE_COUNTING = 0.9
@@ -38,15 +43,14 @@ class GenEvalScorer:
 
     name = "geneval"
 
-    def __init__(self, detector: ObjectDetector, classifier: ColourClassifier) -> None:
+    def __init__(self, detector: Mask2FormerDetector, classifier: ClipColours) -> None:
         self._detector = detector
         self._classifier = classifier
 
     def move(self, device: str) -> None:
-        """Judge on a device from now on, as far as the two models can."""
-        for model in (self._detector, self._classifier):
-            if isinstance(model, SupportsTo):
-                model.move(device)
+        """Judge on a device from now on."""
+        self._detector.move(device)
+        self._classifier.move(device)
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a row with a name that the detector or the classifier does not know.

@@ -60,7 +60,7 @@ class WeightedSum:
             )
         self._grading_only = frozenset(grading_only)
         self._parts = parts
-        self._rules = rules or {}
+        self._rules = dict.fromkeys(parts, PartRule()) | dict(rules or {})
         self._normalised = normalised
         self._total = sum(weight for _, weight in parts.values())
 
@@ -103,7 +103,7 @@ class WeightedSum:
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
         shut = {name for name in parts if not self._is_open(name, parts)}
-        left_out = shut | {name for name, part in parts.items() if part < self._rule(name).threshold}
+        left_out = shut | {name for name, part in parts.items() if part < self._rules[name].threshold}
         detail = "; ".join(
             f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
             for name, score in said.items()
@@ -123,9 +123,6 @@ class WeightedSum:
         terms = terms if self._normalised else ()
         return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms, usd=usd)
 
-    def _rule(self, name: str) -> PartRule:
-        return self._rules.get(name, PartRule())
-
     def _is_open(self, name: str, parts: Mapping[str, float]) -> bool:
         """Return True if a part's gate is open; meaningless if a part failed, as the sum then fails."""
-        return all(parts.get(other, 0.0) >= least for other, least in self._rule(name).gate.items())
+        return all(parts.get(other, 0.0) >= least for other, least in self._rules[name].gate.items())

@@ -14,13 +14,12 @@ from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.groups.layout import Group, Layout
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
-from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
+from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice, SimulatedGroup
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase
 from gpu_runtime.simulator.phase_work import PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.sharing.grouping import Grouping
-from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.record.records import DeviceState
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from gpu_runtime.groups.layout import Group, Layout
 from gpu_runtime.scheduling.requests import Lease, UnderWay, WorkLeft
-from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
+from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice, SimulatedGroup
 from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
-from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
 
 
 class MeasuredPhase(GroupedPhase):

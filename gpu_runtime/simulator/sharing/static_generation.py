@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from gpu_runtime.groups.layout import Group, Layout
-from gpu_runtime.simulator.devices import SimulatedDevice
+from gpu_runtime.simulator.devices import SimulatedDevice, SimulatedGroup
 from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
-from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
 
 
 class StaticPhase(GroupedPhase):

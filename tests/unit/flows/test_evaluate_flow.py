@@ -14,7 +14,7 @@ from flows.cli.looking import evaluation_facts, show_evaluation, show_evaluation
 from flows.progress import Reporter
 from flows.start import evaluated_configuration
 from gpu_runtime.diffusion.samples import GeneratedSample, Trajectory
-from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RewardConfig, RunConfig

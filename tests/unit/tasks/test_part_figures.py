@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tasks.iteration.commit
-from gpu_runtime.dispatch.evaluation import Evaluation
+from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.scheduling.requests import WeightsVersion, evaluation_request
 from storage.config.run_config import RunConfig

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import GeneratedImage, SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.draft_phase import DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
@@ -38,7 +38,7 @@ from tests.unit.gpu_runtime.dispatch.test_generation import (
 )
 
 
-class Listed:
+class Listed(PlannedDrafts):
     """Drafts that are all known, as the source of a phase."""
 
     def __init__(self, count: int) -> None:

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from flows.progress import Reporter
 from gpu_runtime.diffusion.samples import GeneratedSample
-from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import SeedPlan, seed_figures
+from gpu_runtime.fleet.evaluation import Evaluation
+from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -105,7 +105,7 @@ def record_of(scores: list[Score]) -> Any:
     rolled = Rollout(plan, 0, [Delivered(sample, "spot-0") for sample in SAMPLES])
     runtime = SimpleNamespace(
         counters=Counters(), train_prompts=[],
-        explorer_state=dict,
+        explorer=SimpleNamespace(state=dict),
     )  # fmt: skip
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
     trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), advantages, 1)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, ScoreHistory
 from gpu_runtime.exploration.fidelity import preview_step
@@ -49,7 +49,7 @@ def rare_success(prompt: int, seed: int) -> Score:
     return Score(float(good), good, "")
 
 
-class Planned:
+class Planned(PlannedDrafts):
     """A planner as the loop's source."""
 
     def __init__(self, budget: float = 36) -> None:

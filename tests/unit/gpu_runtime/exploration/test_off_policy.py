@@ -17,12 +17,12 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.dispatch.seed_search import SeedSearch
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
+from gpu_runtime.fleet.seed_search import SeedSearch
 from gpu_runtime.learning.advantages import check_versions, training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.report import OffPolicyFigures

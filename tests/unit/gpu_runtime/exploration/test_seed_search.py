@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.dispatch.seed_search import SeedSearch
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer
+from gpu_runtime.fleet.seed_search import SeedSearch
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from storage.config.run_config import RunConfig

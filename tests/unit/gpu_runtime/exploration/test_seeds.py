@@ -14,8 +14,8 @@ from PIL import Image
 
 from gpu_runtime.diffusion.samples import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration, seed_figures
+from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from storage.prompts.files import PromptRecord

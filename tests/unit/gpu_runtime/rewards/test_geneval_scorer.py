@@ -8,10 +8,10 @@ import pytest
 
 from gpu_runtime.prompt_sets.geneval import official_rows
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.scorers.geneval import GenEvalScorer, most_confident
+from gpu_runtime.rewards.scorers.geneval import most_confident
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
-from tests.geneval_faults import FAULTS, GivenFindings, judged, perfect
+from tests.geneval_faults import FAULTS, GivenFindings, judged, perfect, scorer_with
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 ROWS = official_rows()
@@ -59,7 +59,7 @@ def test_one_fault_costs_every_row_it_can_befall(fault: str, rows: int):
 @pytest.mark.parametrize(("tag", "value"), [("counting", 0.5), ("two_object", 1.0)])
 def test_doubtful_objects_count_unless_a_number_is_asked_for(tag: str, value: float):
     played = GivenFindings(findings("dog", 0.95, 0.6))
-    assert GenEvalScorer(played, played).score(IMAGE, row(tag, {"class": "dog", "count": 2})).value == value
+    assert scorer_with(played).score(IMAGE, row(tag, {"class": "dog", "count": 2})).value == value
 
 
 def test_at_most_sixteen_of_a_class_the_most_confident_first():
@@ -84,7 +84,7 @@ def test_colours_are_asked_for_where_the_row_asks():
         replace(item, box=(0.0, 200.0, 40.0, 240.0)) for item in findings("cat", 0.8, colour="blue")
     ]
     played = Counting(objects)
-    scorer = GenEvalScorer(played, played)
+    scorer = scorer_with(played)
     red_dog = {"class": "dog", "count": 1, "color": "red"}
     score = scorer.score(IMAGE, row("color_attr", red_dog, {"class": "cat", "count": 1}))
     assert played.asked == ["dog"]
@@ -101,7 +101,7 @@ def test_colours_are_asked_for_where_the_row_asks():
 
 def test_rows_that_cannot_be_judged_are_refused():
     played = GivenFindings([])
-    scorer = GenEvalScorer(played, played)
+    scorer = scorer_with(played)
     for prompt, says in (
         (row("", {"class": "dragon", "count": 1}), "`class` 'dragon'"),
         (row("", {"class": "dog", "count": 1, "color": "teal"}), "`color` 'teal'"),

@@ -11,15 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
-from gpu_runtime.dispatch.devices import Device, Weights
+from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
-from gpu_runtime.dispatch.phase import Phase, Scorers
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
@@ -29,6 +26,8 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, Note, SeedPlan, seed_figures
 from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
 from gpu_runtime.exploration.window import HEADROOM
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from storage.config.run_config import RunConfig
@@ -53,30 +52,6 @@ class SeedReview:
     rescored: tuple[Candidate, ...] = ()
     next_plan: SeedPlan | None = None
     notes: tuple[Note, ...] = ()
-
-
-class DraftingFleet(Protocol):
-    """The part of the fleet that drafting needs."""
-
-    def prepare(self, weights: Weights) -> None:
-        """Replace lost devices, and make every device hold these weights."""
-        ...
-
-    def drafters(self, version: WeightsVersion) -> Sequence[Device]:
-        """Return the devices that hold these weights and do not train."""
-        ...
-
-    def trains(self, device: Device) -> bool:
-        """Return True if a device trains."""
-        ...
-
-    def beside_training(self) -> AbstractContextManager[None]:
-        """Let only the devices that do not train do phases, within this context."""
-        ...
-
-    def do(self, phase: Phase) -> None:
-        """Do a phase, or continue one that has begun beside another."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -105,8 +80,8 @@ class SeedSearch:
         config: RunConfig,
         explorer: SeedExplorer,
         prompts: Iterable[PromptRecord],
-        fleet: DraftingFleet,
-        scoring: Scorers,
+        fleet: Fleet,
+        scoring: ScoringPool,
         weights: Callable[[], Weights],
     ) -> None:
         self._config = config

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.dispatch.phase import Judge, Scorers
-from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.quality.meter import QualityMeter
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score, judged, part_figures
-from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
+from gpu_runtime.scheduling.requests import evaluation_request
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
 from storage.record.records import JUDGE_USD
@@ -70,22 +69,12 @@ class Evaluation:
         return [judge.error for judge in judges if judge is not None and judge.error is not None]
 
 
-class EvaluatingFleet(Protocol):
-    """The part of the fleet that an evaluation needs."""
-
-    def generate(
-        self, requests: Sequence[SampleRequest], weights: Weights, judge: Judge | None = None
-    ) -> list[Delivered]:
-        """Generate all requests with these weights, and return them in order."""
-        ...
-
-
 def evaluate(
     config: RunConfig,
     prompts: Sequence[PromptRecord],
     weights: Weights,
-    fleet: EvaluatingFleet,
-    scoring: Scorers,
+    fleet: Fleet,
+    scoring: ScoringPool,
 ) -> Evaluation:
     """Generate held-out images by the ODE, and judge and measure them as they are delivered.
 

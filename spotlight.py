@@ -263,8 +263,10 @@ def resume(
     Args:
         run_id: the run: its identifier, the beginning of it, or `last`.
         iterations: total of the run: a finished run continues up to it; None keeps it.
-        budget_usd, budget_hours: new budget, with which a run that ended at it continues; None keeps it.
-        cluster, ray_address: as for `train`; None keeps the recorded ones.
+        budget_usd: new budget in dollars, with which a run that ended at it continues; None keeps it.
+        budget_hours: the same in hours.
+        cluster: as for `train`; None keeps the recorded one.
+        ray_address: the same.
         take_over: resume also a run that is marked as running on a machine that is gone.
         trainers: another `runtime.trainer_workers`, for a run with gradient shards; None keeps it.
 
@@ -300,7 +302,8 @@ def evaluate(
         images: a new folder for the images; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` tells how much
             better this one is.
-        cluster, ray_address: as for `train`.
+        cluster: as for `train`.
+        ray_address: the same.
 
     Raises:
         SpotlightError: the evaluation was refused before its start, or failed.

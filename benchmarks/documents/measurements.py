@@ -204,7 +204,7 @@ def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any])
         lines += [paragraph(fill(entry["judgement"], figures)), ""]
     except JudgementError as error:
         raise JudgementError(f"{name}: {error}") from error
-    return [*lines, f"`{command}`{origin(name, result, command)}", ""]
+    return [*lines, f"`{command.removesuffix(' --keep')}`{origin(name, result, command)}", ""]
 
 
 def origin(name: str, result: Mapping[str, Any], command: str = "") -> str:

@@ -99,7 +99,10 @@ def load_config(
     """Put a configuration together, as `load_with_sources` does, without the sources.
 
     Args:
-        preset, sets, environ, base: as of `load_with_sources`.
+        preset: name of a preset, or path of a TOML file.
+        sets: `section.key=value` each.
+        environ: the environment.
+        base: an earlier run's configuration.
 
     Raises:
         ConfigurationError: any problem, one line each.

@@ -114,10 +114,9 @@ class AlgorithmConfig(Section):
     """Training (optimiser) steps an iteration's samples are divided over."""
 
     gradient_shards: int = Field(default=1, ge=1, le=256)
-    """Shards K in which the gradient of an update is summed. Above 1, up to K `runtime.trainer_workers` hold
-    all weights each and sum some of the shards, which are joined in a fixed order: a run's bits depend on K
-    and not on how many train, and the loss of one that trains changes nothing. With 1, several that train
-    divide the weights."""
+    """Shards K in which an update's gradient is summed. Above 1, up to K `runtime.trainer_workers` hold all
+    weights and sum some of the shards, which are joined in a fixed order: bits depend on K and not on how
+    many train, and the loss of one changes nothing. With 1, several that train divide the weights."""
 
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""

@@ -68,8 +68,8 @@ class RuntimeConfig(Section):
     GPUs, each instance is a device."""
 
     trainer_workers: int = Field(default=1, ge=1, le=64)
-    """Reserved devices that train together. They divide weights, gradients and the optimiser, and the bits of
-    a run depend on their number; with `algorithm.gradient_shards` each holds all, and bits do not."""
+    """Reserved devices that train together. They divide weights, gradients and the optimiser, and bits depend
+    on their number, unless there are `algorithm.gradient_shards`."""
 
     spot_workers: Annotated[
         int | Literal["auto"], BeforeValidator(_reader(0, 1024)), WithJsonSchema(_schema(0, 1024))

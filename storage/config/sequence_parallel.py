@@ -49,12 +49,11 @@ class SequenceParallelConfig(Section):
     """
 
     rollout: Degree = Field(default=1, le=MOST_DEGREE)
-    """Devices that share an image in a rollout, or `auto`. The model's attention heads and image tokens must
-    divide by it, which is checked before anything starts; `auto` takes only what they divide by. Runs with
-    `auto` repeat up to rounding, not to the bit."""
+    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by
+    it; `auto` takes only what they divide by. Runs with `auto` repeat up to rounding, not to the bit."""
 
     evaluate: Degree = Field(default=1, le=MOST_DEGREE)
-    """Devices that share an image in an evaluation, or `auto`."""
+    """Devices that share an image in an evaluation."""
 
     explore: int = Field(default=1, ge=1, le=MOST_DEGREE)
     """Devices that share a draft. One each makes the most drafts; more where the model needs it, or where

@@ -9,6 +9,7 @@ text of docs/reference/settings.md; after a change, write it again:
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,9 @@ _KINDS = {
     "array": "list of texts",
     "object": "table",
 }
+
+_SHOWN_BY_DEFAULT = re.compile(r"^(integer|number) |^(text|true or false|list of texts)$")
+"""The part of bounds that the page leaves out, since the default beside them shows it."""
 
 _HEAD = """\
 # Settings
@@ -90,7 +94,7 @@ def settings_page() -> str:
             section = entry.section
             parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{_purpose(section)}\n\n")
             parts.append("| setting | default | bounds | description |\n|---|---|---|---|\n")
-        bounds = entry.bounds.removeprefix("integer ").removeprefix("number ")  # the default shows which
+        bounds = _SHOWN_BY_DEFAULT.sub("", entry.bounds)
         cells = (f"`{entry.name.rpartition('.')[2]}`", f"`{entry.default_text}`", bounds, entry.description)
         parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
     return "".join(parts)

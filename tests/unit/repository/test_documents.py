@@ -60,10 +60,6 @@ def test_how_to_pages_are_short_and_say_what_to_type(page: Path):
     assert [command for command in shown("spotlight") if command.place.startswith(name_of(page))]
 
 
-def test_all_documents_together_stay_short():
-    assert sum(path.stat().st_size for path in DOCUMENTS) <= 215_000, "shorten what a reader does not need"
-
-
 def test_the_site_shows_every_document():
     """mkdocs itself warns of an entry without a file, and not of a file without an entry."""
     nav = text_of("mkdocs.yml").partition("\nnav:")[2]

@@ -108,9 +108,9 @@ def test_a_result_shows_figures_tables_judgement_and_origin():
     assert "| lost of 9 | 3 |" in text
     assert "| kill | 3 |" in text
     assert "\n3 lost.\n" in text
-    assert "`python -m benchmarks.overlap --keep`, `x.json`, commit `abc`, 2026-11-23, cpu." in text
+    assert "`python -m benchmarks.overlap`, `x.json`, commit `abc`, 2026-11-23, cpu." in text
     own = "\n".join(result_lines("overlap", kept(), judged()))
-    assert "`python -m benchmarks.overlap --keep`, commit `abc`" in own, "the command names the file"
+    assert "`python -m benchmarks.overlap`, commit `abc`" in own, "the command names the file"
 
 
 def test_a_judgement_of_a_figure_that_is_gone_is_refused():

@@ -34,6 +34,12 @@ def repository_files() -> list[Path]:
     return [path for name in answer.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
+def test_all_documents_together_stay_short():
+    """The model cards beside weights, too."""
+    documents = [path.stat().st_size for path in repository_files() if path.suffix == ".md"]
+    assert sum(documents) <= 220 * 1024, "shorten what a reader does not need"
+
+
 def test_no_file_names_a_registry_or_a_path_of_one_machine():
     found: list[str] = []
     for path in repository_files():

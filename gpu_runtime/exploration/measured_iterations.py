@@ -95,6 +95,7 @@ class MeasuredIterations:
         self._scores: list[list[list[float]]] = []
         self._gains: list[tuple[float, float]] = []
         self._clipped: list[float] = []
+        self._drafters: list[int] = []
 
     @property
     def scores(self) -> list[list[float]]:
@@ -143,6 +144,7 @@ class MeasuredIterations:
         scores = [[float(score) for score in group] for group in seeds.scores.values() if len(group) > 1]
         if scores:
             self._scores = [*self._scores, scores][-_REMEMBERED:]
+        self._drafters = [*self._drafters, seeds.drafters][-_REMEMBERED:]
         added = _Iteration(number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters)
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
@@ -172,15 +174,11 @@ class MeasuredIterations:
             train_s=statistics.median(map(_train_s, training)),
             draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
-            drafters=statistics.median(self._drafters or [0]),
+            # Devices come and go: iterations without any do not count among others.
+            drafters=statistics.median([count for count in self._drafters if count] or [0]),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
             beside_s=statistics.median(one.times.beside_s / one.rolled for one in rolling),
         )
-
-    @property
-    def _drafters(self) -> list[int]:
-        """Devices that could draft in the last iterations, where there were any: devices come and go."""
-        return [one.drafters for one in _last(self._iterations, _always) if one.drafters]
 
     def state(self) -> dict[str, Any]:
         """Return JSON values, for a checkpoint."""
@@ -189,6 +187,7 @@ class MeasuredIterations:
             "scores": self._scores,
             "gains": self._gains,
             "clipped": self._clipped,
+            "drafters": self._drafters,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -197,6 +196,7 @@ class MeasuredIterations:
             _Iteration(**one | {"times": IterationTimes(**one["times"])}) for one in state["iterations"]
         ]
         self._scores, self._clipped = list(state["scores"]), list(state["clipped"])
+        self._drafters = list(state["drafters"])
         self._gains = [(kept, rolled) for kept, rolled in state["gains"]]
 
 

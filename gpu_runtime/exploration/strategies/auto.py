@@ -1,11 +1,12 @@
 """The strategy that follows `plain`, `stale` or `off_policy`: whichever has most signal per second.
 
 A run begins without exploration. While it explores nothing, it trains on all prompt groups that it would
-have explored (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them. After some
-iterations this strategy looks: from the scores and times so far it predicts the signal per second of each of
-the three (`signal_rate`), and follows the best one from the next call of `ahead` on. A look is arithmetic on
-what was recorded anyway. What a choice turns out to bring replaces what was assumed, so a worse one is given
-up at a later look; as drafts are under way by then, it takes effect one iteration after it.
+have explored (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them. After the first
+two iterations, and then every few ones, this strategy looks: from the scores and times so far it predicts the
+signal per second of each of the three (`signal_rate`), and follows the best one from the next call of `ahead`
+on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces what was
+assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect one
+iteration after it.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -44,8 +45,9 @@ from storage.config.run_config import RunConfig
 from storage.environment import AS_RECORDED
 from storage.errors import ConfigurationError
 
-FIRST_LOOK, LOOK_EVERY = 2, 5
-"""It looks after this iteration, and after those that the second number divides."""
+FIRST_LOOKS, LOOK_EVERY = (1, 2), 5
+"""It looks after these iterations, and after those that the last number divides. The first iteration warms
+devices up, so the second one checks what it told."""
 
 _PLAIN, _STALE, _OFF_POLICY = "plain", "stale", "off_policy"
 _CHOICES = (_PLAIN, _STALE, _OFF_POLICY)
@@ -93,7 +95,7 @@ class Auto(Strategy):
         if evidence.times is None or evidence.seeds is None:
             return notes
         self._measured.add(iteration, evidence.times, evidence.seeds, evidence.figures)
-        if iteration == FIRST_LOOK or iteration % LOOK_EVERY == 0:
+        if iteration in FIRST_LOOKS or iteration % LOOK_EVERY == 0:
             notes += ((DECIDED, f"iteration {iteration}: {self._look(iteration, evidence.seeds.config)}"),)
         return notes
 

@@ -85,10 +85,13 @@ def messages(home, run_id):
 
 
 def test_a_run_records_what_it_decides_and_why(home, finished):
-    assert finished.run("decided").environment[DECISIONS] == "2 off_policy, 5 plain"
-    assert trained_on_drafts(home, "decided").keys() == {4, 5, 6}, "drafts under way at a decision are used"
-    explored, ended = messages(home, "decided")
-    assert explored.startswith("iteration 2: off_policy from here on: signal per second")
+    assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"
+    assert trained_on_drafts(home, "decided").keys() == {3, 4, 5, 6}, (
+        "drafts under way at a decision are used"
+    )
+    explored, checked, ended = messages(home, "decided")
+    assert explored.startswith("iteration 1: off_policy from here on: signal per second")
+    assert checked.startswith("iteration 2: still off_policy from here on: signal per second")
     assert ended.startswith("iteration 5: plain from here on: signal per second")
 
 
@@ -98,7 +101,9 @@ def test_it_is_reproduced_to_the_bit_under_other_times(home, finished, monkeypat
     assert (said["verdict"], said["differences"]) == ("identical", [])
     assert trained_on_drafts(home, "again") == trained_on_drafts(home, "decided")
     assert messages(home, "again") == [
-        "iteration 2: off_policy from here on, as recorded", "iteration 5: plain from here on, as recorded",
+        "iteration 1: off_policy from here on, as recorded",
+        "iteration 2: off_policy from here on, as recorded",
+        "iteration 5: plain from here on, as recorded",
     ]  # fmt: skip
 
 
@@ -124,4 +129,4 @@ def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_sam
     post_train(load_config("smoke", SETTINGS, {}), "decided")
     assert weights(home, "decided") == expected
     assert trained_on_drafts(home, "decided") == explored
-    assert finished.run("decided").environment[DECISIONS] == "2 off_policy, 5 plain"
+    assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"

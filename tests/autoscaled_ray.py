@@ -20,7 +20,7 @@ import psutil
 
 from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL
 from gpu_runtime.cluster.ray.ray_internals import LOOPBACK
-from tests.running_up import free_ports
+from tests.running_up import free_port
 
 _HEAD = "f" * 51 + "0" * 5
 """The identifier by which this provider knows the instance that is there from the start."""
@@ -46,7 +46,7 @@ def autoscaled_ray(folder: Path, reserved_cpus: int, most_spot: int) -> Iterator
         reserved_cpus: processes that the reserved instance holds.
         most_spot: spot instances of one processor that there may be at once.
     """
-    (port, client_port), config = free_ports(), folder / "autoscaler.json"
+    port, client_port, config = free_port(), free_port(), folder / "autoscaler.json"
     address = f"{LOOPBACK}:{port}"
     config.write_text(json.dumps(_config(address, reserved_cpus, most_spot)))
     environment = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,10 +17,12 @@ from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.running_up import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-START_LIMIT_S = 60.0
+START_LIMIT_S = 120.0
 _PATIENCE_S = 120.0
 """For anything on a page: a busy machine draws slowly, and nothing is judged by it."""
 
@@ -65,13 +66,6 @@ class Dashboard:
     process: subprocess.Popen[bytes]
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextmanager
 def dashboard(home: Path, log: Path, port: int | None = None) -> Iterator[Dashboard]:
     """Serve the dashboard of a home, and end it afterwards."""
@@ -88,7 +82,7 @@ def dashboard(home: Path, log: Path, port: int | None = None) -> Iterator[Dashbo
             yield Dashboard(url, process)
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 @contextmanager
@@ -126,6 +120,7 @@ def _page(browser: Browser, width: int = 1400, height: int = 1000, alone: bool =
     with browser.new_context(viewport={"width": width, "height": height}) as context:
         page = context.new_page()
         page.set_default_timeout(_PATIENCE_S * 1000)
+        expect.set_options(timeout=_PATIENCE_S * 1000)
         asked: set[str] = set()
         page.on("request", lambda request: asked.add(request.url))
         yield page

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.running_up import ROOT, free_ports, wait_until
+from tests.running_up import ROOT, free_port, wait_until
 
 _POSTGRES_USER = "postgres"
 """Who starts it where root may not."""
@@ -88,7 +88,7 @@ def running_postgres(programs: Path) -> Iterator[Postgres]:
     account: dict[str, Any] = {"user": _POSTGRES_USER, "group": _POSTGRES_USER, "extra_groups": []}
     account = account if os.geteuid() == 0 else {}
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
-    own = Postgres(programs, free_ports()[0], compose_service("postgres")["environment"]["POSTGRES_USER"],
+    own = Postgres(programs, free_port(), compose_service("postgres")["environment"]["POSTGRES_USER"],
                    secrets.token_hex())  # fmt: skip
     (folder / "password").write_text(own.password)
     if account:
@@ -149,7 +149,7 @@ def running_prefect(home: Path, postgres: Postgres | None) -> Iterator[OwnPrefec
         home: `SPOTLIGHT_HOME` of who uses it; it keeps its own files there, too.
         postgres: its database; None for Prefect's own file.
     """
-    service, port, secret = compose_service("prefect"), free_ports()[0], f"spotlight:{secrets.token_hex()}"
+    service, port, secret = compose_service("prefect"), free_port(), f"spotlight:{secrets.token_hex()}"
     values = service["environment"] | {"PREFECT_SERVER_API_AUTH_STRING": secret}
     if postgres is None:
         values = {name: value for name, value in values.items() if "_DATABASE_" not in name}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page
 
 ANSWER_S = 60.0
 """For what a page shows at once, on a machine with nothing else to do."""
@@ -43,7 +43,6 @@ class PrefectPages:
         page.set_default_timeout(ANSWER_S * 1000)
         if not with_graph:
             page.add_init_script(_WITHOUT_GRAPH)
-        expect.set_options(timeout=ANSWER_S * 1000)
         self._log_in(password)
 
     def _log_in(self, password: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ def wait_until(what: str, true: Callable[[], bool], patience_s: float = PATIENCE
         time.sleep(0.1)
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], two.getsockname()[1]
+def free_port() -> int:
+    """A port that nobody listens on, below those that Linux gives to connections meanwhile."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):  # it is taken
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_768)))
+            return probe.getsockname()[1]
 
 
 def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,7 +76,7 @@ class RunningUp:
     """
 
     def __init__(self, home: Home, *options: str, folder: Path = ROOT) -> None:
-        server_port, ui_port = free_ports()
+        server_port, ui_port = free_port(), free_port()
         self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
         self.dashboard = f"http://127.0.0.1:{ui_port}"
         self.log = home.path / "up.out"

@@ -331,8 +331,8 @@ class Trainers:
         while True:
             left_s = max(0.0, deadline_s - time.monotonic())
             part_s = left_s if self._look is None else min(left_s, LOOK_EVERY_S)
-            _, waiting = wait(calls, timeout=part_s, return_when=FIRST_EXCEPTION)
-            if not waiting or _errors(calls) or part_s == left_s:
+            ended, waiting = wait(calls, timeout=part_s, return_when=FIRST_EXCEPTION)
+            if not waiting or _errors(tuple(ended)) or part_s == left_s:
                 return waiting
             if self._look is not None:
                 self._look()

@@ -298,7 +298,7 @@ def test_ending_the_command_ends_the_server(tmp_path: Path):
         servers = psutil.Process(served.process.pid).children()
         assert len(servers) == 1
         served.process.kill()
-        _, left = psutil.wait_procs(servers, timeout=15)
+        _, left = psutil.wait_procs(servers, timeout=60)
         assert left == []
 
 
@@ -307,7 +307,7 @@ def test_the_port_of_another_is_refused(url: str):
     port = url.rsplit(":", 1)[1]
     answer = subprocess.run(
         [sys.executable, "-m", "flows.cli.command_line", "ui", "--port", port],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert answer.returncode == 2
     message = " ".join(answer.stderr.split())

@@ -8,8 +8,9 @@ import pytest
 
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.browser import Dashboard, NewPage, dashboard, find_chromium, free_port
+from tests.browser import Dashboard, NewPage, dashboard, find_chromium
 from tests.identity_provider import IdentityProvider, identity_provider
+from tests.running_up import free_port
 from tests.sample_login import LOGIN, write_login
 from tests.sample_run import write_sample_run
 

@@ -31,7 +31,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 
 def opened() -> AppTest:
-    return ran(AppTest.from_file(str(PAGE), default_timeout=60))
+    return ran(AppTest.from_file(str(PAGE), default_timeout=280))
 
 
 def ran(page: AppTest) -> AppTest:

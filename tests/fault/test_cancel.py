@@ -67,13 +67,13 @@ def cancel(home: Home, server: LocalServer, run_id: str) -> str:
 def assert_it_is_over(
     home: Home, server: LocalServer, child: subprocess.Popen[str], family: list[psutil.Process], flow_run: str
 ) -> RunRow:
-    rest, _ = child.communicate(timeout=60)
+    rest, _ = child.communicate(timeout=200)
     assert child.returncode == 143, rest
     state = client_of(home).get(f"{server.note.api_url}/flow_runs/{flow_run}").json()
     assert state["state"]["type"] == "CANCELLED"
     row = RunStore(home).run(state["name"])
     assert row.status == "cancelled"
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process.cmdline() for process in alive] == []
     return row
 

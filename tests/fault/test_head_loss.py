@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.fleet.resume import start, state_of
@@ -30,14 +31,12 @@ def joined() -> Iterator[LocalInstances]:
 
 
 def power_off(instances: LocalInstances) -> None:
-    """All processes of its head end at once, as with its machine."""
+    """All processes of its head end at once, as with its machine: each leads the group of those it starts."""
     head = instances._cluster.head_node
     assert head is not None
     for info in [one for kind in head.all_processes.values() for one in kind]:
-        with suppress(psutil.NoSuchProcess):  # it ends without those that were killed before
-            process = psutil.Process(info.process.pid)
-            for each in [*process.children(recursive=True), process]:
-                each.kill()
+        with suppress(ProcessLookupError):  # it ends without those that were killed before
+            os.killpg(info.process.pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undistu
     assert "the Prefect server ended with code -9" in output
     assert "Traceback" not in "".join([*said, output])
     assert_ended_as(undisturbed, home, tmp_path, "own")
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process.cmdline() for process in alive] == []
     # The new one knows the run, and its end.
     with closing(sqlite3.connect(Home(tmp_path).prefect / "prefect.db")) as prefect:

@@ -50,7 +50,7 @@ def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str) ->
     client, named = client_of(home), {"flow_runs": {"name": {"any_": [run_id]}}}
     (flow_run,) = client.post(f"{server.note.api_url}/flow_runs/filter", json=named).json()
     assert flow_run["state"]["type"] == "CANCELLED"
-    deadline = time.monotonic() + 60  # the server takes up the states of task runs in its own time
+    deadline = time.monotonic() + 120  # the server takes up the states of task runs in its own time
     while True:
         found = client.post(f"{server.note.api_url}/task_runs/filter", json=named).json()
         states = {run["name"]: run["state"]["type"] for run in found}
@@ -93,7 +93,7 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
     assert_cancelled_everywhere(home, server, run_id)
     assert RunStore(home).run(run_id).last_iteration == done
     assert max(CheckpointStore(home.run(run_id)).iterations()) == done
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert [process.cmdline() for process in alive] == []
 
 

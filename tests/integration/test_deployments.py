@@ -84,7 +84,7 @@ def test_the_schedules_are_there_and_off(up: RunningUp):
 
 
 def test_a_run_waits_for_another(up: RunningUp):
-    form = {"preset": "smoke", "iterations": 50, "settings": SETTINGS}
+    form = {"preset": "smoke", "iterations": 400, "settings": SETTINGS}
     first = up.start_run("post-train", form, name="first").json()
     wait_until("it goes on", lambda: up.flow_run(first["id"])["state"]["type"] == "RUNNING")
     second = up.start_run("post-train", form, name="second").json()
@@ -150,7 +150,7 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     before = set(up.processes())
     on_ray = [*SETTINGS, "runtime.cluster=ray"]
-    form = {"preset": "smoke", "iterations": 12, "settings": on_ray}
+    form = {"preset": "smoke", "iterations": 24, "settings": on_ray}
     flow_run = up.start_run("post-train", form, name="c").json()
     store = RunStore(up.home)
     wait_until(
@@ -167,12 +167,12 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     assert alive == [], "none outlives it"
     row = store.run("c")
     assert row.status == "cancelled"
-    assert row.last_iteration is not None and 1 <= row.last_iteration < 12
+    assert row.last_iteration is not None and 1 <= row.last_iteration < 24
     with store.records.reading() as connection:
         assert read_ledger(connection, "c").is_balanced
     again = up.start_run("post-train", {"resume": "c"}).json()
     assert up.wait_for_end(again["id"])["type"] == "COMPLETED"
-    assert store.run("c").last_iteration == 12
+    assert store.run("c").last_iteration == 24
     assert store.run("c").status == "finished"
 
 

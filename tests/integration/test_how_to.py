@@ -17,7 +17,7 @@ from storage.record.run_store import RunStore
 from tests.documents import ROOT
 from tests.hub_server import TOKEN, hub_server
 from tests.local_ray_instances import local_ray_instances
-from tests.running_up import free_ports
+from tests.running_up import free_port
 from tests.tiny_judges import save_clip, save_detector
 from tests.tiny_pipelines import save_pipeline
 from tests.unit.storage.test_telling_readers import Hook, mail_server
@@ -213,7 +213,7 @@ def test_one_machine_to_a_ray_cluster(models: Path, tmp_path: Path):
 def test_nightly_geneval(models: Path, tmp_path: Path):
     """GenEval's six kinds of prompts stand for all 553, and a tiny detector and CLIP for the judge."""
     evaluated: list[dict[str, Any]] = []
-    server, ui = free_ports()
+    server, ui = free_port(), free_port()
     stand_ins = {
         "/models": str(models), "builtin:geneval-evaluate": "six.jsonl", "RUN": "nightly",
         "EVALUATION": lambda: evaluated[0]["evaluation_id"], "0 2 * * * cd /opt/spotlight && ": "",
@@ -243,7 +243,7 @@ def test_nightly_geneval(models: Path, tmp_path: Path):
 
 def test_schedule_cancel_resume(tmp_path: Path):
     """A webhook and a mail server of this machine; Ctrl-C by `spotlight stop`, which the page names."""
-    server, ui = free_ports()
+    server, ui = free_port(), free_port()
     hook = Hook()
     with mail_server() as mail:
         stand_ins = {

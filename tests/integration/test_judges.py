@@ -33,6 +33,7 @@ from storage.errors import ConfigurationError, ServerError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri
 from tasks.checks.judges import judge_command, started_judges
+from tests.running_up import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "judges"
@@ -41,12 +42,6 @@ GREY = np.full((8, 8, 3), 51, np.uint8)  # a fifth of white
 TEXT = PromptRecord(0, "a red sun")
 EDIT = PromptRecord(0, "make it red", source=as_data_uri(GREY))
 ROW = PromptRecord(0, "two cows", {"vqa_list": [["How many cows are in the image?", "two"]]})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -229,11 +224,11 @@ def test_a_judge_whose_runner_alone_is_killed_is_started_again_and_leaves_nothin
         (shell,) = (one for one in family if one.name() == "sh")
         (judge,) = shell.children()
         shell.kill()
-        judge.wait(20)
+        judge.wait(60)
         again = RemoteScorer(RemoteOptions(url=f"http://127.0.0.1:{port}/score", attempts=8, backoff_s=1))
         assert score_each(again, [GREY], [TEXT])[0].value == pytest.approx(0.2)
         family |= set(psutil.Process().children(recursive=True)) - earlier
-    assert psutil.wait_procs(family, timeout=20)[1] == []
+    assert psutil.wait_procs(family, timeout=60)[1] == []
 
 
 def test_two_judges_at_one_address_are_refused_and_one_of_both_is_started_once():
@@ -289,7 +284,7 @@ def killed_with_its_family(child: subprocess.Popen[str]) -> list[list[str]]:
     assert any("hpsv3.py" in " ".join(each.cmdline()) for each in family)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    _, alive = psutil.wait_procs(family, timeout=20)
+    _, alive = psutil.wait_procs(family, timeout=60)
     return [each.cmdline() for each in alive]
 
 

@@ -227,10 +227,11 @@ def test_a_shared_value_lives_until_its_calls_have_ended_and_no_longer(cluster: 
 
     gc.collect()
     assert shared() == 0
-    busy = parrot.call(Parrot.sleep, 0.3)
+    pid, *_ = parrot.call(Parrot.where).result(LIMIT_S)
+    os.kill(pid, signal.SIGSTOP)  # no call ends meanwhile
     calls = [parrot.call(Parrot.say, cluster.share(np.full(1000, float(number)))) for number in range(3)]
     assert shared() == 3
-    busy.result(LIMIT_S)
+    os.kill(pid, signal.SIGCONT)
     for number, call in enumerate(calls):
         ((array,), _) = call.result(LIMIT_S)
         assert array[0] == number

@@ -32,7 +32,7 @@ from tests.read_runs import (
     recorded_points,
     steps,
 )
-from tests.running_up import free_ports, wait_until
+from tests.running_up import free_port, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -45,7 +45,7 @@ class MlflowServer:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_ports()[0]
+        self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 

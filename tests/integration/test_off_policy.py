@@ -73,7 +73,7 @@ def iterate(
     exploring.start()
     scores = runtime.reward(rolled)
     trained = runtime.train(rolled, scores)
-    exploring.join(60)
+    exploring.join(200)
     assert found
     evidence = TrainingEvidence(trained.report.off_policy, dict)
     review = runtime.review(rolled, scores, found[0], evidence)

@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -174,8 +173,8 @@ class TestReconcile:
         store.create_run("mine", RunConfig(), {}, os.getpid())
         assert store.reconcile() == []
         child.kill()
-        time.sleep(0.2)
-        assert store.reconcile() == ["dead"]  # not waited for yet: a zombie is as dead
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert store.reconcile() == ["dead"]  # not reaped yet: a zombie is as dead
         child.communicate()
         assert store.reconcile() == []
         row = store.run("dead")

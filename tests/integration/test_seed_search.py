@@ -68,7 +68,7 @@ def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
     exploring.start()
     scores = runtime.reward(rolled)
     runtime.train(rolled, scores)
-    exploring.join(60)
+    exploring.join(200)
     assert found
     return rolled, scores, found[0]
 
@@ -201,7 +201,7 @@ def test_the_flow_waits_for_a_chunk_and_not_for_a_draft(fresh, monkeypatch):
     exploring = threading.Thread(target=lambda: found.append(fresh.explore(2, fresh.ahead(2))))
     exploring.start()
     fresh.train(rolled, scores)
-    exploring.join(30)
+    exploring.join(200)
     (plan,) = found
     assert len(plan.candidates) < 400
     assert all(len(seeds) == 4 for seeds in plan.seeds.values())
@@ -222,7 +222,7 @@ def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
     monkeypatch.setattr(fresh._scoring, "wait_for", broken)
     with pytest.raises(RewardError, match="failed on all 16 images"):
         fresh.reward(rolled)
-    exploring.join(30)
+    exploring.join(200)
     assert len(found[0].candidates) < 400
 
 
@@ -254,7 +254,7 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh, mon
     scores = fresh.reward(rolled)
     for device in fresh._fleet.drafters(fresh._current.version):
         os.kill(worker_process(device.name).pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while fresh._fleet.drafters(fresh._current.version):
         # Who is dead is noticed by the next call.
         assert time.monotonic() < deadline

@@ -58,7 +58,7 @@ def trained_weights(config: RunConfig) -> WeightState:
 
 def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
     for call in [actor.call(Worker.load_weights, WEIGHTS, weights) for actor in fleet.actors.values()]:
-        call.result(timeout=60)
+        call.result(timeout=120)
 
 
 def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSample]:

@@ -50,7 +50,7 @@ def iteration(runtime: Runtime, number: int, victim: str = "") -> Trained:
     training.join(5)
     waited = training.is_alive()
     os.kill(process.pid, signal.SIGKILL)
-    training.join(120)
+    training.join(400)
     assert waited and len(reports) == 1, "the others wait for it, and then go on without it"
     return reports[0], runtime.blobs()
 

@@ -172,7 +172,7 @@ def test_one_killed_while_the_other_waits_for_it_ends_the_training_and_is_named(
     waited = training.is_alive()
     os.kill(stopped.pid, signal.SIGKILL)
     assert waited, "no device can train without the one that is stopped"
-    training.join(120)
+    training.join(250)
     assert not training.is_alive()
     (failure,) = failures
     assert "worker 'reserved-1' is gone" in str(failure) and "nothing committed is lost" in str(failure)

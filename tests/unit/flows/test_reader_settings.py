@@ -15,7 +15,7 @@ from storage.readers.figures import TOTAL_USD, figure_name
 from storage.readers.mlflow_reader import flat_settings
 from storage.readers.mlflow_server import refuse_silent_server
 from tests.answering import answering
-from tests.running_up import free_ports
+from tests.running_up import free_port
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_an_address_is_kept_without_its_last_slash():
 
 
 def test_a_silent_server_is_refused_with_what_to_do():
-    uri = f"http://127.0.0.1:{free_ports()[0]}"
+    uri = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(
         ConfigurationError, match=rf"no MLflow server answers at tracking\.uri = '{uri}': "
     ) as no:

@@ -93,6 +93,6 @@ def test_stop_ends_the_process_of_a_run(store: RunStore):
     create(store, "r", at=1.0, pid=process.pid)
     done = CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)
     assert "run r is cancelled after iteration 0; go on with `spotlight resume r`" in done.stdout
-    assert process.wait(10) == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
     with pytest.raises(ConfigurationError, match="run 'r' is cancelled: there is nothing to stop"):
         CliRunner().invoke(app, ["stop", "r"], catch_exceptions=False)

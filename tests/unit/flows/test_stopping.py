@@ -92,19 +92,19 @@ def test_a_signal_waits_while_prefect_does_something_of_its_own():
     done: list[int] = []
     scope["done"] = done
     ours: dict[str, object] = {"__name__": "tasks.iteration.phases", "time": time}
-    exec("def task():\n    time.sleep(10)", ours)
+    exec("def task():\n    time.sleep(60)", ours)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         scope["begin"](ours["task"])  # pyright: ignore[reportCallIssue]
     assert done == [1], "what Prefect did was not interrupted"
-    assert time.monotonic() - began < 8, "its task was"
+    assert time.monotonic() - began < 50, "its task was"
 
 
 def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stopping, "_DEFERRED_S", 0.2)
     scope: dict[str, object] = {"__name__": "prefect.client", "time": time}
-    exec("def ask():\n    time.sleep(10)", scope)
+    exec("def ask():\n    time.sleep(60)", scope)
     with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         scope["ask"]()  # pyright: ignore[reportCallIssue]

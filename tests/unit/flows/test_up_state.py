@@ -112,7 +112,7 @@ def test_a_second_down_waits_for_the_first_and_signals_nobody(home: Home, sleepe
             with pytest.raises(TimeoutError):
                 second.result(0.2)
             fcntl.flock(held.descriptor, fcntl.LOCK_UN)
-            assert second.result(10) == []
+            assert second.result(60) == []
         assert held.attempt(exclusive=True)
     assert stranger.is_running()
 

@@ -25,7 +25,7 @@ from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
 from storage.record.run_store import RunStore
 from tests.read_runs import Followed, begin, commit, followed
-from tests.running_up import free_ports, wait_until
+from tests.running_up import free_port, wait_until
 
 SECRET = "T0KEN-of-the-webhook"
 
@@ -150,7 +150,7 @@ def test_outages_hold_up_no_run_and_nothing_is_lost(store: RunStore, hook: Hook)
 def test_a_webhook_that_refuses_connections_gets_the_end_with_the_next_run(
     store: RunStore, monkeypatch: pytest.MonkeyPatch
 ):
-    port = free_ports()[0]
+    port = free_port()
     monkeypatch.setenv(telling.WEBHOOK_VARIABLE, f"http://127.0.0.1:{port}/services/{SECRET}")
     config = begin(store, "r", os.getpid(), to=["webhook"])
     troubles = followed(store, "r", config, "failed")

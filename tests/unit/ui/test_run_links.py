@@ -11,7 +11,7 @@ import pytest
 
 from storage.home import Home
 from storage.readers.mlflow_server import mlflow_identity
-from tests.browser import free_port
+from tests.running_up import free_port
 from ui.data.links import is_prefect, mlflow_link, prefect_link
 
 HERE = "http://127.0.0.1:4200/v2/runs/flow-run/1"

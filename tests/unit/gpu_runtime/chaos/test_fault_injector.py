@@ -173,7 +173,7 @@ def test_the_worker_that_commits_first_is_killed(stage):
 def test_a_hung_worker_stops_and_goes_on(stage):
     stage.start("spot-0")
     stage.enter("rollout", 1)
-    with FaultInjector(stage.folder, [Fault("hung_worker", at_s=0.0, duration_s=0.5)]) as injector:
+    with FaultInjector(stage.folder, [Fault("hung_worker", at_s=0.0, duration_s=2.0)]) as injector:
         until(lambda: stage.stopped("spot-0"), "it stops")
         assert injector.left == 1
         until(lambda: injector.left == 0, "it is let go on")
@@ -264,7 +264,7 @@ def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
 
 def test_a_stopped_driver_goes_on(stage, helpers):
     driver = psutil.Process(helpers[0].pid)
-    with FaultInjector(stage.folder, [Fault("stopped_driver", at_s=0.0, duration_s=0.5)]) as injector:
+    with FaultInjector(stage.folder, [Fault("stopped_driver", at_s=0.0, duration_s=2.0)]) as injector:
         until(lambda: driver.status() == psutil.STATUS_STOPPED, "it stops")
         until(lambda: injector.left == 0, "it goes on")
         assert driver.status() != psutil.STATUS_STOPPED

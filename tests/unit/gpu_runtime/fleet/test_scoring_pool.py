@@ -223,7 +223,7 @@ def test_the_limit_of_a_call_begins_when_the_scorer_has_loaded(monkeypatch: pyte
     pool._end_if_hung(scorer, Future())
     assert not scorer.killed.wait(0.3)
     loading.set_result(False)
-    assert scorer.killed.wait(20)
+    assert scorer.killed.wait(60)
     assert "0.05 s" in pool._end_of(scorer, WorkerLostError("gone"))
     pool.close()
 
@@ -241,7 +241,7 @@ def test_threads_share_a_pool():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     pool.close()
     assert found == {number: [seed / 100 for seed in range(7)] * 20 for number in range(3)}
     assert all(actor.killed.is_set() for actor in cluster.started)
@@ -253,7 +253,7 @@ def test_closing_the_pool_raises_where_scores_are_awaited():
     pool.close()
     for score in (*waiting, *pool.judge(images(1), PROMPTS)):
         with pytest.raises(RuntimeFailure, match="have been closed"):
-            score.result(timeout=10)
+            score.result(timeout=60)
 
 
 def test_a_scorer_that_cannot_be_replaced_raises_where_scores_are_awaited():
@@ -267,7 +267,7 @@ def test_a_scorer_that_cannot_be_replaced_raises_where_scores_are_awaited():
     pool, cluster = live_pool(die)
     (score,) = pool.judge(images(1), PROMPTS)
     with pytest.raises(RuntimeFailure, match="no process is to be had"):
-        score.result(timeout=10)
+        score.result(timeout=60)
     pool.close()
 
 

@@ -260,6 +260,25 @@ def test_a_replica_that_hangs_is_lost_and_the_last_one_ends_the_run():
         stage.train()
 
 
+def test_one_that_is_lost_between_two_looks_is_lost_alone(monkeypatch: pytest.MonkeyPatch):
+    stage, wait = Replicas({}, *[{"add_to_training": None}] * 2), module.wait
+    stage.trainers._look = lambda: None
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.01)
+
+    def wait_and_lose(calls: Sequence[Future[Any]], **options: Any) -> Any:
+        found = wait(calls, **options)
+        late, lost = (actor.calls[-1][2] for actor in stage.actors[1:])
+        if lost in found.not_done:
+            lost.set_exception(GONE)
+        elif late in found.not_done:
+            late.set_result(None)
+        return found
+
+    monkeypatch.setattr(module, "wait", wait_and_lose)
+    assert stage.train() == "end_training of reserved-0"
+    assert stage.lost == ["reserved-2"] and stage.totals(1) == [(0, 1111.0, 4.0)]
+
+
 def test_a_replica_alone_trains_in_one_call():
     stage = Replicas({})
     assert stage.train() == "train of reserved-0"

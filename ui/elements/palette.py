@@ -1,6 +1,6 @@
 """Every colour of the dashboard and the report: one meaning per colour, on light and dark pages.
 
-`tests/unit/ui/test_palette.py` measures the colours of states, markets, runs and levels as people with
+`tests/unit/ui/test_charts.py` measures the colours of states, markets, runs and levels as people with
 protanopia, deuteranopia and tritanopia see them. Any two states can touch in a bar, so all pairs of them
 differ in hue and in luminance. Patterns, marker shapes and dashes distinguish further meanings.
 """

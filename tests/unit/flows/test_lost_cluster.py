@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
 import subprocess
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from rich.console import Console
 
+import flows.progress
+from flows.post_train import _finish, _note_troubles
 from flows.process.lost_cluster import names_what_ended
-from storage.errors import ClusterLostError, RewardError, RuntimeFailure
-from tasks.iteration.session import status_after
+from flows.progress import Reporter
+from gpu_runtime.fleet.slots import FailedStart
+from storage import clock
+from storage.errors import ClusterLostError, RewardError, RuntimeFailure, StorageError
+from storage.record.records import Collected, DeviceEvent
+from tasks.iteration.session import Session, StormWatch, status_after
 
 
 def test_processes_that_have_ended_are_named():
@@ -64,3 +74,78 @@ def test_a_joined_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere
 def test_an_address_without_a_port_is_not_asked():
     with pytest.raises(RuntimeFailure, match=r"^no device is left; go on"), names_what_ended("r", {}, "auto"):
         raise RuntimeFailure("no device is left")
+
+
+def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    said = io.StringIO()
+    monkeypatch.setattr(flows.progress, "_reporter", Reporter(Console(file=said, width=300)))
+    ahead_s = 0.0
+    monkeypatch.setattr(clock, "_process_clock", clock.Clock(lambda: 1.7e9 + ahead_s, lambda: 5.0))
+    events: list[tuple[str, str]] = []
+    runtime = SimpleNamespace(
+        lost_workers=["spot-1"],
+        failed_starts=[],
+        lost_standbys=["standby-0 died: no memory"],
+    )
+    store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
+    noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}
+    session = cast(
+        Any,
+        SimpleNamespace(
+            run_id="r", runtime=runtime, store=store, storm=StormWatch(), note_devices=lambda: None, **noted
+        ),
+    )
+    runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))
+    ahead_s = -3600.0
+    _note_troubles(session, Collected())
+    assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "standby_lost", "clock_jump"]
+    start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
+    assert events[1][1] == start
+    assert events[2][1] == "standby-0 died: no memory; another one is started"
+    assert "moved by -3600 s" in events[3][1]
+    assert said.getvalue().splitlines() == [f"worker {start}", events[3][1]]
+    _note_troubles(session, Collected())
+    assert len(events) == 4
+    runtime.failed_starts.append(FailedStart("spot-0.3", "no model folder /x", 4, 4))
+    _note_troubles(session, Collected())
+    assert [kind for kind, _ in events[4:]] == ["failed_start"]
+
+
+def test_a_preemption_storm_is_told_once():
+    def preempted(at: float, *workers: str, kind: Any = "lost") -> list[DeviceEvent]:
+        return [DeviceEvent(worker, "spot", kind, at) for worker in workers]
+
+    storm = StormWatch()
+    assert storm.after(preempted(0.0, "spot-0", "spot-1")) == ""
+    assert storm.after([*preempted(500.0, "spot-2", kind="notice"), *preempted(620.0, "spot-2")]) == ""
+    assert storm.after([DeviceEvent("reserved-1", "reserved", "lost", 500.0)]) == ""
+    assert storm.after(preempted(700.0, "spot-3", "spot-4")) == "", "five, though not within ten minutes"
+    assert (
+        storm.after(preempted(900.0, "spot-5", "spot-6")) == "5 spot devices were preempted within 10 minutes"
+    )
+    assert storm.after(preempted(901.0, "spot-6", "spot-7")) == "", "these belong to the storm that was told"
+
+
+def test_devices_are_noted_where_one_of_another_kind_has_joined():
+    facts: list[tuple[str, str, str]] = []
+    kinds = {"cpu"}
+    session = SimpleNamespace(
+        run_id="r",
+        runtime=SimpleNamespace(device_kinds=lambda: set(kinds)),
+        store=SimpleNamespace(set_fact=lambda *fact: facts.append(fact)),
+        devices_noted={"NVIDIA H100"},  # of the life before
+    )
+    for _ in range(2):
+        Session.note_devices(cast(Any, session))
+    assert facts == [("r", "devices", "NVIDIA H100, cpu")]
+
+
+def test_each_last_step_is_done_even_if_one_before_it_fails():
+    done: list[str] = []
+
+    def refuse() -> None:
+        raise StorageError("disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        _finish(refuse, lambda: done.append("mirror"), refuse, lambda: done.append("readers"))
+    assert done == ["mirror", "readers"]

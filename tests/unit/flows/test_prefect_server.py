@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from flows.server import local_server
@@ -18,10 +23,14 @@ from flows.server import prefect_server as module
 from flows.server.children import Child
 from flows.server.dashboards import noted_dashboard
 from flows.server.local_server import LocalServer, for_client
+from flows.server.loss import leave, result_without_server
 from flows.server.note import ServerNote
+from flows.server.password import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
-from storage.errors import ServerError
+from storage.config.run_config import RunConfig
+from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
+from storage.record.run_store import RunStore
 
 
 def closed_port() -> int:
@@ -184,3 +193,180 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeyp
         pass
     assert "PREFECT_API_URL" not in os.environ
     assert os.environ["PREFECT_API_AUTH_STRING"] == "a person's own"
+
+
+LOOK = """
+import json
+from prefect.settings import get_current_settings
+print(json.dumps(get_current_settings().to_environment_variables(), sort_keys=True))
+"""
+
+RUN = f"""
+import contextlib
+from pathlib import Path
+from types import SimpleNamespace
+import flows.server.prefect_server as server
+from flows.server.note import ServerNote
+from storage.home import Home
+
+class Silent:
+    note = ServerNote(0, "127.0.0.1", 9)
+    itself = SimpleNamespace(note=note, _password="a:b", _home=Home(Path.home()))
+    client_environment = server.LocalServer.client_environment.fget(itself)
+    kept_alive = staticmethod(contextlib.nullcontext)
+    stop = wait_ready = staticmethod(lambda: None)
+
+server.LocalServer = lambda home: Silent
+server.close_flow_runs_of_ended_runs = lambda home: None
+with server.prefect_server(Home(Path.home() / "home")):
+    exec({LOOK!r})
+"""
+
+FILES = {
+    "prefect.toml": '[tasks]\ndefault_persist_result = true\n[client.custom_headers]\nsecret = "x"\n',
+    ".env": "PREFECT_TASKS_DEFAULT_RETRY_DELAY_SECONDS=99\nPREFECT_RESULTS_PERSIST_BY_DEFAULT=true\n",
+    "pyproject.toml": '[tool.prefect.logging]\nlevel = "DEBUG"\n',
+}
+
+
+def printed(command: list[str], folder: Path) -> str:
+    """Return what a child in the folder prints; its home and modules lie beside the folder."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    home = folder.parent
+    own = {"HOME": str(home), "PYTHONPATH": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    answer = subprocess.run(
+        command, env=kept | own, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return answer.stdout
+
+
+def test_the_files_of_the_current_folder_do_not_count(tmp_path: Path):
+    command = [sys.executable, "-P", "-c", RUN]
+    (tmp_path / "look.py").write_text(LOOK)
+    empty, full, torn = (tmp_path / name for name in ("empty", "full", "torn"))
+    for folder in (empty, full, torn):
+        folder.mkdir()
+    for name, text in FILES.items():
+        (full / name).write_text(text)
+    (torn / "prefect.toml").write_text("[torn")
+    assert printed(command, full) == printed(command, empty) != ""
+    assert printed(command, torn) == printed(command, empty)
+    assert printed([sys.executable, "-P", "-m", "look"], full) != printed(command, full)
+
+
+def test_all_that_ask_at_once_get_the_same_and_other_homes_another(tmp_path: Path):
+    together = threading.Barrier(8)
+
+    def ask(name: str) -> str:
+        together.wait()
+        return home_password(Home(tmp_path / name))
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, "aaaabbbb"))
+    assert len(set(found)) == 2
+    assert len(found[0].removeprefix("spotlight:")) == 64
+    assert [file.name for file in (tmp_path / "a" / "prefect").iterdir()] == ["password"]
+
+
+def test_only_its_owner_can_read_it_also_where_that_was_changed(tmp_path: Path):
+    password = home_password(Home(tmp_path))
+    file = password_file(Home(tmp_path))
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
+    assert home_password(Home(tmp_path)) == password
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "text", ["", "spotlight:", "short:word", "no-colon-in-these-thirty-characters", "é:" + 20 * "x"]
+)
+def test_a_file_without_a_password_is_refused(tmp_path: Path, text: str):
+    file = password_file(Home(tmp_path))
+    file.parent.mkdir()
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ServerError, match=r"does not hold a password .* delete it"):
+        home_password(Home(tmp_path))
+
+
+def test_one_that_cannot_be_made_is_refused(tmp_path: Path):
+    (tmp_path / "prefect").write_text("no folder")
+    with pytest.raises(ServerError, match="no server starts without one"):
+        home_password(Home(tmp_path))
+
+
+GONE = httpx.ConnectError("Connection refused")
+
+# A worker with one event for a server that nobody is; Prefect would try for long, and no exit would end it.
+HOLDS_AN_EVENT = """
+import flows, flows.server.loss as loss
+from prefect.events import emit_event
+loss._HAND_OVER_S = 0.5
+emit_event("e", resource={"prefect.resource.id": "r"})
+loss.hand_over()
+print("said", end="")
+loss.leave(7)
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(Home(tmp_path).ensure())
+
+
+def test_a_finished_run_has_its_result(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.set_summary("r", {"score_after": 0.5})
+    store.set_status("r", "finished")
+    assert result_without_server(store, "r", GONE) == {"score_after": 0.5}
+
+
+def test_an_unfinished_run_says_how_to_go_on(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.set_status("r", "failed", "whatever")
+    with pytest.raises(ServerError, match=r"refused.* is failed after iteration 0: .*`spotlight resume r`"):
+        result_without_server(store, "r", GONE)
+
+
+def test_what_ended_the_run_first_is_said_where_the_server_then_fails_too(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    full = CheckpointError("cannot save checkpoint: No space left on device")
+    failed = httpx.HTTPError("500 Internal Server Error")
+    failed.__context__ = full
+    with pytest.raises(CheckpointError) as raised:
+        result_without_server(store, "r", failed)
+    assert raised.value is full
+
+
+def test_a_run_that_never_began_says_so(store: RunStore):
+    with pytest.raises(ServerError, match="before run 'r' began"):
+        result_without_server(store, "r", GONE)
+
+
+def test_a_full_disk_is_named_where_the_server_only_fails(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=4096))
+    with pytest.raises(ServerError, match=f"no space is left for {store.home.path}: free disk space"):
+        result_without_server(store, "r", httpx.HTTPError("500 Internal Server Error"))
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_leaving_with_nothing_held_is_an_ordinary_exit(code: int):
+    with pytest.raises(SystemExit) as ended:
+        leave(code)
+    assert ended.value.code == code
+
+
+def test_an_event_that_nobody_takes_does_not_hold_the_process(tmp_path: Path):
+    environment = os.environ | {"PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(tmp_path)}
+    started_at = time.monotonic()
+    answer = subprocess.run(
+        [sys.executable, "-c", HOLDS_AN_EVENT], env=environment, capture_output=True, text=True, timeout=60
+    )
+    print(f"{time.monotonic() - started_at:.1f} s")
+    assert (answer.returncode, answer.stdout) == (7, "said"), answer.stderr
+
+
+def test_a_ping_that_fails_as_the_server_goes_away_leaves_no_traceback(caplog: pytest.LogCaptureFixture):
+    logger = logging.getLogger("websockets.client")
+    logger.error("keepalive ping failed", exc_info=(OSError, OSError("gone"), None))
+    logger.error("something else")
+    assert [record.message for record in caplog.records] == ["something else"]

@@ -6,11 +6,12 @@ import importlib
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from prefect.client.schemas.schedules import CronSchedule
+from pydantic import BaseModel, ValidationError
 
 from flows.deployed.deployments import (
     _resumed,
@@ -20,9 +21,17 @@ from flows.deployed.deployments import (
     reproduce_by_form,
     what_if_by_form,
 )
-from flows.deployed.forms import ReproductionForm, TrainingForm, WhatIfForm
+from flows.deployed.forms import (
+    EvaluationForm,
+    PresetName,
+    PretrainingForm,
+    ReproductionForm,
+    TrainingForm,
+    WhatIfForm,
+)
 from flows.deployed.schedule import Nightly
 from flows.deployed.serving import deployments
+from storage.config.loading import list_presets
 from storage.errors import ConfigurationError
 from storage.home import Home
 
@@ -118,3 +127,63 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
         assert not [cell for cell in row.values() if cell[:1] in "[{" or "e+" in cell], row
     with pytest.raises(ConfigurationError, match=r"runtime\.trainer_workers is 4, above"):
         what_if_by_form.fn(form.model_copy(update={"trainers": 4}))
+
+
+FORMS = (TrainingForm, EvaluationForm, PretrainingForm, ReproductionForm, WhatIfForm)
+
+
+def test_the_drop_down_holds_every_preset():
+    assert sorted(get_args(PresetName)) == [preset.name for preset in list_presets()]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_field_explains_itself_and_has_one_type(form: type[BaseModel]):
+    schema = form.model_json_schema()
+    assert schema["description"]
+    assert schema["additionalProperties"] is False
+    for name, field in schema["properties"].items():
+        assert len(field.get("description", "")) > 10, name
+        assert "`" not in field["description"], f"Prefect's UI would show the marks in {name}"
+        assert "anyOf" not in field, f"a refusal of {name} would not say why"
+
+
+@pytest.mark.parametrize(
+    ("form", "values"),
+    [
+        (TrainingForm, {"preset": "nonsense"}),
+        (TrainingForm, {"iterations": -1}),
+        (TrainingForm, {"iterations": 2**31}),
+        (TrainingForm, {"settings": ["iterations"]}),
+        (TrainingForm, {"settings": ["=1"]}),
+        (TrainingForm, {"resume": "a/b"}),
+        (TrainingForm, {"iteratoins": 3}),
+        (EvaluationForm, {"run_id": "a b"}),
+        (PretrainingForm, {"out": ""}),
+        (PretrainingForm, {"out": "x", "task": "letters"}),
+        (PretrainingForm, {"out": "x", "seed": 2**32}),
+        (ReproductionForm, {"how": "guess"}),
+        (ReproductionForm, {"tolerance": 1.5}),
+        (ReproductionForm, {"tolerance": -0.1}),
+        (WhatIfForm, {"reserved": 0}),
+        (WhatIfForm, {"joint": 1.5}),
+        (WhatIfForm, {"loss_rate": -1}),
+    ],
+)
+def test_bad_values_are_refused(form: type[BaseModel], values: dict[str, Any]):
+    with pytest.raises(ValidationError):
+        form.model_validate(values)
+
+
+@pytest.mark.parametrize("setting", ["iterations=3", 'name="a b"', "adaptation.targets = [1, 2]"])
+def test_settings_as_a_person_writes_them_are_taken(setting: str):
+    assert TrainingForm(settings=[setting]).settings == [setting]
+
+
+@pytest.mark.parametrize("task", ["edits", "glyphs", "moving-shapes", "shapes"])
+def test_every_embedded_model_can_be_made(task: str):
+    assert PretrainingForm.model_validate({"out": "x", "task": task}).task == task
+
+
+def test_an_untouched_form_is_valid():
+    assert TrainingForm().preset == "glyphs"
+    assert ReproductionForm().reference == ""

@@ -16,12 +16,18 @@ from prefect import Task
 
 import flows.artifacts
 import flows.progress as progress
+from flows import start
 from flows.artifacts import name_given_in_prefect, show_links
+from flows.deployed import deployments
+from flows.deployed.forms import EvaluationForm, ReproductionForm
 from flows.deployed.up import UpOptions, _say_where
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
+from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
+from storage.errors import ConfigurationError
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
+from storage.record.run_store import RunStore
 
 DOCS = Path(__file__).parents[3] / "docs"
 TASK_MODULES = (
@@ -171,3 +177,45 @@ def test_what_follows_from_simulated_policies_is_an_artifact_of_its_own(monkeypa
     assert made[0].splitlines() == [
         "- spot is cheaper", "", "| policy | share | usd |", "|---|---|---|", "| spot | 0.5 | 2 [1, 3] |"
     ]  # fmt: skip
+
+
+@pytest.fixture
+def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was done under which identifier; flow runs are named \"mine\" by a person."""
+    done: list[Any] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    for name in ("gone_soon_when_cancelled", "shown_in_prefect"):
+        monkeypatch.setattr(deployments, name, nullcontext)
+    monkeypatch.setattr(deployments, "name_given_in_prefect", lambda: "mine")
+    monkeypatch.setattr(deployments, "name_flow_run", done.append)
+    for name in ("run_preflight", "show_result", "show_differences"):
+        monkeypatch.setattr(deployments, name, lambda *_: None)
+    return done
+
+
+def test_an_evaluation_has_the_given_name(called: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(start, "evaluated_configuration", lambda *_: RunConfig())
+    monkeypatch.setattr(
+        deployments,
+        "_function",
+        lambda *_: lambda *_, evaluation_id, preset: called.append((evaluation_id, preset)) or {},
+    )
+    deployments.evaluate_by_form.fn(EvaluationForm())
+    assert called == ["mine", ("mine", "glyphs")]
+
+
+def test_a_reproduction_has_the_given_name(
+    called: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    module = SimpleNamespace(
+        do_again=lambda form, run_id, named: (
+            called.append(run_id) or SimpleNamespace(summary=dict, differences=[])
+        ),
+        refuse_drift=lambda done: None,
+    )
+    monkeypatch.setattr(deployments.importlib, "import_module", lambda name: module)
+    deployments.reproduce_by_form.fn(ReproductionForm())
+    assert called == ["mine"]
+    RunStore(Home(tmp_path)).create_run("mine", RunConfig(), {}, 1)
+    with pytest.raises(ConfigurationError, match="exists already"):
+        deployments.reproduce_by_form.fn(ReproductionForm())

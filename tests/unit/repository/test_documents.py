@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import runpy
 import subprocess
@@ -12,12 +13,18 @@ from typing import Any
 
 import pytest
 import typer
+from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from benchmarks.documents import measurements
+from benchmarks.exploration.arms import TASKS
+from benchmarks.report import RESULTS
 from flows.cli.command_line import app
-from storage.config.loading import load_config
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
+from storage.config.loading import EVIDENCE, Preset, list_presets, load_config
+from storage.config.model import EMBEDDED_PREFIX
 from storage.config.run_config import RunConfig
+from storage.config.settings_table import list_settings, settings_page
 from storage.errors import RunNotFoundError
 from tests.documents import (
     DOCUMENTS,
@@ -222,3 +229,133 @@ def test_measurements_and_the_readmes_results_are_those_of_the_kept_results():
         if path.read_text(encoding="utf-8") != text
     ]
     assert not out_of_date, f"run `{measurements.RENEW}` for {out_of_date}"
+
+
+EXACT = 1e-5
+"""Largest difference from diffusers that the README and the documents name."""
+
+
+def kept(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else {}
+
+
+def stages_done_on_a_gpu() -> set[str]:
+    figures = kept("gpu_day")
+    stages = figures.get("by_stage", {}) if figures.get("device", "cpu") != "cpu" else {}
+    return {name for name, found in stages.items() if found["status"] == "done"}
+
+
+def learned_tasks() -> set[str]:
+    """Embedded tasks of which learning curves are kept, by the first word of the models that learn them."""
+    names = [path.parent.name for path in (RESULTS / "curves").glob("exploration-*/*")]
+    tasks = {name.removeprefix("exploration-") for name in names if kept(name)}
+    learned = {task_of(TASKS[task].preset) for task in tasks}
+    return learned | ({"moving-shapes"} if kept("moving_shapes").get("gain", 0) >= 0.1 else set())
+
+
+def task_of(preset: str) -> str:
+    path = load_config(preset, [], {}).model.path
+    name = path.removeprefix(EMBEDDED_PREFIX)
+    return name.removesuffix("-sparse") if path.startswith(EMBEDDED_PREFIX) else ""
+
+
+def levels_shown(preset: Preset) -> set[str]:
+    """Levels of evidence that kept results give a preset."""
+    model, on_gpu = load_config(preset.name, [], {}).model, stages_done_on_a_gpu()
+    same = {
+        one["name"] for one in kept("families")["families"]
+        if one["lora_roundtrip"] and max(one["max_abs_error"], one["lora_max_abs_error"]) <= EXACT
+    }  # fmt: skip
+    carried = model.path.startswith(EMBEDDED_PREFIX)
+    found = {
+        "tiny weights": model.family in same,
+        "real weights loaded": carried
+        and (WEIGHTS_FOLDER / model.path.removeprefix(EMBEDDED_PREFIX)).is_dir(),
+        "embedded curve": task_of(preset.name) in learned_tasks(),
+        "one GPU step": model.family == "qwen-image" and "qwen_image" in on_gpu,
+        "GPU curve": carried and "learning" in on_gpu,
+    }
+    assert found.keys() == set(EVIDENCE)
+    return {level for level, is_shown in found.items() if is_shown}
+
+
+@pytest.mark.parametrize("preset", list_presets(), ids=lambda preset: preset.name)
+def test_a_preset_claims_what_is_kept(preset: Preset):
+    assert preset.evidence in levels_shown(preset)
+
+
+def test_the_readme_claims_what_its_presets_do():
+    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("| models |")[2].partition("\n\n")[0]
+    claims: dict[str, str] = {}
+    for row in table.splitlines()[2:]:
+        models, _, evidence = (cell.strip() for cell in row.strip("|").split("|"))
+        named = re.findall(r"[A-Za-z][\w.-]+", models.removeprefix("embedded: "))
+        claims |= {
+            name.lower().replace("flux.1", "flux").replace("flux.2", "flux2"): evidence for name in named
+        }
+    for preset in list_presets():
+        model = load_config(preset.name, [], {}).model
+        name = task_of(preset.name) or model.family
+        level = next(level for level in EVIDENCE if claims[name].startswith(level))
+        assert preset.evidence == level or preset.name == "smoke", preset.name
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "settings.md"
+MOST_SETTINGS = 91
+
+
+def leaves(values: dict[str, Any], model: type[BaseModel], path: str = "") -> list[str]:
+    """Names of all settings, counted from a configuration's own values. A table is one setting: what a
+    plug-in's options are, the plug-in declares."""
+    names: list[str] = []
+    for name, value in values.items():
+        kind = model.model_fields[name].annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            names += leaves(value, kind, f"{path}{name}.")
+        else:
+            names.append(f"{path}{name}")
+    return names
+
+
+def test_each_setting_is_in_the_table_once():
+    names = [entry.name for entry in list_settings()]
+    assert len(set(names)) == len(names)
+    assert set(names) == set(leaves(RunConfig().model_dump(), RunConfig))
+    for entry in list_settings():
+        assert len(entry.description) > 10 and entry.bounds, entry.name
+
+
+def test_a_person_has_few_settings_to_choose_from():
+    """`options` is no setting: it holds those of a plug-in, which declares them."""
+    assert len([one for one in list_settings() if not one.name.endswith(".options")]) <= MOST_SETTINGS
+
+
+def test_the_page_of_the_documentation_is_today_s():
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), (
+        "the page is not of these settings; run `spotlight settings --markdown > docs/reference/settings.md`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "bounds"),
+    [
+        ("seed", 0, "integer at least 0, below 4,294,967,296"),
+        ("sampling.noise_level", 0.7, "number above 0, at most 2"),
+        ("sampling.sde", "flow", "flow, cps or none"),
+        ("sampling.rollout_steps", 10, "integer 2 to 200"),
+        ("adaptation.gradient_checkpointing", False, "true or false"),
+        ("sequence_parallel.rollout", 1, "integer 1 to 64 or auto"),
+        ("runtime.lease_s", 300.0, "number 1 to 2,678,400"),
+        ("checkpoint.every", 1, "integer at least 1"),
+        ("prompts.train", "builtin:glyphs-train", "text"),
+    ],
+)
+def test_an_entry_says_default_and_bounds(name: str, default: Any, bounds: str):
+    [entry] = list_settings(name)
+    assert (entry.name, entry.default, entry.bounds) == (name, default, bounds)
+
+
+def test_a_section_has_its_settings_alone():
+    assert [entry.name for entry in list_settings("prompts")] == ["prompts.train", "prompts.evaluate"]
+    assert list_settings("prompt") == []

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from gpu_runtime.models import loading
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.protocol import Score
+from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import RunConfig
+from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
 from tasks.checks import preflight, quick_checks
+from tasks.checks.quick_checks import with_read_options
+from tasks.inputs import input_digests, refuse_changed_inputs
 
 
 def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
@@ -281,3 +291,241 @@ def test_auto_takes_what_divides_and_says_so_where_nothing_does(tmp_path: Path):
     for spot_workers, warned in ((3, False), (0, True)):
         run = config(tmp_path, runtime={"spot_workers": spot_workers}, sequence_parallel=auto)
         assert any("every device will work alone" in said for said in preflight.check(run)) is warned
+
+
+@pytest.mark.parametrize(
+    ("sets", "environ", "says"),
+    [
+        (["reward.options.layout=pages"], {}, "reward.options.layout = 'pages' (from --set): must be one of"),
+        (["reward.options.layuot=page"], {}, "reward.options.layuot (from --set): no such setting; did you"),
+        (
+            [],
+            {"SPOTLIGHT_ALGORITHM__OPTIONS__CLIP_RANGE": "2"},
+            "algorithm.options.clip_range = 2 (from SPOTLIGHT_ALGORITHM__OPTIONS__CLIP_RANGE): must be below",
+        ),
+        (["reward.scorer=OCR"], {}, "reward.scorer = 'OCR' (from --set): unknown name"),
+        (
+            ["algorithm.objective=no_such:Own"],
+            {},
+            "algorithm.objective = 'no_such:Own' (from --set): 'no_such:",
+        ),
+        (
+            ["reward.scorer=sum", "reward.options={parts = {ocr = {weight = 1, layout = 2}}}"],
+            {},
+            "reward.options.parts.ocr.layout = 2 (from --set): must be one of",
+        ),
+        (
+            ["reward.scorer=sum", "reward.options={parts = {nothing = 1}}"],
+            {},
+            "reward.options.parts = 'nothing': unknown name",
+        ),
+    ],
+)
+def test_refusals_of_plug_ins_say_where_the_value_came_from(
+    sets: list[str], environ: dict[str, str], says: str
+):
+    with pytest.raises(ConfigurationError) as refused:
+        with_read_options(*load_with_sources(None, sets, environ))
+    assert str(refused.value).startswith(says)
+
+
+def test_a_preset_is_named_as_the_source_of_its_option(tmp_path: Path):
+    preset = tmp_path / "own.toml"
+    preset.write_text("[reward.options]\nlayout = 3\n")
+    config, sources = load_with_sources(str(preset), [], {})
+    with pytest.raises(ConfigurationError, match=r"layout = 3 \(from preset .*own\.toml\): must be one of"):
+        with_read_options(config, sources)
+    with pytest.raises(ConfigurationError, match=r"^reward\.options\.layout = 3: must be one of"):
+        with_read_options(config)
+
+
+def test_it_is_frozen():
+    with pytest.raises(ValidationError):
+        RunConfig().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"sampling": {"window_size": 5, "window_stop": 4}}, "leave room for 4"),
+        ({"sampling": {"window_stop": 11}}, "above rollout_steps=10"),
+        ({"sampling": {"sde": "cps", "noise_level": 1.2}}, "cps needs at most 1"),
+        ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
+        ({"algorithm": {"updates_per_iteration": 20}}, "an update needs a whole group"),
+        (
+            {"runtime": {"reserved_workers": 2, "trainer_workers": 3}},
+            "runtime.trainer_workers is 3, above runtime.reserved_workers=2",
+        ),
+        (
+            {
+                "runtime": {"reserved_workers": 2, "trainer_workers": 2},
+                "sequence_parallel": {"rollout": 2},
+            },
+            "trainer_workers is 2 and sequence_parallel shares samples between up to 2 devices",
+        ),
+        (
+            {
+                "runtime": {"reserved_workers": 3, "trainer_workers": 3},
+                "algorithm": {"gradient_shards": 2},
+            },
+            r"trainer_workers is 3, above algorithm\.gradient_shards=2: a device that trains",
+        ),
+        ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
+        ({"runtime": {"lease_s": 0}}, "lease_s"),
+        (
+            {"sequence_parallel": {"rollout": 0}},
+            r"sequence_parallel\.rollout is 0; give the number of devices.* from 1 to 64, or auto",
+        ),
+        ({"sequence_parallel": {"evaluate": "most"}}, r"sequence_parallel\.evaluate is 'most'; .*or auto"),
+        ({"sequence_parallel": {"rollout": 65}}, "less than or equal to 64"),
+        ({"sequence_parallel": {"rollout": -2}}, "is -2; give"),
+        ({"sequence_parallel": {"rollout": "0"}}, "is 0; give"),
+        ({"runtime": {"cluster": "locl"}}, "'locl', which is no address of a Ray cluster; give HOST"),
+        ({"name": "../elsewhere"}, "name"),
+        ({"seed": 2**32}, "seed"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: dict, said: str):
+    with pytest.raises(ValidationError, match=said):
+        RunConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"algorithm": {"ratio_tolerance": 0.01}}, r"above algorithm\.options\.clip_range=0\.001"),
+        (
+            {"exploration": {"strategy": "stale"}, "runtime": {"spot_workers": 0}},
+            "every device trains, so none could explore",
+        ),
+        (
+            {
+                "exploration": {"strategy": "stale"},
+                "runtime": {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0},
+            },
+            "runtime.reserved_workers=2 and runtime.spot_workers=0: every device trains",
+        ),
+        ({"exploration": {"strategy": "stale", "candidates": 8}}, "there is nothing to choose from"),
+        ({"exploration": {"strategy": "fresh", "drafts": 3}}, "not one prompt could be explored"),
+        ({"exploration": {"strategy": "stael"}}, "did you mean stale"),
+        ({"model": {"height": 512}}, r"model\.height=512 is set, but model\.family is embedded"),
+        ({"model": {"family": "flux"}}, "name a folder or a model"),
+        ({"model": {"family": "fluks"}}, "did you mean flux"),
+        ({"algorithm": {"objective": "gpro"}}, "did you mean grpo"),
+        ({"algorithm": {"options": {"beta": 0.1}}}, r"algorithm\.options\.beta: no such setting"),
+        (
+            {"algorithm": {"objective": "grpo-guard"}, "sampling": {"sde": "cps"}},
+            r"sampling\.sde is cps with algorithm\.objective=grpo-guard",
+        ),
+        (
+            {"algorithm": {"objective": "grpo-guard", "options": {"clip_range": 2e-6}}},
+            r"above algorithm\.options\.clip_range=2e-06",
+        ),
+        (
+            {"algorithm": {"objective": "awm", "options": {"clip_range": 1.5}}},
+            r"algorithm\.options\.clip_range",
+        ),
+        (
+            {"algorithm": {"objective": "dpo"}, "sampling": {"batch_size": 5}},
+            r"sampling\.batch_size is 5 with algorithm\.objective=dpo",
+        ),
+        (
+            {"algorithm": {"objective": "dpo", "zero_variance_groups": "train"}},
+            r"algorithm\.zero_variance_groups is train with algorithm\.objective=dpo",
+        ),
+        ({"algorithm": {"objective": "dpo", "options": {"beta": 0}}}, r"algorithm\.options\.beta"),
+        ({"algorithm": {"objective": "dpo", "options": {"shared": False}}}, r"options\.shared: no such"),
+    ],
+)
+def test_what_a_plug_in_cannot_work_with_is_refused(values: dict, said: str):
+    with pytest.raises(ConfigurationError, match=said):
+        with_read_options(RunConfig.model_validate(values))
+
+
+def test_it_imports_without_the_heavy_libraries():
+    # A GPU machine with torch alone, the dashboard, and the Prefect form all read it.
+    heavy = "{'torch', 'ray', 'prefect', 'streamlit', 'mlflow', 'duckdb'}"
+    program = f"import sys, storage.config.run_config; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_gpu_for_scorers_where_no_device_has_one_is_refused():
+    settings = ["runtime.scorer_gpu=1", "reward.scorer=clip-score", "model.device=cpu"]
+    with pytest.raises(ConfigurationError, match=r"scorer_gpu is 1 with model\.device=cpu"):
+        load_config("glyphs", settings, {})
+
+
+def test_a_degree_that_measured_times_choose_is_stored_as_it_is_written():
+    shared = {"rollout": "auto", "evaluate": 2}
+    config = RunConfig.model_validate({"runtime": {"spot_workers": 3}, "sequence_parallel": shared})
+    assert config.model_dump(mode="json")["sequence_parallel"] == shared | {"explore": 1}
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    assert RunConfig.model_validate(config.model_dump()) == config
+    assert (config.sequence_parallel.rollout, config.sequence_parallel.largest) == (AUTO, MOST_DEGREE)
+    assert config.sequence_parallel.is_measured and not RunConfig().sequence_parallel.is_measured
+    assert RunConfig().sequence_parallel.largest == 1
+
+
+@pytest.fixture
+def copied_config(tmp_path: Path) -> RunConfig:
+    for name in ("train", "evaluate"):
+        (tmp_path / f"{name}.txt").write_text(f'a red sign that says "{name}"\n')
+    shutil.copytree(WEIGHTS_FOLDER / "glyphs", tmp_path / "model")
+    return RunConfig.model_validate(
+        {
+            "model": {"path": str(tmp_path / "model")},
+            "prompts": {"train": str(tmp_path / "train.txt"), "evaluate": str(tmp_path / "evaluate.txt")},
+        }
+    )
+
+
+def test_digests_are_those_of_the_content(copied_config: RunConfig):
+    digests = input_digests(copied_config)
+    assert set(digests) == {"digest prompts.train", "digest prompts.evaluate", "digest model"}
+    content = Path(copied_config.prompts.train).read_bytes()
+    assert digests["digest prompts.train"] == hashlib.sha256(content).hexdigest()
+    carried = copied_config.model_copy(update={"model": RunConfig().model})
+    assert input_digests(carried)["digest model"] == digests["digest model"], "the same files elsewhere"
+
+
+def test_a_dataset_of_several_files_is_known_by_all_of_them(copied_config: RunConfig, tmp_path: Path):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.parquet").write_bytes(name.encode())
+    prompts = copied_config.prompts.model_copy(update={"train": str(folder)})
+    several = copied_config.model_copy(update={"prompts": prompts})
+    environment = input_digests(several)
+    (folder / "b.parquet").write_bytes(b"c")
+    with pytest.raises(ConfigurationError, match=r"prompts\.train = .*dataset"):
+        refuse_changed_inputs(environment, several)
+
+
+def test_what_has_changed_is_named(copied_config: RunConfig, tmp_path: Path):
+    environment = {"torch": "2.13.0", **input_digests(copied_config)}
+    refuse_changed_inputs(environment, copied_config)
+    refuse_changed_inputs({"torch": "2.13.0"}, copied_config)  # a run of a version that stored none
+    (tmp_path / "train.txt").write_text('a red sign that says "other"\n')
+    with pytest.raises(ConfigurationError, match=r"prompts\.train = .*train\.txt.*SHA-256.*was.*Put the old"):
+        refuse_changed_inputs(environment, copied_config)
+    weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    with pytest.raises(ConfigurationError) as refused:
+        refuse_changed_inputs(environment, copied_config)
+    assert "prompts.train" in str(refused.value)
+    assert "model.path" in str(refused.value)
+    assert "prompts.evaluate" not in str(refused.value)
+
+
+def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):
+    environment = input_digests(copied_config)
+    (tmp_path / "evaluate.txt").unlink()
+    with pytest.raises(PromptFileError, match=r"evaluate\.txt' does not exist"):
+        refuse_changed_inputs(environment, copied_config)
+    (tmp_path / "evaluate.txt").touch()
+    (tmp_path / "model" / "codec.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"no codec\.safetensors"):
+        refuse_changed_inputs(environment, copied_config)

@@ -6,10 +6,12 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.queries.workload import (
     changes_of_state,
@@ -19,10 +21,11 @@ from storage.record.queries.workload import (
     start_times,
 )
 from storage.record.reading import RecordConnection
-from storage.record.records import DeviceEvent, DeviceState, StateInterval
+from storage.record.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
-from tests.sample_run import evaluation_record, iteration_record
+from tasks.recorded_profile import recorded_profile
+from tests.sample_run import _DEVICES, evaluation_record, iteration_record
 
 RUN = "by-hand"
 
@@ -90,3 +93,57 @@ def test_only_losses_of_devices_at_work_are_discovered_by_a_call(ledger: RecordC
 def test_an_evaluation_has_its_images_and_device_time(ledger: RecordConnection):
     (row,) = evaluation_work(ledger, RUN).to_dict("records")
     assert (row["iteration"], row["images"], row["rollout_device_s"]) == (0, 8, 14.0)
+
+
+BEGAN = 1_000_000.0
+NAMES = [name for name, *_ in _DEVICES]
+BATCHES, STEPS = 16, 10
+
+
+def recorded(
+    tmp_path: Path, rollout: Any, sizes: tuple[int, ...], step_s: dict[int, float] | None = None
+) -> Home:
+    """Three devices that roll out for 9 s in each of four iterations, in groups of these sizes."""
+    home = Home(tmp_path).ensure()
+    store = RunStore(home)
+    shared = {"rollout": rollout, "evaluate": 1}
+    config = RunConfig.model_validate(
+        {"name": "glyphs", "sequence_parallel": shared, "runtime": {"spot_workers": 2}}
+    )
+    store.create_run("shared", config, plugin_facts(config), os.getpid())
+    for iteration in range(1, 5):
+        began = BEGAN + 100 * iteration
+        names, groups = list(NAMES), []
+        for place, size in enumerate(sizes):
+            members, names = tuple(names[:size]), names[size:]
+            groups.append(GroupRecord(iteration, place, "", members, began, began + 18))
+        times = [StepTimeRecord("any", d, value, 5) for d, value in (step_s or {}).items()]
+        record = iteration_record("shared", iteration, began)
+        store.commit_iteration(replace(record, groups=groups, step_times=times))
+    store.commit_evaluation(evaluation_record("shared", 4, BEGAN + 600))
+    store.set_status("shared", "finished")
+    return home
+
+
+def test_a_step_is_the_group_s_time_over_its_batches(tmp_path: Path):
+    profile = recorded_profile(recorded(tmp_path, 3, (3,)), "shared")
+    assert profile.step_s(16, 3) == pytest.approx(27 / 3 / (BATCHES * STEPS))
+    (shared,) = [step for step in profile.steps if step.degree == 3]
+    assert (shared.evidence, shared.source) == ("measured", "run shared")
+    # Devices evaluated alone: their step stands for degree 1, over which nothing is known of evaluations.
+    assert profile.degrees == (1, 3)
+    assert profile.evaluation.evidence == "modelled"
+
+
+def test_measured_times_say_how_degrees_compare(tmp_path: Path):
+    # 18 device-seconds of two that share and 9 of one alone. The measured steps are 0.1 and 0.08 s, without
+    # decoding: 18 / 2 / 0.8 + 9 device-seconds alone would have done the 160 steps.
+    home = recorded(tmp_path, "auto", (2, 1), {1: 0.1, 2: 0.08})
+    profile = recorded_profile(home, "shared")
+    assert profile.step_s(16, 2) / profile.step_s(16, 1) == pytest.approx(0.8)
+    assert profile.step_s(16, 1) == pytest.approx((18 / 2 / 0.8 + 9) / (BATCHES * STEPS))
+
+
+def test_rollouts_of_several_degrees_say_nothing_without_measured_times(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="no rollout whose samples were all shared alike"):
+        recorded_profile(recorded(tmp_path, 2, (2, 1)), "shared")

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
+from storage import environment
 from storage.ledger.ledger import Entry, Ledger, Spent
-from ui.charts.cost import bill_by_phase, on_demand_cost
+from storage.ledger.modelled import is_modelled
+from ui.charts.cost import bill_by_phase, no_saving, on_demand_cost
 from ui.data.devices import bill_entries
+from ui.pages.convergence.charts import mean_over_seeds
+from ui.pages.runs.data import shared_target, time_to_score
 
 
 def ledger(*entries: Entry) -> Ledger:
@@ -57,3 +65,118 @@ def test_the_bill_by_phase_sums_to_the_bill():
         {"phase": "evaluation", "market": "reserved", "device_s": 720.0, "usd": 2.0},
     ]
     assert sum(bill_entries(book)["usd"]) == 13.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "modelled"),
+    [
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "local"}}, {}, True),
+        ({"gone": 1}, {}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "1 x NVIDIA H100"}, False),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
+        ({"runtime": {"cluster": "auto"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "127.0.0.1:6379"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "ray://localhost:10001"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "auto"}}, {"accelerators": "8 x AMD gfx90402"}, False),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}, "model": {"device": "cpu"}}, {}, True),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"devices": "cpu"}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "1 x NVIDIA H100", "devices": "cpu"}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "none", "devices": "NVIDIA H100, cpu"}, False),
+    ],
+)
+def test_dollars_are_modelled_where_no_device_was_rented(settings: dict, environment: dict, modelled: bool):
+    assert is_modelled(settings, environment) is modelled
+
+
+def worked_ledger(worked_s: float, idle_s: float, spot_usd_per_s: float = 0.001) -> Ledger:
+    entries = (
+        Entry("iteration", "reserved", "train", Spent(100.0, 0.3)),
+        Entry("iteration", "spot", "rollout", Spent(worked_s, worked_s * spot_usd_per_s)),
+        Entry("iteration", "spot", "idle", Spent(idle_s, idle_s * spot_usd_per_s)),
+    )
+    return Ledger(entries, (), (), (), True, 0, 0)
+
+
+def why_not(of: Ledger, modelled: bool) -> str:
+    compared = on_demand_cost(of)
+    assert compared is not None
+    return no_saving(of, compared, modelled)
+
+
+def test_a_saving_is_what_reserved_devices_would_have_cost_more():
+    compared = on_demand_cost(worked_ledger(60, 40))
+    assert compared is not None
+    assert compared.saved_usd == pytest.approx(100 * (0.003 - 0.001))
+    assert why_not(worked_ledger(60, 40), modelled=False) == ""
+
+
+def test_spot_devices_that_idle_more_than_they_work_save_nothing():
+    found = why_not(worked_ledger(40, 60), modelled=False)
+    assert found == "Spot devices idled 60.0 s and worked 40.0 s."
+
+
+def test_modelled_dollars_save_nothing():
+    assert "No device was rented" in why_not(worked_ledger(60, 40), modelled=True)
+
+
+def test_spot_devices_at_the_reserved_price_save_nothing():
+    assert "as much as reserved" in why_not(worked_ledger(60, 40, 0.003), modelled=False)
+
+
+def test_gpus_of_amd_are_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for node, simds in enumerate((0, 304, 304)):
+        folder = tmp_path / str(node)
+        folder.mkdir()
+        (folder / "properties").write_text(f"simd_count {simds}\ngfx_target_version 90402\n")
+    monkeypatch.setattr(environment, "_AMD_NODES", tmp_path)
+    assert "2 x AMD gfx90402" in environment.environment()["accelerators"]
+
+
+def courses() -> pd.DataFrame:
+    rows = [
+        ("a", 0, 0.2, 10.0, 1.0), ("a", 10, 0.5, 110.0, 11.0), ("a", 20, 0.79, 210.0, 21.0),
+        ("b", 0, 0.4, 5.0, 2.0), ("b", 10, 0.8, 55.0, 22.0),
+        ("c", 0, 0.1, 1.0, 0.5),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["run_id", "iteration", "score", "elapsed_s", "usd"])
+
+
+def test_time_to_a_score_goes_from_the_untouched_model_to_the_first_evaluation_at_or_above_it():
+    found = time_to_score(courses(), ["b", "a", "c"], "score", 0.5).set_index("run_id")
+    assert list(found.index) == ["b", "a", "c"]
+    assert found["reached"].tolist() == [True, True, False]
+    assert found.loc["a", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 100, 10]
+    assert found.loc["b", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 50, 20]
+    assert math.isnan(float(found["iteration"].tolist()[2]))
+    assert found["best"].tolist() == [0.8, 0.79, 0.1]
+
+
+def test_a_run_without_scores_has_not_reached_any():
+    found = time_to_score(courses(), ["gone"], "score", 0.0)
+    assert found["reached"].tolist() == [False]
+
+
+def test_the_shared_target_is_the_lowest_of_the_best_scores_and_all_reach_it():
+    two = courses().query("run_id != 'c'")
+    assert shared_target(two, "score") == 0.79
+    assert bool(time_to_score(two, ["a", "b"], "score", 0.79)["reached"].all())
+    assert shared_target(courses().head(0), "score") == 0.0
+
+
+def test_the_interval_over_seeds():
+    rows = [("a", 0, 0.4), ("b", 0, 0.5), ("c", 0, 0.6), ("a", 10, 0.5), ("b", 10, 0.7), ("c", 20, 0.9)]
+    frame = mean_over_seeds(pd.DataFrame(rows, columns=["run_id", "iteration", "score"]), "score")
+    assert frame["iteration"].tolist() == [0], "the only iteration that all three have evaluated"
+    # Deviation 0.1, so 4.303 * 0.1 / sqrt(3) with two degrees of freedom.
+    assert frame["mean"].tolist() == pytest.approx([0.5])
+    assert frame["low"].tolist() == pytest.approx([0.5 - 0.24843], abs=1e-4)
+    assert frame["high"].tolist() == pytest.approx([0.5 + 0.24843], abs=1e-4)
+
+
+def test_the_interval_ends_where_scores_end_and_one_run_has_none():
+    rows = [("a", 0, 0.1), ("b", 0, 0.9)]
+    frame = mean_over_seeds(pd.DataFrame(rows, columns=["run_id", "iteration", "score"]), "score")
+    assert (frame["low"].tolist(), frame["high"].tolist()) == ([0.0], [1.0])
+    one = pd.DataFrame(rows[:1], columns=["run_id", "iteration", "score"])
+    assert mean_over_seeds(one, "score").empty

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from storage.home import Home
 from storage.readers.mlflow_server import mlflow_identity
 from tests.running_up import free_port
 from ui.data.links import is_prefect, mlflow_link, prefect_link
+from ui.server.early import EarlyScripts, _addresses
 
 HERE = "http://127.0.0.1:4200/v2/runs/flow-run/1"
 THERE = "https://prefect.example.org/v2/runs/flow-run/1"
@@ -88,3 +91,27 @@ def test_a_server_of_one_s_own_is_linked_to(tmp_path: Path):
     assert found.address == "https://mlflow.example.org/#/experiments?workflowType=machine_learning"
     assert "`r`" in found.how
     assert mlflow_link(Home(tmp_path), "r", None, "javascript:x").address == ""
+
+
+async def _answers(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+def headers_of(path: str) -> list[tuple[bytes, bytes]]:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nothing is read")
+
+    asyncio.run(EarlyScripts(_answers)({"type": "http", "path": path}, receive, send))
+    return sent[0]["headers"]
+
+
+def test_only_pages_name_scripts_and_other_addresses_are_not_remembered():
+    assert any(b"PlotlyChart" in value for _, value in headers_of("/seeds"))
+    remembered = _addresses.cache_info().currsize
+    assert [headers_of(f"/media/{number}.png") for number in range(3)] == [[], [], []]
+    assert _addresses.cache_info().currsize == remembered

@@ -4,7 +4,7 @@ A line of the list has
 
 - `what` is wrong, and its `kind`;
 - `command`: what follows `spotlight`;
-- `says`: what the refusal must hold;
+- `says`: what the refusal must hold, or a list of it;
 - and perhaps `env`: variables; `files`: name -> text, or a list of kind and value (`folder`, `link`, `pipe`,
   `hex`); `runs`: runs that the home holds (see `_HOMES`); `loads`: true where a library has to be asked.
 
@@ -192,7 +192,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def run(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What comes of one entry: exit code, both outputs, seconds, the heavy libraries that are loaded."""
+    """What comes of one entry: exit code, both outputs, seconds, heavy libraries loaded, what was made."""
     out, errors = io.StringIO(), io.StringIO()
     before = dict(os.environ), Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as folder:
@@ -213,6 +213,8 @@ def run(entry: Mapping[str, Any]) -> dict[str, Any]:
             os.environ.clear()
             os.environ.update(before[0])
             sys.argv = before[2]
+        home = Home(here / "home")
+        made = [*home.run_ids(), *([home.database.name] if home.database.exists() else [])]
     seconds = time.monotonic() - started
     loaded = [name for name in HEAVY if name in sys.modules]
     return {
@@ -220,6 +222,7 @@ def run(entry: Mapping[str, Any]) -> dict[str, Any]:
         "out": out.getvalue(),
         "error": errors.getvalue(),
         "loaded": loaded,
+        "made": made,
         "seconds": seconds,
     }
 

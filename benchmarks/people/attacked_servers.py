@@ -14,7 +14,7 @@ import psutil
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tests.running_up import ROOT, free_ports, wait_until
+from tests.running_up import ROOT, free_port, wait_until
 
 _SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
@@ -51,7 +51,7 @@ def training(home: Home) -> Iterator[psutil.Process]:
 @contextmanager
 def unprotected(home: Home) -> Iterator[str]:
     """Prefect's server as it comes; yields its address."""
-    port = free_ports()[0]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
         "PREFECT_HOME": str(home.prefect),
         "PREFECT_SERVER_API_PORT": str(port),

@@ -125,20 +125,3 @@ def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunSt
     assert page.count("plotly.js v") == 1, "embedded once"
     assert ' src="http' not in after and " href=" not in after
     assert after.count('class="plot"') >= 15
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["gone"], "no run 'gone'"),
-        (["../../secret.txt", "--out", "."], "is a folder"),
-        (["../../secret.txt", "--out", "no/such/folder/x.html"], "is missing; make it"),
-    ],
-)
-def test_a_report_that_cannot_be_written_says_why(hostile: RunStore, arguments: list[str], words: str):
-    answer = subprocess.run(
-        [sys.executable, "-m", "flows.cli.command_line", "report", *arguments],
-        cwd=UI.parent, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert answer.returncode == 2
-    assert words in " ".join(answer.stderr.split())

@@ -1,14 +1,13 @@
-"""`spotlight chaos`: what it refuses before anything starts, and what it makes of a run that is over."""
+"""`spotlight chaos`: its faults and traces, and what it makes of a run that is over."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 import flows.server.prefect_server
-from flows.cli import chaos, command_line
+from flows.cli import chaos
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
 from storage.config.loading import load_config
@@ -30,68 +29,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setattr(flows.server.prefect_server, "prefect_server", refuse)
     monkeypatch.setattr(chaos, "start", refuse)
     return Home(tmp_path / "home")
-
-
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], home: Home):
-    """Calls the command, which has to refuse; its message on one line."""
-
-    def call(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["spotlight", "chaos", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            command_line.main()
-        answer = capsys.readouterr()
-        assert ended.value.code == 2 and answer.out == ""
-        assert home.run_ids() == [] and not home.database.exists()
-        return " ".join(answer.err.split())
-
-    return call
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs")),
-        (("--faults", "0"), ("--faults is 0", "give at least 1")),
-        (("--kinds", "kill,flood"), ("no fault 'flood'", "there are kill, notice_then_kill")),
-        (("--schedule", "nowhere.json"), ("--schedule nowhere.json cannot be read",)),
-        (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
-        (("--set", "runtime.spot_workers=0"), ("runtime.spot_workers is 0", "needs a spot worker")),
-        (("--set", 'runtime.cluster="10.0.0.7:6379"'), ("processes of this machine", "set it to ray")),
-        (("--preset", "glyphs-stale"), ("set exploration.stop_with_training=false",)),
-        (("--set", "runtime.history=false"), ("runtime.history is false", "leave it out")),
-        (("--set", "runtime.cluster=local", "--kinds", "agent_death"), ("no agents of Ray", "cluster=ray")),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(refusal, arguments, says):
-    message = refusal(*arguments)
-    assert message.startswith("error: ")
-    for part in says:
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("kill everyone", "is not JSON"),
-        ('{"kind": "kill"}', "write a list"),
-        ("[]", "holds no faults"),
-        ('[{"kind": "flood", "at_s": 1}]', "unknown fault 'flood'"),
-        ('[{"kind": "kill"}]', "give either at_s, or iteration and phase"),
-    ],
-)
-def test_a_schedule_that_is_none_is_refused(refusal, tmp_path, text, says):
-    schedule = tmp_path / "faults.json"
-    schedule.write_text(text)
-    message = refusal("--preset", "smoke", "--schedule", str(schedule))
-    assert str(schedule) in message and says in message
-
-
-@pytest.mark.parametrize("also", [("--faults", "3"), ("--kinds", "kill")])
-def test_a_schedule_and_a_draw_at_once_are_refused(refusal, tmp_path, also):
-    schedule = tmp_path / "faults.json"
-    schedule.write_text('[{"kind": "kill", "at_s": 1}]')
-    assert "leave out --faults and --kinds" in refusal("--schedule", str(schedule), *also)
 
 
 def config(*changes: str):
@@ -158,29 +95,6 @@ def test_the_table_says_which_promise_was_broken(capsys):
 def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
     (folder / "trace.csv").write_text(text)
     return str(folder / "trace.csv")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--most", "3"), "give --trace too"),
-        (("--trace", "TRACE", "--faults", "3"), "leave out --faults, --kinds and --schedule"),
-        (("--trace", "nowhere.csv"), "nowhere.csv"),
-        (("--trace", "TRACE", "--set", "runtime.cluster=127.0.0.1:6379"), "Ray instances of its own"),
-        (("--trace", "TRACE", "--set", "runtime.cluster=local"), "runtime.cluster is local; set it to ray"),
-        (("--trace", "TRACE", "--degree", "2", "--set", "runtime.spot_workers=2"), "one worker each"),
-        (("--trace", "TRACE", "--set", "model.device=cuda"), "set model.device=cpu"),
-        (("--trace", "TRACE", "--notice", "inf"), "a notice of inf s"),
-        (("--trace", "TRACE", "--preset", "glyphs-stale"), "set exploration.stop_with_training=false"),
-    ],
-)
-def test_a_trace_that_cannot_be_replayed_is_refused(refusal, tmp_path, arguments, says):
-    name = trace_file(tmp_path)
-    assert says in refusal(*(name if part == "TRACE" else part for part in arguments))
-
-
-def test_a_trace_in_which_nothing_happens_is_refused(refusal, tmp_path):
-    assert "no instance comes or goes" in refusal("--trace", trace_file(tmp_path, "0,add,a\n"))
 
 
 def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path):

@@ -29,7 +29,7 @@ from storage.record.run_folder import RUN_FILE
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunRow, RunStore
 from tests.sample_run import write_sample_run
-from tests.tampering import damage, make_earlier_home, row_files, set_run
+from tests.tampering import damage, row_files, set_run
 
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
@@ -105,80 +105,6 @@ def test_set_says_what_it_does_for_the_command(shell: Shell, command: str, said:
     assert said in shell(command, "--help")[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs", "shapes-sparse")),
-        (
-            ("--preset", "sd3.5-512"),
-            ("error: reward.scorer, prompts.train, prompts.evaluate: not set", "--set reward.scorer=my_"),
-        ),
-        (
-            ("--preset", "sd3.5-512", "--set", "reward.scorer=jpeg"),
-            ("error: prompts.train, prompts.evaluate: not set", "--set prompts.train=my-prompts.txt"),
-        ),
-        (
-            ("--preset", "sd3.5-512", "--set", "reward.scorer=examples/plain_reward.py:blue", "--set",
-             "prompts.train=builtin:signs-train", "--set", "prompts.evaluate=builtin:signs-evaluate"),
-            ("`hf download stabilityai/stable-diffusion-3.5-medium`",),
-        ),
-        (("--preset", "nowhere.toml"), ("preset nowhere.toml cannot be read", "check the path")),
-        (("--set", "sampling.noise=1"), ("sampling.noise", "did you mean sampling.noise_level?")),
-        (("--set", "learning_rate=1e-4"), ("did you mean optimizer.learning_rate?",)),
-        (("--set", "iterations"), ("--set iterations", "write section.key=value")),
-        (("--set", "iterations=0"), ("iterations = 0", "must be at least 1", "raise it", "--set")),
-        (("--set", "seed=-1"), ("seed = -1", "must be at least 0")),
-        (("--set", "sampling.noise_level=nan"), ("must be finite",)),
-        (("--set", "reward.scorer=OCR"), ("unknown name", "choose one of ocr, shapes")),
-        (
-            ("--set", "sampling.window_size=12"),
-            ("sampling.window_size is 12", "leave room for 9", "lower window_size"),
-        ),
-        (
-            ("--set", "prompts.train=missing.txt"),
-            ("missing.txt' does not exist", "builtin:glyphs-train"),
-        ),
-        (("--set", "prompts.train=builtin:nothing"), ("no built-in prompt set 'nothing'",)),
-        (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
-        (
-            ("--set", "model.family=flux", "--set", "model.path=nobody/none"),
-            ("'nobody/none' is no folder here", "`hf download nobody/none`"),
-        ),
-        (
-            ("--set", "model.path=embedded:glyfs"),
-            ("embedded:glyfs", "there are edits, glyphs, glyphs-sparse"),
-        ),
-        (
-            ("--set", "evaluation.prompts=129"),
-            ("a file of 128 prompts", "evaluation.prompts = 129", "lower evaluation.prompts"),
-        ),
-        (("--preset", "glyphs", "--set", "reward.scorer=shapes"), ("scorer 'shapes'", "choose prompts")),
-        (
-            ("--set", "price.book=none.csv", "--set", "price.offer=H1@here"),
-            ("none.csv", "check the path"),
-        ),
-        (("--set", "price.offer=H1@here"), ("price.offer='H1@here' without price.book",)),
-        (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
-        (("--run-id", ""), ("run identifier ''",)),
-    ],
-)  # fmt: skip
-def test_what_cannot_work_is_refused_before_anything_starts(
-    shell: Shell, home: Home, arguments: tuple[str, ...], says: tuple[str, ...]
-):
-    message = shell.refusal("train", *arguments)
-    assert message.startswith("error: ")
-    for part in says:
-        assert part in message
-    assert home.run_ids() == [] and not home.database.exists()
-
-
-def test_every_wrong_setting_is_told_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SPOTLIGHT_SAMPLING__BATCH_SIZE", "2")
-    message = shell.refusal("train", "--set", "iterations=0")
-    assert "2 settings are wrong" in message
-    assert "sampling.batch_size = 2 (from SPOTLIGHT_SAMPLING__BATCH_SIZE)" in message
-
-
 def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch):
     import torch
 
@@ -194,15 +120,6 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
     assert RunStore(home).runs() == [] and not home.database.exists()
-
-
-def test_prompts_file_shorter_than_an_iteration(shell: Shell, home: Home, tmp_path: Path):
-    prompts = tmp_path / "three.txt"
-    prompts.write_text("".join(f'a red sign that says "{text}"\n' for text in ("A", "B", "C")))
-    message = shell.refusal("train", "--set", f"prompts.train={prompts}")
-    assert "3 prompts" in message
-    assert "algorithm.prompts_per_iteration = 16" in message
-    assert home.run_ids() == [] and not home.database.exists()
 
 
 def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
@@ -357,14 +274,6 @@ def test_evaluations_that_cannot_be(shell: Shell, home: Home):
         shell("evaluate", "mine")
 
 
-def test_an_evaluation_that_could_not_be_kept_or_compared_is_refused(shell: Shell, tmp_path: Path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    message = shell.refusal("evaluate", "--preset", "smoke", "--images", str(tmp_path / "full"))
-    assert "is not an empty folder" in message
-    assert "no evaluation 'other'" in shell.refusal("evaluate", "--preset", "smoke", "--compare", "other")
-
-
 def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     assert "no evaluations yet" in shell("evaluations")[1]
     config = RunConfig().model_dump(mode="json")
@@ -382,22 +291,6 @@ def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
     assert json.loads(out.splitlines()[-1])["score"] == 0.25
     assert "+0.250" in out
     assert "no evaluation 'e-3'" in shell.refusal("evaluations", "e-1", "e-3")
-
-
-def test_weights_are_not_written_over(shell: Shell, tmp_path: Path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    for name in ("full", "full/file"):
-        message = shell.refusal("pretrain", "glyphs", "--out", str(tmp_path / name))
-        assert "is not an empty folder" in message and "name a new one" in message
-    assert "circles" in shell.refusal("pretrain", "circles", "--out", "x")
-
-
-def test_numbers_out_of_range_are_refused(shell: Shell):
-    message = shell.refusal("ui", "--port", "65536")
-    assert "--port" in message
-    assert "65535" in message
-    assert "--seed" in shell.refusal("pretrain", "glyphs", "--out", "x", "--seed", "-1")
 
 
 def test_no_runs_yet(shell: Shell, home: Home):
@@ -467,32 +360,6 @@ def test_presets_are_listed_with_what_they_are_for(shell: Shell):
 def test_without_a_command_it_is_help(shell: Shell):
     _, out, message = shell()
     assert "train" in out + message
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("runs",), ("evaluations",), ("train", "--preset", "smoke", "--run-id", "new"), ("evaluate", "r"),
-        ("export", "r", "--out", "weights"), ("reproduce", "r", "--write", "r.json"),
-    ],
-    ids=lambda arguments: "-".join(arguments[:1]),
-)  # fmt: skip
-def test_a_home_of_an_earlier_version_is_one_line_with_what_to_do(shell: Shell, home: Home, arguments):
-    make_earlier_home(home)
-    message = shell.refusal(*arguments)
-    assert "was made by an earlier version" in message
-    assert "set SPOTLIGHT_HOME to a new folder" in message
-
-
-@pytest.mark.parametrize(
-    "arguments", [("runs",), ("resume", "r"), ("export", "r", "--out", "weights"), ("report", "r")]
-)
-def test_a_damaged_description_of_a_run_is_named(shell: Shell, home: Home, arguments: tuple[str, ...]):
-    RunStore(home).create_run("r", RunConfig(), {}, os.getpid())
-    (home.run("r") / RUN_FILE).write_bytes(b"not JSON" * 1000)
-    message = shell.refusal(*arguments)
-    assert f"{home.run('r') / RUN_FILE} is damaged" in message
-    assert "restore the file, or move the run's folder out of the home" in message
 
 
 def test_folders_without_a_description_are_named_and_the_rest_is_listed(shell: Shell, home: Home):

@@ -1,4 +1,4 @@
-"""What `spotlight up` refuses before anything starts: ports, addresses, schedules."""
+"""What `spotlight up` refuses of the state of the machine; other options are in `tests/bad_inputs.jsonl`."""
 
 from __future__ import annotations
 
@@ -69,24 +69,6 @@ def test_a_free_port_is_not_refused():
     refuse_taken_port(free(), "never said")
 
 
-def test_one_port_for_two_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="both 4300; give them two ports"):
-        up(Home(tmp_path), UpOptions(server_port=4300, dashboard_port=4300))
-
-
-def test_what_is_no_address_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"--host nowhere is no IPv4 address; 127\.0\.0\.1"):
-        up(Home(tmp_path), UpOptions(host="nowhere"))
-
-
-@pytest.mark.parametrize(
-    "name", ["https://spot.example", "spot.example:8080", "spot.example/ui", "*", "", "."]
-)
-def test_what_is_no_host_name_is_refused(name: str, tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"--allow-host '.*' is no host name; give it as in"):
-        up(Home(tmp_path), UpOptions(names=("spot.example.org", name)))
-
-
 def test_an_address_that_others_reach_is_warned_of(
     taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -96,14 +78,6 @@ def test_an_address_that_others_reach_is_warned_of(
         up(write_login(Home(tmp_path)), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
     assert len(said) == 1
     assert said[0].startswith("warning: --host 0.0.0.0: other machines reach the dashboard")
-
-
-def test_an_address_that_others_reach_is_refused_without_a_login(tmp_path: Path):
-    with pytest.raises(
-        ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to everyone who reaches"
-    ):
-        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
-    assert not (tmp_path / "up.json").exists()
 
 
 def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
@@ -120,18 +94,6 @@ def test_which_addresses_are_this_machine_alone():
     assert reachable("10.1.2.3") == "10.1.2.3"
 
 
-def test_a_server_that_is_named_already_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PREFECT_API_URL", "http://10.0.0.5:4200/api")
-    with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL is http://10\.0\.0\.5:4200/api, but"):
-        up(Home(tmp_path), UpOptions())
-
-
-@pytest.mark.parametrize("cron", ["", "2", "* * * *", "0 2 * * * *"])
-def test_an_expression_without_five_fields_is_refused(cron: str):
-    with pytest.raises(ConfigurationError, match=f"has {len(cron.split())} fields, not 5"):
-        Nightly(cron=cron)
-
-
 @pytest.mark.parametrize(
     ("cron", "says"), [("0 2 * sun *", "'sun' is no month"), ("0 2 * * Jan", "'Jan' is no day of the week")]
 )
@@ -139,12 +101,6 @@ def test_a_name_in_a_field_of_others_is_refused(cron: str, says: str):
     with pytest.raises(ConfigurationError, match=says):
         Nightly(cron=cron)
     assert Nightly(cron="0 2 * Jan sun-tue").cron == "0 2 * Jan sun-tue"
-
-
-@pytest.mark.parametrize("zone", ["Nowhere/Atlantis", "", "../etc/passwd", "/etc/localtime"])
-def test_an_unknown_zone_is_refused(zone: str):
-    with pytest.raises(ConfigurationError, match="is no zone that this machine knows"):
-        Nightly(timezone=zone)
 
 
 def test_a_schedule_is_off_unless_asked_for():

@@ -126,36 +126,6 @@ def test_skypilots_form_counts_the_available(tmp_path):
     assert summarise(trace).multi_loss_share == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "trace.json:1: not JSON"),
-        ("3", "gap_seconds is None"),
-        ("[]", "no intervals in it"),
-        ("[3]", "[0].interval is None"),
-        ('[{"interval": [0, true, 0], "duration": 1}]', "[0].interval is [0, True, 0]"),
-        ('[{"interval": [0, 1, 2], "duration": 1}]', "[0]: 2 instances go of 1"),
-        ('[{"interval": [0, 1, 0], "duration": 0}]', "[0]: duration is 0; give milliseconds above 0"),
-        (
-            '[{"interval": [0, 1, 0], "duration": 9}, {"interval": [2, 0, 0], "duration": 9}]',
-            "[1]: 2 instances before it, but the one before left 1",
-        ),
-        ("[" * 100_000, "not JSON that can be read"),
-        ('{"metadata": {"gap_seconds": 1}, "data": [300000]}', "data[0]: 300000 instances at once"),
-        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "gap_seconds is 0"),
-        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "gap_seconds is nan"),
-        ('{"metadata": {"gap_seconds": true}, "data": [1]}', "gap_seconds is True"),
-        ('{"metadata": {"gap_seconds": 9}, "data": []}', "data is list or empty"),
-        ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data[1] is -1; give whole numbers"),
-        ('{"metadata": {"gap_seconds": 9}, "data": [0.5]}', "data[0] is 0.5"),
-    ],
-)
-def test_a_wrong_file_of_skypilots_form_is_refused(tmp_path, text, message):
-    with pytest.raises(TraceError) as refused:
-        read_trace(written(tmp_path, text, "trace.json"))
-    assert message in str(refused.value)
-
-
 def test_parcaes_table_counts_the_available(tmp_path):
     trace = read_trace(written(tmp_path, "0,1\n0,2\n60000,1\n120000,3\n"))
     assert trace.length_s == 120
@@ -188,27 +158,6 @@ def test_parcaes_events_name_their_nodes(tmp_path):
     assert trace.events[2] == TraceEvent(120.0, "remove", "node-0")
     assert trace.length_s == 210
     assert trace.alive_at(210) == {"node-1"}
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", "no instance comes in it"),
-        ("{", ":1: not JSON"),
-        ("[" * 100_000, ":1: not JSON that can be read"),
-        ('[0, "add", {"nodes": "a", "duration": 1}]', ":1: no event of Parcae's form"),
-        ('[0, "lose", {"nodes": [], "duration": 1}]', ":1: no event of Parcae's form"),
-        ('[-1, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
-        ('[1e300, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
-        ('[0, "no-op", {"nodes": ["a"], "duration": 1}]', ":1: no-op names 1 nodes"),
-        ('[0, "remove", {"nodes": ["a"], "duration": 1}]', ":1: instance 'a' is removed but not there"),
-        ('[0, "add", {"nodes": ["a"]}]', ":1: duration is None"),
-    ],
-)
-def test_a_wrong_line_of_parcaes_form_is_named(tmp_path, line, message):
-    with pytest.raises(TraceError) as refused:
-        read_trace(written(tmp_path, line, "trace.txt"))
-    assert message in str(refused.value)
 
 
 def test_traces_that_contradict_themselves(trace):

@@ -21,9 +21,10 @@ the exponent is the least-squares one of the other six. (Of graded shapes two ru
 there already, with none of `plain_nft_shared` of the same recipe to compare them with.)
 
 Figures: `error_median` is the median of |predicted - measured| / measured over all points,
-`error_median_before` over those predicted first, `error_median_of_auto` with auto's root. `order_right` is
-the share of pairs of points that the prediction puts in the measured order, of those whose measured
-difference exceeds its noise: as logarithms, the root of the summed squares of both half intervals.
+`error_median_before` over those predicted first (`_at_half`: to half of the gain), `error_median_of_auto`
+with auto's root; an arm most of whose run seeds never get there is infinitely wrong. `order_right` is the
+share of pairs of points that the prediction puts in the measured order, of those whose measured difference
+exceeds its noise: as logarithms, the root of the summed squares of both half intervals.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ from storage.prompts.of_a_run import load_run_prompts
 
 SHARE = 75
 """Percent of the gain of the arm without exploration that both arms are to reach."""
+
+HALF = 50
+"""A second target, which says whether a prediction fails early or late; no aim is of it."""
 
 GROUP, CANDIDATES, PLAIN_PROMPTS = 4, 18, 32
 """Samples of a prompt group, most candidates of a prompt, and prompts of an iteration without exploration."""
@@ -203,9 +207,10 @@ def measured_gain(point: Point, plain: Mapping[int, Curve], ours: Mapping[int, C
     curves |= {("ours", seed): curve for seed, curve in ours.items() if seed in plain}
     names = {"plain": FIXED["plain"], "ours": FIXED[point.strategy]}
     arms = arm_curves(curves, {each: arm_config(point.task, name, 0, RECIPE) for each, name in names.items()})
-    target = arms["plain"].targets()[SHARE]
+    targets = arms["plain"].targets()
     slow, fast = (Way(arms[each], arms[each].trained) for each in names)
-    return ratio(slow, fast, target)
+    early = ratio(slow, fast, targets[HALF])["median"]
+    return {**ratio(slow, fast, targets[SHARE]), "median_at_half": early}
 
 
 def order_right(predicted: Sequence[float], gains: Sequence[Mapping[str, float]]) -> tuple[int, int]:
@@ -253,6 +258,9 @@ def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[st
         "predicted_before": len(ahead),
         "error_median": _median(errors.values()),
         "error_median_before": _median(errors[point] for point in ahead),
+        "error_median_before_at_half": _median(
+            _error(predicted[point]["gain"], found[point]["median_at_half"]) for point in ahead
+        ),
         "error_median_of_auto": _median(of_auto.values()),
         "order_right": round(right / pairs, 3) if pairs else None,
         "pairs_beyond_noise": pairs,
@@ -273,9 +281,11 @@ def _error(predicted: float, measured: float) -> float:
     return abs(predicted / measured - 1) if measured else math.inf
 
 
-def _median(values: Any) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
+    """Return the median; None without values, and where it is infinite."""
     some = list(values)
-    return round(statistics.median(some), 3) if some else None
+    middle = statistics.median(some) if some else math.inf
+    return round(middle, 3) if math.isfinite(middle) else None
 
 
 def earlier_curves(task: str, arm: str, commits: Sequence[str]) -> dict[int, Curve]:

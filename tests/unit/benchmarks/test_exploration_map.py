@@ -57,7 +57,7 @@ def test_the_exponent_that_gains_follow_is_found():
 
 
 def gain(low: float, median: float, high: float) -> dict[str, float]:
-    return {"low": low, "median": median, "high": high}
+    return {"low": low, "median": median, "high": high, "median_at_half": 0.8}
 
 
 def test_only_differences_beyond_their_noise_are_judged():
@@ -88,7 +88,7 @@ def test_a_measured_gain():
     plain = {seed: curve(0.01, 100) for seed in range(3)}
     found = measured_gain(Point("ocr", "stale"), plain, {seed: curve(0.02, 50) for seed in range(1, 4)})
     assert found["run_seeds"] == 2
-    assert found["median"] == pytest.approx(4.0)
+    assert (found["median"], found["median_at_half"]) == (pytest.approx(4.0), pytest.approx(4.0))
 
 
 def test_points_are_those_predicted():
@@ -118,6 +118,9 @@ def test_a_point_that_never_gets_there_counts_as_wrong():
     figures = summarise(dict(zip(points, measured, strict=True)), predictions)
     assert (figures["points"], figures["predicted_before"], figures["error_median"]) == (3, 3, 3.0)
     assert figures["error_median_of_auto"] == 1.0
+    assert figures["error_median_before_at_half"] == pytest.approx(1.5), "2.0 where .8 is measured, twice"
+    one = summarise({points[2]: measured[2]}, predictions)
+    assert one["error_median"] is None, "infinity is no JSON"
     assert [point["error"] for point in figures["map"]] == [0.2, 3.0, None]
     assert (figures["order_right"], figures["pairs_beyond_noise"]) == (0.0, 1)
     none = {**gain(0, 0, 0), "median": None}

@@ -330,14 +330,12 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
         title: heading of the table.
         signed: whether they are differences.
     """
+    from storage.evaluations.figures import by_tag_and_overall  # it imports scipy
+
     names = [name for name in ("score", "exact") if name in figures]
     headings = [heading for name in names for heading in (name, "95 %")]
     table = Table("tag", "prompts", *headings, title=title)
-    rows = dict(figures.get("by_tag", {}))
-    if "over_tags" in figures:
-        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
-    rows["all prompts"] = figures
-    for name, row in rows.items():
+    for name, row in by_tag_and_overall(figures).items():
         cells = [
             cell
             for figure in names

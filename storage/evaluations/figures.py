@@ -94,6 +94,14 @@ def graded(figures: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def by_tag_and_overall(figures: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of a table of figures by their headings: those of each tag, then the overall ones."""
+    rows: dict[str, Mapping[str, Any]] = dict(figures.get("by_tag", {}))
+    if "over_tags" in figures:
+        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
+    return rows | {"all prompts": figures}
+
+
 def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:
     """Return `figures_of`, without `scorer_errors`, for values between `lowest` and 1, one per prompt."""
     tags = [tag for tag, _, _ in values]

@@ -173,27 +173,24 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
     """
     with records.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
-        (iterations,) = connection.execute(
-            "SELECT count(*) FROM iterations WHERE run_id = ?", [run_id]
-        ).fetchall()[0]
-        (deviation,) = connection.execute(
-            "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
-        ).fetchall()[0]
-        errors, failed, drafts = connection.execute(
-            "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed'), "
-            "sum(value) FILTER (name = 'drafts') FROM iteration_metrics WHERE run_id = ?",
-            [run_id],
-        ).fetchall()[0]
-        config, environment = connection.execute(
-            "SELECT config, environment FROM runs WHERE run_id = ?", [run_id]
-        ).fetchall()[0]
-        (unjudged,) = connection.execute(
-            "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
-        ).fetchall()[0]
-        (wall_s,) = connection.execute(
-            "SELECT sum(ended_at - started_at) FILTER (worker = ?) FROM worker_states WHERE run_id = ?",
-            [TRAINER, run_id],
-        ).fetchall()[0]
+        [(config, environment, iterations, unjudged, wall_s)] = connection.execute(
+            """
+            SELECT config, environment, (SELECT count(*) FROM iterations WHERE run_id = $run),
+                (SELECT count(*) FROM evaluation_images WHERE run_id = $run AND error IS NOT NULL),
+                (SELECT sum(ended_at - started_at) FROM worker_states
+                    WHERE run_id = $run AND worker = $trainer)
+            FROM runs WHERE run_id = $run
+            """,
+            {"run": run_id, "trainer": TRAINER},
+        ).fetchall()
+        [(deviation, errors, failed, drafts)] = connection.execute(
+            """
+            SELECT max(value) FILTER (name = 'ratio_deviation'), sum(value) FILTER (name = 'scorer_errors'),
+                sum(value) FILTER (name = 'groups_failed'), sum(value) FILTER (name = 'drafts')
+            FROM iteration_metrics WHERE run_id = $run
+            """,
+            {"run": run_id},
+        ).fetchall()
         gain = variance_gain(connection.execute(_SPREADS, [run_id]).fetchall())
         ledger = read_ledger(connection, run_id)
     facts, exact = json.loads(environment), {"exact_before": before[1], "exact_after": after[1]}

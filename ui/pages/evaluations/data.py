@@ -13,10 +13,10 @@ import pandas as pd
 import streamlit as st
 
 from storage.errors import PromptFileError
-from storage.evaluations.figures import figures_of, graded
+from storage.evaluations.figures import by_tag_and_overall, figures_of, graded
 from storage.evaluations.pairs import compare_evaluations
 from storage.evaluations.quality import QUALITY
-from storage.evaluations.separate import EvaluationStore
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.pictures import picture_file, read_frames
 from storage.prompts.sources import thumbnail
@@ -27,32 +27,13 @@ _SIDE = 512
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_evaluations(home: Path) -> pd.DataFrame:
+def load_evaluations(home: Path) -> list[SeparateEvaluation]:
     """Return all separate evaluations, newest first.
-
-    Columns: evaluation_id, started_at (Unix seconds), took_s, of (the run, or the untouched model), run_id
-    (None for a model), iteration, images, score, exact (NaN if its reward gives no verdict), folder (None if
-    the images were not kept).
 
     Raises:
         StorageError: a file of the record is damaged.
     """
-    rows = [
-        {
-            "evaluation_id": row.evaluation_id,
-            "started_at": row.started_at,
-            "took_s": row.ended_at - row.started_at,
-            "of": row.run_id or "untouched model",
-            "run_id": row.run_id,
-            "iteration": row.iteration,
-            "images": row.images,
-            "score": row.score,
-            "exact": row.exact if row.gives_verdict else math.nan,
-            "folder": row.folder,
-        }
-        for row in EvaluationStore(Home(home)).all()
-    ]
-    return pd.DataFrame(rows)
+    return EvaluationStore(Home(home)).all()
 
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
@@ -121,10 +102,7 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
     Args:
         figures: figures from `storage.evaluations.figures`, of scores or of differences.
     """
-    rows = dict(figures.get("by_tag", {}))
-    if "over_tags" in figures:
-        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
-    rows["all prompts"] = figures
+    rows = by_tag_and_overall(figures)
     return pd.DataFrame(
         {
             "tag": list(rows),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -9,6 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from storage.errors import SpotlightError, StorageError
+from storage.evaluations.separate import SeparateEvaluation
 from storage.home import Home
 from ui.elements.formatting import duration, moment, percent, plain_markdown
 from ui.elements.image_grid import evaluation_html
@@ -34,7 +37,7 @@ def _show() -> None:
     home = Home.from_environment().path
     try:
         rows = load_evaluations(home)
-        if rows.empty:
+        if not rows:
             st.info("No evaluations yet.", icon=":material/grading:")
             st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
             st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
@@ -45,29 +48,33 @@ def _show() -> None:
         show_error(error)
 
 
-def _show_table(rows: pd.DataFrame) -> None:
+def _of(row: SeparateEvaluation) -> str:
+    return row.run_id or "untouched model"
+
+
+def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
     shown = pd.DataFrame(
-        {
-            "evaluation": rows["evaluation_id"],
-            "when": rows["started_at"].map(moment),
-            "of": rows["of"],
-            "iteration": rows["iteration"],
-            "images": rows["images"],
-            "score": rows["score"],
-            "exact": rows["exact"],
-            "took": rows["took_s"].map(duration),
-        }
-    )
-    if bool(shown["exact"].isna().all()):
+        [
+            {
+                "evaluation": row.evaluation_id, "when": moment(row.started_at), "of": _of(row),
+                "iteration": row.iteration, "images": row.images, "score": row.score,
+                "exact": row.exact if row.gives_verdict else math.nan,
+                "took": duration(row.ended_at - row.started_at),
+            }
+            for row in rows
+        ]
+    )  # fmt: skip
+    if not any(row.gives_verdict for row in rows):
         shown = shown.drop(columns="exact")
     numbers = {name: st.column_config.NumberColumn(format="%.3f") for name in ("score", "exact")}
     st.dataframe(shown, hide_index=True, column_config=numbers)
     st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
 
 
-def _show_one(home: Path, rows: pd.DataFrame) -> None:
-    ids = rows["evaluation_id"].tolist()
-    of_run = rows.loc[rows["run_id"] == st.query_params.get("run"), "evaluation_id"].tolist()
+def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
+    by_id = {row.evaluation_id: row for row in rows}
+    ids, run_id = list(by_id), st.query_params.get("run")
+    of_run = [row.evaluation_id for row in rows if row.run_id is not None and row.run_id == run_id]
     wanted = st.query_params.get("evaluation", of_run[0] if of_run else None)
     left, right = st.columns(2)
     chosen = left.selectbox("Evaluation", ids, index=ids.index(wanted) if wanted in ids else 0)
@@ -75,15 +82,15 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
     st.query_params["evaluation"] = chosen
     others = [_NONE, *(other for other in ids if other != chosen)]
     before = right.selectbox("Compared with", others, key=f"before-{chosen}")
-    row = rows.loc[rows["evaluation_id"] == chosen].iloc[0]
+    row = by_id[chosen]
     images, figures = load_images(home, chosen)
-    exact = "" if pd.isna(row["exact"]) else f", {percent(row['exact'])} exact"
+    exact = f", {percent(row.exact)} exact" if row.gives_verdict else ""
     st.markdown(
-        f"**Score {row['score']:.3f}{exact}**, {row['images']} images of "
-        f"{plain_markdown(row['of'])} after {row['iteration']} iterations."
+        f"**Score {row.score:.3f}{exact}**, {row.images} images of "
+        f"{plain_markdown(_of(row))} after {row.iteration} iterations."
     )
-    if row["run_id"]:
-        address = f"/?run={quote(row['run_id'], safe='')}"
+    if row.run_id:
+        address = f"/?run={quote(row.run_id, safe='')}"
         st.link_button("The run of these weights", address, icon=":material/show_chart:")
     if figures["scorer_errors"]:
         st.warning(
@@ -100,11 +107,11 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
         _show_difference(home, before, chosen)
     st.subheader("Images")
     listed = images.reindex(columns=_IMAGE_COLUMNS)
-    if pd.isna(row["exact"]):
+    if not row.gives_verdict:
         listed = listed.drop(columns="exact")
     st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
-    if row["folder"]:
-        _show_pictures(row["folder"], row["iteration"], images)
+    if row.folder:
+        _show_pictures(row.folder, row.iteration, images)
     else:
         st.caption("The images were not kept; `spotlight evaluate --images FOLDER` keeps them.")
     offer_downloads(chosen, {"figures": table, "images": listed})

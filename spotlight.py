@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import html
 import importlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -239,7 +238,7 @@ def train(
     with calling(on_iteration):
         summary = start.train(
             preset and os.fspath(preset),
-            _assignments(changes),
+            _given(changes),
             run_id=run_id,
             cluster=cluster,
             ray_address=ray_address,
@@ -311,7 +310,7 @@ def evaluate(
     from flows import start
 
     figures = start.evaluate(
-        run_id and _identifier(run_id), preset and os.fspath(preset), _assignments(settings or {}),
+        run_id and _identifier(run_id), preset and os.fspath(preset), _given(settings or {}),
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
     )  # fmt: skip
     names = ("evaluation_id", "run_id", "iteration", "score")
@@ -377,13 +376,8 @@ def settings(preset: str | Path | None = None, settings: Settings | None = None)
     """
     from flows.start import new_configuration
 
-    return dict(
-        _flat(
-            new_configuration(preset and os.fspath(preset), _assignments(settings or {})).model_dump(
-                mode="json"
-            )
-        )
-    )
+    config = new_configuration(preset and os.fspath(preset), _given(settings or {}))
+    return dict(_flat(config.model_dump(mode="json")))
 
 
 @contextmanager
@@ -426,37 +420,32 @@ def _flat(sections: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _assignments(settings: Settings, section: str = "") -> list[str]:
-    """Return settings as the command line takes them: `section.key=value`, the value in TOML."""
-    lines: list[str] = []
+def _given(settings: Settings, section: str = "") -> list[tuple[str, Any]]:
+    """Return each setting by its dotted name, with its value in Python's own types."""
+    found: list[tuple[str, Any]] = []
     for key, value in settings.items():
         name = f"{section}{key}"
-        if isinstance(value, Mapping):
-            lines += _assignments(value, f"{name}.") if value else [f"{name}={{}}"]
-            continue
-        try:
-            # JSON's strings, numbers, booleans, and lists of them are also TOML.
-            text = json.dumps(value, ensure_ascii=False, default=_plain)
-        except TypeError as error:
-            raise ConfigurationError(
-                f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
-            ) from error
-        if value is None:
+        if isinstance(value, Mapping) and value:
+            found += _given(value, f"{name}.")
+        elif value is None:
             raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
-        lines.append(f"{name}={text}")
-    return lines
+        else:
+            found.append((name, _plain(name, value)))
+    return found
 
 
-def _plain(value: Any) -> Any:
-    """Convert a path to text, and a number or an array of numpy (or alike) to Python's own types.
-
-    Raises:
-        TypeError: the value is of another type.
-    """
+def _plain(name: str, value: Any) -> Any:
+    """Convert a path to text, and a number or an array of numpy (or alike) to Python's own types."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(name, one) for one in value]
     if callable(getattr(value, "tolist", None)):
         plain = value.tolist()
         # A float32 of 0.3 is meant as 0.3, which is what it prints, and not as 0.30000001192092896.
         return float(str(value)) if isinstance(plain, float) else plain
-    raise TypeError(f"{type(value).__name__} is no setting")
+    if isinstance(value, (str, int, float, Mapping)):
+        return value
+    raise ConfigurationError(
+        f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from flows.progress import reporter
 from storage.config.errors import KeyPath
-from storage.config.loading import load_config, load_with_sources
+from storage.config.loading import Given, load_config, load_with_sources
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.config.tracking import READERS_VARIABLE, TRACKING_VARIABLE
 from storage.errors import ConfigurationError
@@ -18,7 +18,7 @@ _PLACES = (READERS_VARIABLE, TRACKING_VARIABLE, MIRROR_VARIABLE)
 
 def given_configuration(
     preset: str | None,
-    settings: Sequence[str] | None,
+    settings: Given | None,
     ray_address: str | None = None,
     cluster: str | None = None,
     needs_task: bool = True,
@@ -35,7 +35,7 @@ def given_configuration(
 
 def given_with_sources(
     preset: str | None,
-    settings: Sequence[str] | None,
+    settings: Given | None,
     ray_address: str | None = None,
     base: RunConfig | None = None,
     cluster: str | None = None,
@@ -45,7 +45,7 @@ def given_with_sources(
 
     Args:
         preset: a preset's name, or a TOML file.
-        settings: `section.key=value` each.
+        settings: those that a person gives.
         ray_address: a running Ray cluster; None keeps that of the settings.
         base: an earlier run's configuration, in place of the defaults.
         cluster: the kind of cluster that starts the processes; None keeps that of the settings.

@@ -26,6 +26,7 @@ from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
 from storage.config.errors import GIVEN_BY
+from storage.config.loading import Given
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.environment import PRESET
 from storage.errors import (
@@ -55,7 +56,7 @@ from storage.record.run_store import (
 @output_may_fail()
 def train(
     preset: str | None = None,
-    settings: Sequence[str] = (),
+    settings: Given = (),
     *,
     run_id: str | None = None,
     cluster: str | None = None,
@@ -121,7 +122,7 @@ def resume(
 def evaluate(
     run_id: str | None = None,
     preset: str | None = None,
-    settings: Sequence[str] = (),
+    settings: Given = (),
     *,
     cluster: str | None = None,
     ray_address: str | None = None,
@@ -164,7 +165,7 @@ def evaluate(
 
 def new_configuration(
     preset: str | None,
-    settings: Sequence[str],
+    settings: Given,
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
@@ -263,7 +264,7 @@ def evaluated_configuration(
     home: Home,
     run_id: str | None,
     preset: str | None,
-    settings: Sequence[str],
+    settings: Given,
     ray_address: str | None = None,
     cluster: str | None = None,
 ) -> RunConfig:
@@ -272,7 +273,7 @@ def evaluated_configuration(
     Args:
         run_id: run whose newest checkpoint is scored; None for an untouched model.
         preset: a preset's name or file, for an untouched model.
-        settings: `SECTION.KEY=VALUE`, on top of the preset's or the run's own.
+        settings: on top of the preset's or the run's own.
 
     Raises:
         ConfigurationError: any problem, one line each.

@@ -61,6 +61,9 @@ _Layer = tuple[str, dict[str, Any]]
 _Change = tuple[KeyPath, Any]
 """A setting, and its value as JSON."""
 
+Given = Sequence[str | tuple[str, Any]]
+"""Settings that a person gives: `section.key=value` as text, or the dotted name with a value of Python's."""
+
 _CHOICES = (
     ("model", "family"), ("algorithm", "objective"), ("exploration", "strategy"), ("reward", "scorer"),
     ("evaluation", "judge"), ("runtime", "capacity"),
@@ -94,7 +97,7 @@ def list_presets(folder: Path = PRESETS) -> list[Preset]:
 
 
 def load_config(
-    preset: str | None, sets: Sequence[str], environ: Mapping[str, str], base: RunConfig | None = None
+    preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
 ) -> RunConfig:
     """Put a configuration together, as `load_with_sources` does, without the sources.
 
@@ -111,13 +114,13 @@ def load_config(
 
 
 def load_with_sources(
-    preset: str | None, sets: Sequence[str], environ: Mapping[str, str], base: RunConfig | None = None
+    preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
     """Put a configuration together; later sources win.
 
     Args:
         preset: name of a preset, or path of a TOML file; None for the defaults.
-        sets: `section.key=value` each; the value is read as TOML, else taken as it stands.
+        sets: settings; a value in text is read as TOML, else taken as it stands.
         environ: the environment to read `SPOTLIGHT_*` from.
         base: an earlier run's configuration to start from, in place of the defaults.
 
@@ -139,6 +142,10 @@ def load_with_sources(
         if key is not None:
             layers.append(_parsed(key, text, name))
     for assignment in sets:
+        if isinstance(assignment, tuple):
+            name, value = assignment
+            layers.append((GIVEN_BY.get(), _nested(tuple(name.split(".")), value)))
+            continue
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             problems.append(

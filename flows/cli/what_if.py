@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from flows.cli.options import Preset, Sets
-from flows.configuration import given_configuration
+from flows.configuration import fleet_settings, given_configuration
 from flows.run_identity import new_run_id
 from flows.terminal import console
 from storage.errors import ConfigurationError, quoted
@@ -138,7 +138,8 @@ def what_if(
     if hours is not None:
         _refuse_beside_hours(spot, policies, timeline, record)
         spot = per_instance or 1  # a price book has a price of spot devices only for a run that has some
-    changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
+    fleet = fleet_settings(reserved, spot, trainers, iterations, degree)
+    changes = [*(set_ or []), *fleet, *_prices(price)]
     config = given_configuration(preset, changes, needs_task=record)
     from tasks.market_question import MarketQuestion
     from tasks.what_if import runs_of, simulation
@@ -334,25 +335,10 @@ def _relative(spread: Spread) -> str:
     return f"×{spread.low / middle:.1f}–{spread.high / middle:.1f}"
 
 
-def _settings(
-    reserved: int | None, spot: int | None, trainers: int | None, iterations: int | None, price: str | None
-) -> list[str]:
-    """Return the options that are settings as settings, so that they are checked alike.
-
-    Args:
-        reserved, spot, trainers: numbers of devices.
-        iterations: length of a run.
-        price: prices of a reserved and of a spot device, as given.
-    """
-    given = {
-        "runtime.reserved_workers": reserved,
-        "runtime.spot_workers": spot,
-        "runtime.trainer_workers": trainers,
-        "iterations": iterations,
-    }
-    changes = [f"{name}={value}" for name, value in given.items() if value is not None]
+def _prices(price: str | None) -> list[str]:
+    """Return `--price` as settings."""
     if price is None:
-        return changes
+        return []
     parts = [part.strip() for part in price.split(",")]
     if len(parts) != 2 or not all(parts):
         raise ConfigurationError(
@@ -360,14 +346,7 @@ def _settings(
             "10.98,2.51"
         )
     names = ("price.reserved_usd_per_hour", "price.spot_usd_per_hour")
-    return [*changes, "price.book=", "price.offer=", *(f"{n}={p}" for n, p in zip(names, parts, strict=True))]
-
-
-def _sharing(degree: str | None) -> list[str]:
-    """Return `--degree` as settings."""
-    return (
-        [] if degree is None else [f"sequence_parallel.{kind}={degree}" for kind in ("rollout", "evaluate")]
-    )
+    return ["price.book=", "price.offer=", *(f"{n}={p}" for n, p in zip(names, parts, strict=True))]
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:

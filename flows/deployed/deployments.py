@@ -25,7 +25,7 @@ from flows.artifacts import (
     show_result,
     shown_in_prefect,
 )
-from flows.configuration import given_configuration, run_preflight
+from flows.configuration import fleet_settings, given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.judges import judges_beside
 from flows.process.cancellation import gone_soon_when_cancelled
@@ -116,21 +116,15 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     from tasks.what_if import simulation
 
     with _deployed():
-        devices: dict[str, int | str] = {
-            "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
-        }  # fmt: skip
-        if form.trainers:
-            devices["runtime.trainer_workers"] = form.trainers
-        if form.iterations:
-            devices["iterations"] = form.iterations
-        if form.degree != "1":
-            devices |= {f"sequence_parallel.{kind}": form.degree for kind in ("rollout", "evaluate")}
-        settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
+        degree = None if form.degree == "1" else form.degree
+        fleet = fleet_settings(
+            form.reserved, form.spot, form.trainers or None, form.iterations or None, degree
+        )
         drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
         question = MarketQuestion(
             form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
         )
-        config = given_configuration(form.preset, settings, needs_task=False)
+        config = given_configuration(form.preset, [*form.settings, *fleet], needs_task=False)
         profiles = form.profile or None, form.spot_profile or None
         asked = simulation(Home.from_environment(), config, question, *profiles)
         result = asked.answer(form.windows, asked.policies()).to_json()

@@ -7,15 +7,12 @@ of retries for each. Here that is limited, and the run's own outcome counts.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NoReturn
 
 from flows.progress import reporter
@@ -41,24 +38,11 @@ def hand_over() -> None:
     module = sys.modules.get("prefect.events.worker")
     if module is None:  # no flow has run
         return
-    drain = partial(module.EventsWorker.drain_all, timeout=_HAND_OVER_S)
-    _, waiting = _in_a_thread(drain) if _loop_runs() else drain()
+    # In a thread that runs no event loop, as a notebook's does: there Prefect would return a coroutine.
+    with ThreadPoolExecutor(1) as thread:
+        _, waiting = thread.submit(module.EventsWorker.drain_all, timeout=_HAND_OVER_S).result()
     if waiting:
         _leaves_at_once = True
-
-
-def _loop_runs() -> bool:
-    """Return True if this thread runs an event loop, as in a notebook; Prefect then returns a coroutine."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_a_thread(drain: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(drain).result()
 
 
 def leave(code: int, at_once: bool = False) -> NoReturn:

@@ -20,6 +20,10 @@ LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
 _TEXTS = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
 _KEYS = (*_TEXTS, "allow")
 _OPTIONAL = ("trust_email", "client_kwargs")
+_KINDS: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(_TEXTS, (str, "text")),
+    "trust_email": (bool, "true or false"), "client_kwargs": (dict, "a table"),
+}  # fmt: skip
 _CALLBACK = "/oauth2callback"
 _SECRET_LENGTH = 32
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -144,17 +148,12 @@ def _checked(values: Mapping[str, Any], source: str) -> Login:
             f"the login of {source} is not complete: {', '.join(missing)} missing; "
             "see docs/reference/dashboard.md"
         )
-    for key in _TEXTS:
-        if not isinstance(values[key], str):
-            raise ConfigurationError(f"{key} of {source} must be text, not {values[key]!r}")
-    allow, kwargs = values["allow"], values.get("client_kwargs", {})
-    trust_email = values.get("trust_email", False)
-    if not isinstance(trust_email, bool):
-        raise ConfigurationError(f"trust_email of {source} must be true or false, not {trust_email!r}")
+    for key, (kind, words) in _KINDS.items():
+        if key in values and not isinstance(values[key], kind):
+            raise ConfigurationError(f"{key} of {source} must be {words}, not {values[key]!r}")
+    allow = values["allow"]
     if not isinstance(allow, list) or not all(isinstance(one, str) and one.strip() for one in allow):
         raise ConfigurationError(f'allow of {source} must be a list of addresses, as in ["ada@example.org"]')
-    if not isinstance(kwargs, dict):
-        raise ConfigurationError(f"client_kwargs of {source} must be a table, not {kwargs!r}")
     _check_address(values["redirect_uri"], "redirect_uri", source)
     _check_address(values["server_metadata_url"], "server_metadata_url", source)
     if not urlsplit(values["redirect_uri"]).path.endswith(_CALLBACK):
@@ -164,8 +163,7 @@ def _checked(values: Mapping[str, Any], source: str) -> Login:
             f"cookie_secret of {source} has {len(values['cookie_secret'])} characters, and needs "
             f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
         )
-    texts = {key: values[key] for key in _TEXTS}
-    return Login(**texts, allow=tuple(allow), trust_email=trust_email, client_kwargs=kwargs)
+    return Login(**{**values, "allow": tuple(allow)})
 
 
 def _check_address(address: str, key: str, source: str) -> None:

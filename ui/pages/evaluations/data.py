@@ -144,7 +144,7 @@ def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.Data
     )
 
 
-def _columns(name: str) -> dict[str, Callable[[dict[str, Any]], float]]:
+def _columns(name: str) -> dict[str, Callable[[Mapping[str, Any]], float]]:
     return {
         name: lambda row: row[name],
         f"{name} low (95 %)": lambda row: row[f"{name}_interval"][0],

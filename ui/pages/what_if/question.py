@@ -32,27 +32,15 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Question:
-    """The question of the form; None and empty texts leave a value to the command.
+    """The question of the form; the command chooses for None and empty texts, and explains its options.
 
     Attributes:
-        preset: the workload.
-        reserved, spot, trainers, iterations: numbers of devices, and length.
-        hours: time in which the run is to end, for which the command finds the number of spot devices.
-        reserved_usd, spot_usd: dollars per hour and device.
+        reserved_usd, spot_usd: dollars per hour and device: its option `--price`.
         trace: name of a recorded trace of `trace_names`; empty for drawn traces.
         own_trace: the visitor's trace in place of that: a CSV file's content.
         prices: prices over time: a CSV file's content.
-        zone: zone whose prices are taken from the file; it may be empty if there is only one.
-        serving: load of a serving fleet, for the policy `lending`, as the command takes it.
-        loss_rate: losses per device and hour, for drawn traces.
-        joint: share of the losses that take several devices at once.
-        notice_s: seconds of notice before a loss.
-        profile: times of the workload: a GPU, a profile's name, or a recorded run.
-        spot_profile: the same for spot devices, if these are of another kind.
-        futures: number of windows of the trace, each with a draw of the profile.
-        seed: seed of the futures.
-        degree: devices that share a sample in rollouts and evaluations: a number, or `auto`.
-        per_instance: devices of an instance.
+        notice_s: its option `--notice`.
+        futures: its option `--windows`.
     """
 
     preset: str

@@ -64,7 +64,7 @@ def iteration_record(run_id: str, iteration: int, started_at: float, samples: in
     ]  # fmt: skip
     return IterationRecord(
         run_id, iteration, iteration, started_at, started_at + ITERATION_S, metrics, rows,
-        (intervals := _iteration_intervals(started_at)), paid_time=paid_for(intervals),
+        intervals=(intervals := _iteration_intervals(started_at)), paid_time=paid_for(intervals),
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def _picture(run_id: str, iteration: int, place: int, with_png: bool) -> Evaluat
     picture = png(read, place, 110 - 2 * iteration) if with_png else None
     return EvaluationImage(
         prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, score=right / 3, exact=right == 3,
-        detail=f'read "{read}"', error=None, png_base64=picture, figures=_looks(iteration, place),
+        detail=f'read "{read}"', error=None, png=picture, figures=_looks(iteration, place),
     )  # fmt: skip
 
 

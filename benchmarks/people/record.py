@@ -77,8 +77,8 @@ def record(iteration: int, samples: int = 128, drafts: int = 450, devices: int =
     paid = [PaidTime(f"spot-{i}", "spot", 1.0) for i in range(devices)]
     metrics = {f"figure_{i}": dice.random() for i in range(30)}
     return IterationRecord(
-        RUN, iteration, iteration, float(iteration), iteration + 1.0, metrics, rows, states, candidates,
-        paid_time=paid,
+        RUN, iteration, iteration, float(iteration), iteration + 1.0, metrics, rows, candidates,
+        intervals=states, paid_time=paid,
     )  # fmt: skip
 
 

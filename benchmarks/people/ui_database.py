@@ -6,7 +6,6 @@ seeded distributions: they are there to be many, not to be believed.
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import io
 import os
@@ -98,7 +97,7 @@ def fill(store: RunStore, count: int) -> None:
         _write_run(store, f"short-{number:04d}", _config(scale, number), scale, [_png(0)])
 
 
-def _write_run(store: RunStore, run_id: str, config: RunConfig, scale: Scale, pictures: list[str]) -> None:
+def _write_run(store: RunStore, run_id: str, config: RunConfig, scale: Scale, pictures: list[bytes]) -> None:
     store.create_run(run_id, config, {"commit": "generated"} | plugin_facts(config), os.getpid())
     for record in _records(run_id, scale, np.random.default_rng(config.seed), pictures):
         if isinstance(record, IterationRecord):
@@ -137,7 +136,7 @@ def _config(scale: Scale, seed: int) -> RunConfig:
 
 
 def _records(
-    run_id: str, scale: Scale, dice: np.random.Generator, pictures: list[str]
+    run_id: str, scale: Scale, dice: np.random.Generator, pictures: list[bytes]
 ) -> Iterator[IterationRecord | EvaluationRecord]:
     fleet = _Fleet(scale.devices)
     now = _BEGIN
@@ -201,7 +200,7 @@ class _Fleet:
 
 def _iteration(
     run_id: str, iteration: int, at: float, scale: Scale, fleet: _Fleet, dice: np.random.Generator,
-    pictures: list[str],
+    pictures: list[bytes],
 ) -> IterationRecord:  # fmt: skip
     events = fleet.joined(at)
     intervals = fleet.intervals(at, _ITERATION_S, evaluates=False)
@@ -216,7 +215,7 @@ def _iteration(
     ]
     return IterationRecord(
         run_id, iteration, iteration, at, at + _ITERATION_S, _metrics(iteration, scale, dice), samples,
-        intervals, candidates, thumbnails, device_events=events, paid_time=_paid(intervals),
+        candidates, thumbnails, intervals=intervals, device_events=events, paid_time=_paid(intervals),
     )  # fmt: skip
 
 
@@ -283,7 +282,7 @@ def _metrics(iteration: int, scale: Scale, dice: np.random.Generator) -> dict[st
 
 def _evaluation(
     run_id: str, iteration: int, at: float, scale: Scale, fleet: _Fleet, dice: np.random.Generator,
-    pictures: list[str],
+    pictures: list[bytes],
 ) -> EvaluationRecord:  # fmt: skip
     images = []
     for place in range(_EVALUATED):
@@ -294,7 +293,8 @@ def _evaluation(
     return EvaluationRecord(
         run_id, iteration, iteration, at, at + _EVALUATION_S, sum(i.score for i in images) / len(images),
         sum(i.exact for i in images) / len(images), images,
-        (intervals := fleet.intervals(at, _EVALUATION_S, evaluates=True)), fleet.joined(at),
+        intervals=(intervals := fleet.intervals(at, _EVALUATION_S, evaluates=True)),
+        device_events=fleet.joined(at),
         paid_time=_paid(intervals),
     )  # fmt: skip
 
@@ -303,8 +303,8 @@ def _skill(iteration: int) -> float:
     return 0.4 + 0.45 * (1 - 0.995**iteration)
 
 
-def _png(place: int) -> str:
+def _png(place: int) -> bytes:
     pixels = np.random.default_rng(place).integers(0, 256, (24, 48, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
+    return buffer.getvalue()

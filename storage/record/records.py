@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted", "simulated"]
@@ -141,9 +141,9 @@ class StepTimeRecord:
     chunks: int
 
 
-@dataclass
-class Collected:
-    """Device states, costs and events of a run between two records.
+@dataclass(kw_only=True)
+class DeviceTime:
+    """What devices did and cost between two records.
 
     Attributes:
         intervals: states of each device, contiguous from the previous record.
@@ -152,8 +152,6 @@ class Collected:
         standby_time: use of standbys.
         groups: devices that shared sequences; empty if each worked alone.
         step_times: times of denoising steps by degree; empty if the degree is fixed.
-        judge_usd: dollars for judging rollouts and drafts.
-        notes: decisions about capacity with their reasons, and problems with it, in words.
     """
 
     intervals: list[StateInterval] = field(default_factory=list)
@@ -162,6 +160,21 @@ class Collected:
     standby_time: list[StandbyTime] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
+
+    def of_devices(self) -> dict[str, Any]:
+        """Return these values by name, to build a record from them."""
+        return {each.name: getattr(self, each.name) for each in fields(DeviceTime)}
+
+
+@dataclass
+class Collected(DeviceTime):
+    """What a run's processes note between two records.
+
+    Attributes:
+        judge_usd: dollars for judging rollouts and drafts.
+        notes: decisions about capacity with their reasons, and problems with it, in words.
+    """
+
     judge_usd: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -203,33 +216,27 @@ class SampleImage:
     """A thumbnail of a rolled-out seed: the best and the worst of a few prompts.
 
     Attributes:
-        png_base64: PNG, for a clip animated WebP, as base64 text.
+        png: PNG, for a clip animated WebP.
     """
 
     prompt_id: int
     seed_index: int
-    png_base64: str
+    png: bytes
 
 
-@dataclass(frozen=True)
-class IterationRecord:
+@dataclass
+class IterationRecord(DeviceTime):
     """The whole record of an iteration; its rows appear by one rename.
 
     Attributes:
         metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
             ratio_deviation, gradient_norm, groups, groups_dropped, groups_failed, ... and *_s for phase
             times).
-        intervals: states of each device, contiguous from the previous iteration's end.
         candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
         sample_images: thumbnails of some of `samples`.
         next_plan: seeds already chosen for the next iteration, as JSON values (so keys are text); None
             without such seeds. In the checkpoint only, so that a resumed run need not explore again.
         explorer_state: state that the explorer has learned, as JSON values; in the checkpoint only.
-        device_events: events of the devices since the previous record.
-        groups: devices that shared sequences; empty if each worked alone.
-        step_times: times of denoising steps by degree; empty if the degree is fixed.
-        paid_time: paid time of each device, over the same time as `intervals`.
-        standby_time: use of standbys since the previous record.
     """
 
     run_id: str
@@ -239,16 +246,10 @@ class IterationRecord:
     ended_at: float
     metrics: dict[str, float]
     samples: list[SampleRecord] = field(default_factory=list)
-    intervals: list[StateInterval] = field(default_factory=list)
     candidates: list[CandidateRecord] = field(default_factory=list)
     sample_images: list[SampleImage] = field(default_factory=list)
     next_plan: dict[str, Any] | None = None
     explorer_state: dict[str, Any] | None = None
-    device_events: list[DeviceEvent] = field(default_factory=list)
-    groups: list[GroupRecord] = field(default_factory=list)
-    step_times: list[StepTimeRecord] = field(default_factory=list)
-    paid_time: list[PaidTime] = field(default_factory=list)
-    standby_time: list[StandbyTime] = field(default_factory=list)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -265,7 +266,7 @@ class EvaluationImage:
     """One held-out image.
 
     Attributes:
-        png_base64: its PNG, for a clip its animated WebP, as base64 text, for the gallery; else None.
+        png: its PNG, for a clip its animated WebP, for the gallery; else None.
         figures: figures of its look, by name (`storage/evaluations/quality.py`), and the parts of its score
             as `part_NAME`.
     """
@@ -277,12 +278,12 @@ class EvaluationImage:
     exact: bool
     detail: str
     error: str | None
-    png_base64: str | None = None
+    png: bytes | None = None
     figures: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class EvaluationRecord:
+@dataclass
+class EvaluationRecord(DeviceTime):
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
     Its means are over the prompts that every evaluation of the run has; `images` may cover more.
@@ -300,11 +301,5 @@ class EvaluationRecord:
     score: float
     exact: float
     images: list[EvaluationImage] = field(default_factory=list)
-    intervals: list[StateInterval] = field(default_factory=list)
-    device_events: list[DeviceEvent] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
-    groups: list[GroupRecord] = field(default_factory=list)
-    step_times: list[StepTimeRecord] = field(default_factory=list)
-    paid_time: list[PaidTime] = field(default_factory=list)
-    standby_time: list[StandbyTime] = field(default_factory=list)
     looks: dict[str, float] = field(default_factory=dict)

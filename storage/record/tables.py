@@ -7,7 +7,6 @@ To add a column, add it here and to its record's type.
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.errors import StorageError
-from storage.record.records import EvaluationRecord, IterationRecord, PaidTime, StandbyTime
+from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord, PaidTime, StandbyTime
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
@@ -137,10 +136,7 @@ def iteration_rows(record: IterationRecord) -> Rows:
             "prompts": {"prompt_id": list(prompts), "prompt": list(prompts.values())},
             "samples": columns_of("samples", record.samples, _ITERATION),
             "candidates": columns_of("candidates", record.candidates, _ITERATION),
-            "sample_images": {
-                **columns_of("sample_images", record.sample_images, (*_ITERATION, "png")),
-                "png": [base64.b64decode(image.png_base64) for image in record.sample_images],
-            },
+            "sample_images": columns_of("sample_images", record.sample_images, _ITERATION),
             **_device_columns(record),
         },
         run_id=record.run_id, iteration=record.iteration, phase="iteration", purpose="train",
@@ -152,15 +148,12 @@ def evaluation_rows(record: EvaluationRecord) -> Rows:
     images = record.images
     prompts = {image.prompt_id: image.prompt for image in images}
     metrics = {f"part_{name}": mean for name, mean in record.parts.items()} | record.looks
-    pngs = [None if i.png_base64 is None else base64.b64decode(i.png_base64) for i in images]
     return tables_of(
         {
             "evaluations": columns_of("evaluations", [record], _ITERATION),
             "evaluation_metrics": {"name": list(metrics), "value": list(metrics.values())},
             "prompts": {"prompt_id": list(prompts), "prompt": list(prompts.values())},
-            "evaluation_images": {
-                **columns_of("evaluation_images", images, (*_ITERATION, "png")), "png": pngs,
-            },
+            "evaluation_images": columns_of("evaluation_images", images, _ITERATION),
             "evaluation_image_figures": figure_columns(images),
             **_device_columns(record),
         },
@@ -178,7 +171,7 @@ def _table(name: str, columns: Columns, shared: Mapping[str, Any]) -> pa.Table:
     return pa.table(arrays, schema=fields)
 
 
-def _device_columns(record: IterationRecord | EvaluationRecord) -> dict[str, Columns]:
+def _device_columns(record: DeviceTime) -> dict[str, Columns]:
     """Return columns of the devices' states, paid time and groups during a phase."""
     events, groups = record.device_events, record.groups
     return {

@@ -15,7 +15,7 @@ from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
-from storage.pictures import picture_base64
+from storage.pictures import picture_file
 from storage.record.records import (
     JUDGE_USD,
     Collected,
@@ -140,16 +140,11 @@ def iteration_record(
         ended_at=ended_at,
         metrics=metrics,
         samples=_sample_records(rolled, scores, trained),
-        intervals=collected.intervals,
         candidates=candidate_records(session, rolled.plan, review),
         sample_images=sample_images(rolled, scores),
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
         explorer_state=session.runtime.explorer.state(),
-        device_events=collected.device_events,
-        groups=collected.groups,
-        step_times=collected.step_times,
-        paid_time=collected.paid_time,
-        standby_time=collected.standby_time,
+        **collected.of_devices(),
     )
 
 
@@ -199,7 +194,7 @@ def evaluation_record(
             exact=score.exact,
             detail=score.detail,
             error=score.error,
-            png_base64=picture_base64(sample.image_HWC) if sample.request in pictured else None,
+            png=picture_file(sample.image_HWC) if sample.request in pictured else None,
             figures=figures,
         )
         for sample, score, figures in zip(
@@ -208,9 +203,8 @@ def evaluation_record(
     ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
-        compared.score, compared.exact, images, collected.intervals, collected.device_events,
-        part_means(compared.scores), collected.groups, collected.step_times, collected.paid_time,
-        collected.standby_time, mean_figures(compared.figures),
+        compared.score, compared.exact, images, part_means(compared.scores), mean_figures(compared.figures),
+        **collected.of_devices(),
     )  # fmt: skip
 
 

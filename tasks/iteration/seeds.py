@@ -12,7 +12,7 @@ from gpu_runtime.fleet.seed_search import SeedReview
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Trained
 from storage.clock import now
-from storage.pictures import picture_base64
+from storage.pictures import picture_file
 from storage.record.records import CandidateRecord, SampleImage
 from storage.record.results import held_out_scores
 from tasks.iteration.session import Session
@@ -123,5 +123,5 @@ def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
         ranked = sorted(of_prompt[prompt])
         for _, seed, place in (*ranked[:1], *ranked[-1:]):
             image_HWC = rolled.delivered[place].sample.image_HWC
-            images.append(SampleImage(prompt, seed, picture_base64(image_HWC, _THUMBNAIL_SIDE)))
+            images.append(SampleImage(prompt, seed, picture_file(image_HWC, _THUMBNAIL_SIDE)))
     return images

@@ -77,7 +77,7 @@ def commit(
             end,
             {},
             samples or [],
-            intervals,
+            intervals=intervals,
             device_events=events or [],
             paid_time=paid_for(intervals) if paid is None else [metered(*one) for one in paid.items()],
         )
@@ -102,8 +102,8 @@ def two_iterations(store: RunStore) -> None:
     store.commit_evaluation(
         EvaluationRecord(
             "r", 0, 0, 100, 110, 0.0, 0.0, [],
-            [reserved("load", 100, 104), reserved("rollout", 104, 110), spot("load", 102, 110)],
-            [event("reserved-0", "joined", 100), event("spot-0", "joined", 102)],
+            intervals=[reserved("load", 100, 104), reserved("rollout", 104, 110), spot("load", 102, 110)],
+            device_events=[event("reserved-0", "joined", 100), event("spot-0", "joined", 102)],
             paid_time=[metered("reserved-0", 10), metered("spot-0", 8)],
         )
     )  # fmt: skip
@@ -258,7 +258,9 @@ def test_devices_that_never_joined_and_why(store: RunStore):
         event("spot-2.1", "failed", 4, "no model folder /x"),
     ]
     intervals = [reserved("train", 0, 10)]
-    store.commit_iteration(IterationRecord("s", 1, 1, 0, 10, {}, [], intervals, device_events=happened))
+    store.commit_iteration(
+        IterationRecord("s", 1, 1, 0, 10, {}, [], intervals=intervals, device_events=happened)
+    )
     account = ledger(store, "s")
     assert account.failed_starts == 3
     assert account.losses == (), "they were never there"

@@ -79,13 +79,17 @@ def test_queries_on_hand_worked_figures(store: RunStore):
     def at(start: float, market: str, lasting_s: float) -> StateInterval:
         return StateInterval("w-" + market, market, "rollout", start, start + lasting_s, 3.6)  # type: ignore[arg-type]
 
-    store.commit_evaluation(EvaluationRecord("r", 0, 0, 100, 110, 0.25, 0.0, [], [at(100, "reserved", 10)]))
-    store.commit_iteration(IterationRecord("r", 1, 1, 110, 130, {"kl": 0.5}, [], [at(110, "spot", 20)]))
+    store.commit_evaluation(
+        EvaluationRecord("r", 0, 0, 100, 110, 0.25, 0.0, [], intervals=[at(100, "reserved", 10)])
+    )
     store.commit_iteration(
-        IterationRecord("r", 2, 2, 125, 150, {"kl": 0.6, "late": 1}, [], [at(130, "reserved", 20)])
+        IterationRecord("r", 1, 1, 110, 130, {"kl": 0.5}, [], intervals=[at(110, "spot", 20)])
+    )
+    store.commit_iteration(
+        IterationRecord("r", 2, 2, 125, 150, {"kl": 0.6, "late": 1}, [], intervals=[at(130, "reserved", 20)])
     )
     # A night passes between a kill and a resume.
-    store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], [at(9000, "spot", 10)]))
+    store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], intervals=[at(9000, "spot", 10)]))
     store.commit_evaluation(EvaluationRecord("r", 3, 3, 9010, 9020, 0.75, 0.5))
     with store.records.reading() as connection:
         curves = queries.metric_curves(connection, "r")

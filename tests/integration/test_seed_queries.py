@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import math
 import os
@@ -25,7 +24,7 @@ from storage.record.records import (
 )
 from storage.record.run_store import RunStore
 
-PNG = base64.b64encode(b"\x89PNG").decode()
+PNG = b"\x89PNG"
 
 
 @pytest.fixture

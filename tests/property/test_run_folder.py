@@ -64,7 +64,7 @@ def record(iteration: int, life: int) -> IterationRecord:
     state = StateInterval("spot-0", "spot", "rollout", iteration + life / 1000, iteration + 0.5, 2.0)
     return IterationRecord(
         "r", iteration, iteration, float(iteration), iteration + 1.0, {"life": float(life)}, [sample],
-        [state], paid_time=[PaidTime("spot-0", "spot", 0.5 - life / 1000)],
+        intervals=[state], paid_time=[PaidTime("spot-0", "spot", 0.5 - life / 1000)],
     )  # fmt: skip
 
 

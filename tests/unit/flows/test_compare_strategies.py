@@ -38,15 +38,13 @@ def evaluated(store: RunStore, run_id: str, iteration: int, scores: Iterable[flo
     images = [
         EvaluationImage(
             prompt_id=place, prompt=f"prompt {place}", seed_index=0, score=score, exact=False, detail="",
-            error=None, png_base64=None, figures={},
+            error=None, png=None, figures={},
         )
         for place, score in enumerate(scores)
     ]  # fmt: skip
     mean = sum(image.score for image in images) / len(images)
     at = 1000.0 + 100 * iteration
-    store.commit_evaluation(
-        EvaluationRecord(run_id, iteration, iteration, at, at + 1, mean, 0.0, images, [], paid_time=[])
-    )
+    store.commit_evaluation(EvaluationRecord(run_id, iteration, iteration, at, at + 1, mean, 0.0, images))
 
 
 def trained(
@@ -66,7 +64,7 @@ def trained(
     if start_s:
         intervals.insert(0, StateInterval("reserved-0", "reserved", "load", at - start_s, at, 360.0))
     store.commit_iteration(
-        IterationRecord(run_id, iteration, iteration, at, at + device_s, {}, rows, intervals, paid_time=[])
+        IterationRecord(run_id, iteration, iteration, at, at + device_s, {}, rows, intervals=intervals)
     )
 
 

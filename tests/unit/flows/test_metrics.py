@@ -63,7 +63,15 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
     events = [DeviceEvent("spot-0", "spot", "lost", 2_010.0), DeviceEvent("spot-1", "spot", "lost", 2_011.0)]
     store.commit_iteration(
         IterationRecord(
-            "glyphs-1", 4, 4, 2_000.0, 2_018.0, last.metrics, [], last.intervals, device_events=events
+            "glyphs-1",
+            4,
+            4,
+            2_000.0,
+            2_018.0,
+            last.metrics,
+            [],
+            intervals=last.intervals,
+            device_events=events,
         )
     )
     status, text = ask(home)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +76,7 @@ def test_an_evaluation_s_parts_go_to_readers(
 
 def test_pictures_have_the_same_names_at_every_evaluation(tmp_path: Path):
     images = [
-        EvaluationImage(0, 'a sign that says "K7A"', 1, 0.5, False, "", None, b64encode(b"png").decode()),
+        EvaluationImage(0, 'a sign that says "K7A"', 1, 0.5, False, "", None, b"png"),
         EvaluationImage(1, "not kept", 0, 0.5, False, "", None),
     ]
     store = entered(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from dataclasses import replace
 from types import SimpleNamespace
@@ -110,7 +109,7 @@ def test_thumbnails_of_the_best_and_the_worst():
     images = pictured(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), values)
     # Of equal ones the first is the best and the last the worst.
     assert [(i.prompt_id, i.seed_index) for i in images] == [(0, 1), (0, 2), (1, 0), (1, 2)]
-    picture = Image.open(io.BytesIO(base64.b64decode(images[0].png_base64)))
+    picture = Image.open(io.BytesIO(images[0].png))
     assert picture.size == (256, 128) and picture.getpixel((9, 9)) == (1, 1, 1)
 
 

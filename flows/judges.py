@@ -71,8 +71,6 @@ def judge_at(url: str, command: Sequence[str], limit_s: float) -> Iterator[Child
     """Start a judge, wait until it has loaded, and end it with the context.
 
     Args:
-        url: address that it serves at.
-        command: command that starts it.
         limit_s: seconds until it must have loaded.
 
     Raises:

@@ -195,11 +195,7 @@ def enter_run(
 
 
 def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
-    """Return the configuration with prices: from the price book for a new run, the recorded ones for another.
-
-    Args:
-        config: configuration as given.
-    """
+    """Return the configuration with prices: a new run's from the price book, else the recorded ones."""
     try:
         store.run(run_id)
     except RunNotFoundError:

@@ -87,7 +87,6 @@ class Reporter:
         """Report that a run starts, or resumes after `done` of `total` iterations.
 
         Args:
-            total: number of its iterations.
             done: number of those that are finished.
             gives_verdict: True if its scorer calls some images exact; otherwise no line mentions them.
         """

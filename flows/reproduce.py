@@ -50,8 +50,6 @@ def do_again(
     """Reproduce the run, compare, and write the row; a drift is a verdict like any other.
 
     Args:
-        form: the run to reproduce, and how.
-        run_id: identifier of the new run.
         named: called with that identifier before it starts.
     """
     home = Home.from_environment().ensure()

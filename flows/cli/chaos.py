@@ -35,7 +35,6 @@ def chaos(
 
     Args:
         run_id: beginning of their identifiers.
-        config: configuration of the undisturbed run.
         arguments: those of `spotlight train` for it.
         plan: the faults, or the trace.
 

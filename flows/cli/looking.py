@@ -327,7 +327,6 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
 
     Args:
         figures: figures from `storage.evaluations.figures`.
-        title: heading of the table.
         signed: whether they are differences.
     """
     from storage.evaluations.figures import by_tag_and_overall  # it imports scipy

@@ -216,9 +216,6 @@ def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
 def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path | None:
     """Return the file for the time line; None if none is asked for.
 
-    Args:
-        timeline, policy, record: the options as given.
-
     Raises:
         ConfigurationError: the file cannot be written, or a policy is named without a file.
     """
@@ -233,11 +230,7 @@ def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path 
 
 @contextmanager
 def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
-    """Yield a callback for each simulated run: it moves a bar on a terminal, or writes a line for a program.
-
-    Args:
-        in_lines: True to write lines.
-    """
+    """Yield a callback for each simulated run: it moves a bar on a terminal, or writes a line."""
     if in_lines:
         done = itertools.count(1)
         yield lambda: typer.echo(f"simulated {next(done)} of {runs}", err=True)

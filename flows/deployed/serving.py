@@ -77,7 +77,6 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     """Serve until SIGTERM or SIGINT.
 
     Args:
-        served: deployments to serve.
         runs_at_once: flow runs that may run at the same time.
         ready: file to create once runs can be started; None creates none.
     """

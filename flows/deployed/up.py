@@ -166,9 +166,6 @@ def state_file(home: Home) -> Path:
 def sole_supervisor(home: Home, url: str) -> Iterator[None]:
     """Hold a home's lock, which the system releases however this process ends.
 
-    Args:
-        url: address of its Prefect server, for others.
-
     Raises:
         ServerError: another `spotlight up` has this home, or an earlier one left processes.
     """

@@ -52,9 +52,6 @@ def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
     """Wrap a flow's function so that Prefect shows its flow run as crashed if the cluster was lost.
 
     The run's guard does so if Ray ends the process first. A caller of the flow gets the error.
-
-    Args:
-        do: the function of the flow.
     """
 
     @wraps(do)

@@ -39,7 +39,6 @@ class RunGuard:
 
     Args:
         home: the home's folder.
-        run_id: the run that this process works on.
         address: address of the head of the cluster that the run joins; empty if it joins none.
     """
 

@@ -104,10 +104,6 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
     """Note the home's dashboard while the context lasts.
 
     A second one is not noted; one of a read-only home runs without a note.
-
-    Args:
-        host: address that it listens on.
-        port: port that it listens on.
     """
     with ExitStack() as held:
         with suppress(OSError, SpotlightError):

@@ -49,7 +49,6 @@ def leave(code: int, at_once: bool = False) -> NoReturn:
     """End this process; everything that the run opened must be closed.
 
     Args:
-        code: its exit code.
         at_once: True to skip the interpreter's finalization, which takes seconds with the libraries of a run
             while a person waits. Exit handlers of libraries, such as Ray's, still run.
     """
@@ -69,7 +68,6 @@ def result_without_server(store: RunStore, run_id: str, error: Exception) -> dic
 
     Args:
         store, run_id: runs of the home, and which of them.
-        error: exception of Prefect's client.
 
     Raises:
         SpotlightError: another error ended the run first, such as a full disk, which also stops the server.

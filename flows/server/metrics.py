@@ -39,12 +39,7 @@ _FIGURES = {
 
 
 def families(runs: Iterable[LiveRun], now: float) -> list[Metric]:
-    """Return the metrics of some runs for Prometheus.
-
-    Args:
-        runs: runs from the record.
-        now: current time, Unix seconds.
-    """
+    """Return the metrics of some runs for Prometheus, as of `now` (Unix seconds)."""
     listed = list(runs)
     return [*_progress(listed, now), *_figures(listed), *_fleet(listed)]
 

@@ -209,9 +209,6 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
     The mirror then has a life of the run that this home does not know.
 
-    Args:
-        address: address of the mirror.
-
     Raises:
         CheckpointError: the mirror has later iterations; or the package for the address is missing.
     """
@@ -234,7 +231,6 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     Nothing counts before everything is here, so that an interrupted fetch starts again.
 
     Args:
-        address: address of the mirror.
         home: home to fetch into.
 
     Returns:

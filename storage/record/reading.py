@@ -251,7 +251,6 @@ def select_rows(
 
     Args:
         files: paths or patterns from `globbed`.
-        columns: columns of the table.
         discarded: True if the rows are of discarded iterations.
         uncovered: True to leave out rows that a part also holds, by the view `covered_folders`.
     """

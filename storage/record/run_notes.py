@@ -62,8 +62,6 @@ class NoteStore:
         """Change the notes about a run; None keeps a value.
 
         Args:
-            tags: new tags.
-            note: new note.
             archived: True to leave it out of lists.
 
         Raises:

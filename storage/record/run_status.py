@@ -255,7 +255,6 @@ def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -
     """Read the log of a run; empty for one that has ended and that no process has begun to resume.
 
     Args:
-        row: recorded status of the run.
         messages: largest number of messages, the latest ones.
     """
     if row.status == "running":

@@ -150,9 +150,6 @@ class RunStore:
 
         Its process cannot be seen from here: the caller vouches that it is gone.
 
-        Args:
-            row: run as it was read.
-
         Raises:
             ConfigurationError: the run is of this machine, or another process has changed it since.
         """
@@ -165,11 +162,7 @@ class RunStore:
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
-        """Record the status of a run; any status but `running` also sets its end to now.
-
-        Args:
-            error: reason of a failure.
-        """
+        """Record the status of a run; any status but `running` also sets its end to now."""
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
         ended_at = None if status == "running" else now()
@@ -200,12 +193,7 @@ class RunStore:
                 self.add_event(run_id, "limits", f"{name} is {value} from now on, {before[name]} before")
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
-        """Store a fact with a run's environment, in place of an earlier value.
-
-        Args:
-            name: name of the fact.
-            value: value as text.
-        """
+        """Store a fact with a run's environment, in place of an earlier value."""
         self._known(run_id).change(
             RUN_FILE, lambda run: run | {"environment": run["environment"] | {name: value}}
         )
@@ -229,7 +217,6 @@ class RunStore:
 
         Args:
             kind: kind of event, such as `staleness`.
-            message: message for people.
         """
         self._known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
 
@@ -401,7 +388,6 @@ def check_iterations(row: RunRow, iterations: int) -> None:
 
     Args:
         row: run, which may be finished.
-        iterations: new total.
 
     Raises:
         ConfigurationError: the total cannot be set; the message gives the reason and a remedy.

@@ -111,7 +111,6 @@ def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) 
     """Return columns of a table, except those in `without`, from rows whose attributes have their names.
 
     Args:
-        rows: objects, one per row.
         without: columns to leave out.
     """
     names = [name for name in schema(table).names if name not in without]

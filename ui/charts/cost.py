@@ -124,7 +124,6 @@ def market_bars(
         frame: columns market, device_s, usd and `column`.
         column: column that the bars stand for, such as `state`.
         names: the column's values in the order of the bars, with their names in the chart.
-        modelled: True if the dollars are modelled.
     """
     figure = go.Figure()
     order = list(names)[::-1]  # plotly draws the first bar at the bottom
@@ -149,7 +148,6 @@ def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
 
     Args:
         frame: columns phase, market, device_s, usd; at least one row.
-        modelled: True if the dollars are modelled.
     """
     recorded = set(frame["phase"])
     names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
@@ -157,12 +155,7 @@ def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
 
 
 def on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
-    """Return a chart of the bill beside the same bill with every device at the reserved price.
-
-    Args:
-        cost: the two bills.
-        modelled: True if the dollars are modelled.
-    """
+    """Return a chart of the bill beside the same bill with every device at the reserved price."""
     figure = go.Figure()
     bars = {
         "reserved": [cost.reserved_usd, cost.reserved_usd],

@@ -45,9 +45,7 @@ def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[s
     """Return the title of a chart and that of its bottom axis, with the unit.
 
     Args:
-        over: quantity on the bottom axis.
         longest_s: end of a time axis, in seconds.
-        modelled: True if the dollars are modelled.
     """
     if over == "iteration":
         return "Over iterations", "Iteration"
@@ -120,7 +118,6 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
     """Add a dashed line at a level: a limit, or where training began.
 
     Args:
-        level: value on the left axis.
         text: name of the level; empty for no text.
     """
     # Given an annotation without a text, even None, plotly.js writes "new text".

@@ -212,7 +212,6 @@ def load(
 
     Args:
         read: function of an open connection, the run's identifier, and `arguments`.
-        arguments: further arguments of the function.
         until: time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
 
     Raises:

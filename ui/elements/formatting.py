@@ -56,11 +56,7 @@ SIMULATED_BADGE = ":orange-badge[simulated]"
 
 
 def simulated_in_words(what: str) -> str:
-    """Return the sentence above the figures of a simulated run.
-
-    Args:
-        what: what was simulated.
-    """
+    """Return the sentence above the figures of a simulated run."""
     return (
         "Simulated: nothing of this run was done, and every figure and chart of it is computed. "
         f"{what}. Scores are those of a learning curve, as far as there is one."

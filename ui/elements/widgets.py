@@ -22,7 +22,6 @@ def show_tile(
     """Show a figure as a tile; all tiles of a row have the same width and height.
 
     Args:
-        row: horizontal container of the tile.
         value: figure as text; `-` for none.
         below: second figure in small type; None for none.
         meaning: text of the question mark beside the title; None leaves it out.

@@ -41,7 +41,6 @@ def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callabl
     """Return Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that.
 
     Args:
-        draw: function that draws the part.
         run_every: interval, such as `2s`; None for never.
     """
 

@@ -73,7 +73,6 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
     """Chart held-out results (bold), training's (thin), the second judge's, the level at the start (dashed).
 
     Args:
-        over: quantity on the bottom axis.
         judges: columns iteration and `judge`, if there is a second judge; drawn beside the score.
     """
     heading, bottom = axis_titles(over, view.elapsed_s, view.is_modelled)
@@ -114,7 +113,6 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
 
     Args:
         courses: as for `mean_over_seeds`.
-        seeds: runs by seed.
     """
     figure = go.Figure()
     mean = mean_over_seeds(courses, measure)
@@ -252,7 +250,6 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
 
     Args:
         smoothing: weight of the past; 0 for no smoothing.
-        over: quantity on the bottom axis.
     """
     values, figure = view.metric(name), go.Figure()
     x = _along(view, view.metrics, over)

@@ -235,8 +235,6 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
 
     Args:
         courses: frame as in `Compared`.
-        run_ids: runs to list.
-        target: value to reach.
 
     Returns:
         Columns run_id, reached (bool), iteration, elapsed_s, usd (NaN if not; the last two 0 if the untouched
@@ -272,9 +270,6 @@ def comparison_chart(
     Args:
         courses: frame from `score_courses` or `metric_courses` of `storage.record.queries.comparisons`.
         run_ids: runs in the order of the legend; at most as many as colours.
-        column: figure to draw.
-        over: quantity on the bottom axis.
-        modelled: runs whose dollars are modelled.
     """
     longest_s = max([0.0, *courses["elapsed_s"].tolist()])
     heading, bottom = axis_titles(over, longest_s, set(run_ids) <= set(modelled))

@@ -104,12 +104,7 @@ class Asked:
 
 
 def read_time_line(policy: str, text: str) -> TimeLine:
-    """Return a Chrome trace that `spotlight what-if --timeline` wrote, as frames.
-
-    Args:
-        policy: policy of the trace.
-        text: content of the file.
-    """
+    """Return a Chrome trace that `spotlight what-if --timeline` wrote, as frames."""
     events = json.loads(text)["traceEvents"]
     tracks, markets = {}, {}
     for event in events:
@@ -218,7 +213,6 @@ def in_words(row: dict[str, Any], name: str) -> str:
     """Return a figure of a policy: its median, with its interval in parentheses if it has one.
 
     Args:
-        row: row of a policy.
         name: name of the figure, one of `FIGURES`.
     """
     _, written = FIGURES[name]

@@ -26,9 +26,6 @@ def show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
 
     A field that is left empty has the value that it shows in grey: the preset's, or the command's.
 
-    Args:
-        profiles: names of profiles and of recorded runs.
-
     Raises:
         ConfigurationError: the address names something that is not here, or the settings are wrong.
     """

@@ -70,7 +70,6 @@ class Question:
         """Return the question as options of the command.
 
         Args:
-            folder: folder for the visitor's files.
             futures: number that replaces its own; None for its own.
         """
         trace = str(_TRACES / f"{self.trace}.csv") if self.trace else None
@@ -167,7 +166,6 @@ def _follow(lines: Iterable[str], on_step: OnStep) -> str:
     """Call back for each simulated run; return all other output.
 
     Args:
-        lines: lines of standard error.
         on_step: callback after each simulated run.
     """
     said = []

@@ -1,4 +1,4 @@
-"""What a person starts: Prefect flows and the `spotlight` command line."""
+"""All that a person starts: Prefect flows and the `spotlight` command line."""
 
 import logging
 import os

@@ -143,7 +143,7 @@ class StepTimeRecord:
 
 @dataclass(kw_only=True)
 class DeviceTime:
-    """What devices did and cost between two records.
+    """The work and the cost of devices between two records.
 
     Attributes:
         intervals: states of each device, contiguous from the previous record.
@@ -168,7 +168,7 @@ class DeviceTime:
 
 @dataclass
 class Collected(DeviceTime):
-    """What a run's processes note between two records.
+    """Notes of a run's processes between two records.
 
     Attributes:
         judge_usd: dollars for judging rollouts and drafts.

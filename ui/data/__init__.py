@@ -1,1 +1,1 @@
-"""What several pages and the report read of a run: from the record, cached for pages."""
+"""Data of a run for several pages and the report: from the record, cached for pages."""

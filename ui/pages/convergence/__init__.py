@@ -1,1 +1,1 @@
-"""Whether a run gets better, how fast, at what price, and whether its training is healthy."""
+"""The course of a run: better or not, how fast, at what price, and the health of its training."""

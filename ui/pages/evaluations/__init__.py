@@ -1,1 +1,1 @@
-"""What `spotlight evaluate` has scored: overall, by tag, image by image, and compared."""
+"""Results of `spotlight evaluate`: overall, by tag, image by image, and compared."""

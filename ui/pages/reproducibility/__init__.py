@@ -1,1 +1,1 @@
-"""Whether reproductions of recorded runs came to the same result, and what differs if not."""
+"""Reproductions of recorded runs: the same result or not, and the differences."""

@@ -1,1 +1,1 @@
-"""Whether drafts by stale weights rank the seeds correctly, and where the drafts went."""
+"""Seeds: how well drafts by stale weights rank them, and the use of the drafts."""

@@ -1,1 +1,1 @@
-"""What every device did, what its paid time went into, and what was lost."""
+"""The work of every device, the use of its paid time, and its losses."""

@@ -22,7 +22,7 @@ there already, with none of `plain_nft_shared` of the same recipe to compare the
 
 Figures: `error_median` is the median of |predicted - measured| / measured over all points,
 `error_median_before` over those predicted first (`_at_half`: to half of the gain), `error_median_of_auto`
-with auto's root; an arm most of whose run seeds never get there is infinitely wrong. `order_right` is the
+with auto's root; an arm half of whose run seeds never get there is infinitely wrong. `order_right` is the
 share of pairs of points that the prediction puts in the measured order, of those whose measured difference
 exceeds its noise: as logarithms, the root of the summed squares of both half intervals.
 """
@@ -277,7 +277,7 @@ def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[st
 
 
 def _error(predicted: float, measured: float) -> float:
-    """Return the relative error; infinite where most run seeds of the exploring arm never get there."""
+    """Return the relative error; infinite where half of the exploring run seeds never get there."""
     return abs(predicted / measured - 1) if measured else math.inf
 
 

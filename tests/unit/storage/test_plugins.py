@@ -356,30 +356,6 @@ def test_parts_of_a_sum_have_options_of_their_own(
 
 
 @pytest.mark.parametrize(
-    ("part", "says"),
-    [
-        (
-            {"ocr": {"weight": 1, "layuot": "page"}},
-            "parts.ocr.layuot: no such setting; did you mean reward.options.",
-        ),
-        (
-            {"ocr": {"weight": 1, "layout": "pages"}},
-            "parts.ocr.layout = 'pages': must be one of 'line', 'page'",
-        ),
-        (
-            {"jpeg": {"weight": 1, "quality": 9}},
-            "parts.jpeg.quality: no such setting; section reward.options.parts.",
-        ),
-        ({"deepseek-ocr": {"weight": 1, "tokens": 0}}, "parts.deepseek-ocr.tokens = 0: must be at least 1"),
-    ],
-)
-def test_wrong_options_of_a_part_are_refused_by_their_place(part: dict[str, Any], says: str):
-    with pytest.raises(ConfigurationError) as refused:
-        chosen_scorer(RewardConfig(scorer="sum", options={"parts": part}))
-    assert str(refused.value).startswith(f"reward.options.{says}")
-
-
-@pytest.mark.parametrize(
     "reward",
     [
         {"scorer": "ocr", "options": {"layout": "page"}},

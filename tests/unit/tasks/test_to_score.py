@@ -311,25 +311,3 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
         recorded_curves(home, "short")
     with pytest.raises(ConfigurationError, match="run off trains on its drafts"):
         recorded_curves(home, "base", "off")
-
-
-def with_arms(arms: object) -> str:
-    return json.dumps({"name": "x", "arms": arms})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1", "is not JSON"),
-        ("{}", "arms: Field required"),
-        (with_arms({"stale": []}), "needs curves of plain"),
-        (with_arms({"plain": [{"iterations": [0, 4], "values": [1]}]}), "2 iterations have 1 values"),
-        (with_arms({"plain": [{"iterations": [4, 0], "values": [1, 2]}]}), "do not rise from 0"),
-        (with_arms({"plain": [{"iterations": [0, 4], "values": [1, 1]}]}), "none rises"),
-    ],
-)  # fmt: skip
-def test_damaged_curves_are_refused(tmp_path: Path, text: str, message: str):
-    path = tmp_path / "mine.json"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
-        read_curves(path)

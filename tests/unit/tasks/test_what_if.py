@@ -460,21 +460,6 @@ def test_the_wait_for_the_last_scores_says_what_a_score_takes():
     assert lags == pytest.approx(13.0 * 2 / 256)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[1", "is not JSON"),
-        ("{}", "steps: Field required"),
-        ('{"name": "x", "steps": [{"batch": 0, "seconds": 1}]}', "steps.0.batch"),
-    ],
-)
-def test_a_damaged_profile_is_refused(tmp_path: Path, text: str, message: str):
-    path = tmp_path / "mine.json"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
-        read_profile(path)
-
-
 def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion():
     data = small_profile().model_dump() | {
         "steps": (StepTime(batch=4, seconds=1.0), StepTime(batch=8, seconds=1.6))

@@ -18,10 +18,8 @@ from PIL import Image
 
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
-from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
-from storage.config.run_config import RewardConfig
-from storage.errors import ConfigurationError, RewardError
+from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
 from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
@@ -279,10 +277,3 @@ def test_an_endless_refusal_is_read_as_far_as_a_message_needs():
         with pytest.raises(RewardError, match="status 404: 'no such page "):
             remote.score(IMAGES[0], PROMPTS[0])
         assert server.requests == 1
-
-
-@pytest.mark.parametrize("url", ["judge:8000/score", "ftp://judge/score", "http://", "http://[::1"])
-def test_an_address_that_is_none_is_refused(url: str):
-    settings = RewardConfig(scorer="remote", options={"url": url})
-    with pytest.raises(ConfigurationError, match=r"reward\.options\.url = .* is no address"):
-        build_scorer(settings)

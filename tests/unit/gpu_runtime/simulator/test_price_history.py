@@ -72,36 +72,6 @@ def test_a_file_in_any_order_with_seconds_or_iso_times(tmp_path: Path):
         read_price_history(iso)
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["0,spot,2", "now,spot,2"], r":3: time 'now'; write seconds, or an ISO time as in 2026-"),
-        (["nan,spot,2"], r":2: time 'nan'; write seconds, or"),
-        (["0,spot,2", "2026-11-24,spot,2"], ":3: seconds and ISO times in one file; write one of both"),
-        (["0,reserved,2"], ":2: market 'reserved'; write on_demand or spot"),
-        (["0,spot,0"], ":2: usd_per_hour '0'; give a number above 0, up to 1e6"),
-        (["0,spot,"], ":2: usd_per_hour ''; give a number above 0"),
-        (["0,spot,nan"], ":2: usd_per_hour 'nan'; give a number above 0"),
-        (["0,spot"], ":2: another number of columns than the header"),
-        (["0,spot,2,3"], ":2: another number of columns than the header"),
-        (["0,spot,2", "0.0,spot,3"], ":3: another price of spot at the time of line 2; keep one"),
-        ([], "no prices in it; write at least one row"),
-    ],
-)
-def test_a_malformed_file_is_refused(tmp_path: Path, rows: list[str], message: str):
-    with pytest.raises(ConfigurationError, match=message):
-        read_price_history(written(tmp_path, *rows))
-
-
-def test_another_header_and_another_zone_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r":1: the header is 'when,market,usd'; write time,market,"):
-        read_price_history(written(tmp_path, "0,spot,2", header="when,market,usd"))
-    with pytest.raises(
-        ConfigurationError, match=r"prices of zone 'b' are asked for; name one that it has: ''"
-    ):
-        read_price_history(written(tmp_path, "0,spot,2"), "b")
-
-
 def run(decided: bool, **prices: PriceHistory) -> SimulatedRun:
     fleet = FleetPlan(1, 4, 1, 10.0, 2.5, "cheapest" if decided else None, **prices)  # type: ignore[arg-type]
     plan = SimulatedPlan(fleet)

@@ -26,12 +26,12 @@ def served(folder: Path) -> Iterator[Path]:
     server.stop()
 
 
-def undisturbed_state(home: Path, settings: Sequence[str]) -> dict[str, bytes]:
+def undisturbed_state(home: Path, settings: Sequence[str], run_id: str = "undisturbed") -> dict[str, bytes]:
     """The final state of an undisturbed run; what a killed one has to end with."""
-    child = start(home, "undisturbed", "train", settings=settings)
+    child = start(home, run_id, "train", settings=settings)
     child.communicate(timeout=400)
     assert child.returncode == 0
-    return state_of(home, "undisturbed")
+    return state_of(home, run_id)
 
 
 def lines_until(child: subprocess.Popen[str], wanted: str) -> list[str]:

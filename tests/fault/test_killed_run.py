@@ -1,7 +1,6 @@
 """kill -9 in a live run: it survives or resumes, and ends with the state of a run never killed.
 
-The benchmark `benchmarks.resume` does the same at every phase; a few kills stand for them here. Those of a
-spot worker and then of the driver are in `test_killed_exploration.py`.
+The benchmark `benchmarks.resume` does the same at every phase; a few kills stand for them here.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
 from storage.record.reading import Records
 from storage.record.run_store import RunStore
-from tests.killed_run import WITHOUT_RAY, flow_states, lines_until
+from tests.killed_run import WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
 from tests.tampering import damage, row_files
 
@@ -53,6 +52,30 @@ def test_a_run_whose_trainer_is_killed_ends_with_an_error_and_resumes(home, undi
     assert outcome.redone <= 1
     assert_ended_as(undisturbed, home, home, "killed")
     assert flow_states(home, "killed") == ["FAILED", "COMPLETED"]
+
+
+@pytest.mark.timeout(900)  # three whole runs
+def test_kills_while_seeds_are_explored_change_nothing(home):
+    """With `off_policy`, whose drafts are learned from and not only ranked.
+
+    Of `stale`, `tests/integration/test_seed_search.py` tests that a killed drafter costs no draft, and
+    `tests/integration/under_prefect/test_explored_run.py` that a plan outlives its driver.
+    """
+    # Drafts are counted and all of them made; with one spot worker dead, another drafts.
+    settings = (
+        "runtime.spot_workers=2", "exploration.candidates=12", "exploration.drafts=40",
+        "exploration.stop_with_training=false", "exploration.strategy=off_policy", *WITHOUT_RAY,
+    )  # fmt: skip
+    expected = undisturbed_state(home, settings, "explored")
+    assert expected
+    # The run survives the first one; after the second it is resumed.
+    kills = (Kill("spot", "train", 2, 0.05), Kill("driver", "train", 3, 0.1))
+    outcome = disturb(home, kills, "explored-killed", settings)
+    assert (outcome.how, outcome.lost) == ("resumed", 0)
+    assert outcome.redone <= 1
+    assert state_of(home, "explored-killed") == expected
+    assert RunStore(Home(home)).run("explored-killed").status == "finished"
+    assert flow_states(home, "explored-killed") == ["CRASHED", "COMPLETED"]
 
 
 def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: Path, run_id: str) -> None:

@@ -1,13 +1,19 @@
 """Ctrl-C and a second one end `spotlight train` in order: one line, and one state everywhere.
 
-SIGTERM, which Cancel sends, is in `test_cancel.py` and in `test_deployments.py`.
+So does Cancel in the Prefect UI while Ray starts; of a run under way it is in `test_deployments.py`. A server
+that is not the run's own may be lost; that one of its own is started again is tested in `test_killed_run.py`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +22,7 @@ from flows.server.local_server import LocalServer
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
-from tests.running_up import client_of
+from tests.running_up import client_of, wait_until
 from tests.terminal import CTRL_C, Terminal
 
 SETTINGS = ("iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
@@ -35,21 +41,33 @@ def server(home: Home) -> Iterator[LocalServer]:
     server.stop()
 
 
-def started(home: Home, server: LocalServer, run_id: str, cluster: str, *settings: str) -> Terminal:
+def started(
+    home: Home, server: LocalServer, run_id: str, cluster: str, *settings: str, **environment: str
+) -> Terminal:
     sets = [item for setting in (*SETTINGS, *settings) for item in ("--set", setting)]
     return Terminal(
         ["train", "--preset", "smoke", "--run-id", run_id, "--cluster", cluster, *sets],
-        server.client_environment | {"SPOTLIGHT_HOME": str(home.path)},
+        server.client_environment | {"SPOTLIGHT_HOME": str(home.path)} | environment,
     )
+
+
+def flow_run_of(home: Home, server: LocalServer, run_id: str) -> Mapping[str, Any]:
+    named = {"flow_runs": {"name": {"any_": [run_id]}}}
+    (found,) = client_of(home).post(f"{server.note.api_url}/flow_runs/filter", json=named).json()
+    return found
+
+
+def assert_none_is_left(family: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert [process.cmdline() for process in alive] == []
 
 
 def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str) -> None:
     """In the database, of the flow run and of each of its task runs that had begun."""
     row = RunStore(home).run(run_id)
     assert (row.status, row.error) == ("cancelled", "stopped by Ctrl-C")
+    assert flow_run_of(home, server, run_id)["state"]["type"] == "CANCELLED"
     client, named = client_of(home), {"flow_runs": {"name": {"any_": [run_id]}}}
-    (flow_run,) = client.post(f"{server.note.api_url}/flow_runs/filter", json=named).json()
-    assert flow_run["state"]["type"] == "CANCELLED"
     deadline = time.monotonic() + 120  # the server takes up the states of task runs in its own time
     while True:
         found = client.post(f"{server.note.api_url}/task_runs/filter", json=named).json()
@@ -93,8 +111,7 @@ def stop(home: Home, server: LocalServer, run_id: str, cluster: str) -> None:
     assert_cancelled_everywhere(home, server, run_id)
     assert RunStore(home).run(run_id).last_iteration == done
     assert max(CheckpointStore(home.run(run_id)).iterations()) == done
-    _, alive = psutil.wait_procs(family, timeout=60)
-    assert [process.cmdline() for process in alive] == []
+    assert_none_is_left(family)
 
 
 def test_ctrl_c_pressed_twice(home: Home, server: LocalServer):
@@ -117,3 +134,51 @@ def test_ctrl_c_before_the_run_has_begun(home: Home, server: LocalServer):
         assert shown.endswith("Stopped before the run began; nothing is kept.")
         assert "Traceback" not in terminal.shown
     assert "early" not in [row.run_id for row in RunStore(home).runs()]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_cancelled_while_ray_starts_does_not_wait_for_it(home: Home, server: LocalServer):
+    with started(home, server, "cancelled", "ray") as terminal:
+        family: list[psutil.Process] = []
+
+        def starts() -> bool:
+            family[:] = psutil.Process(terminal.process.pid).children(recursive=True)
+            commands: list[str] = []
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    commands += process.cmdline()
+            return any("gcs_server" in word for word in commands)
+
+        wait_until("Ray starts", starts)
+        flow_run = f"{server.note.api_url}/flow_runs/{flow_run_of(home, server, 'cancelled')['id']}"
+        asked = client_of(home).post(f"{flow_run}/set_state", json={"state": {"type": "CANCELLING"}})
+        assert asked.json()["status"] == "ACCEPT"
+        assert terminal.wait() == 143, terminal.shown
+    assert flow_run_of(home, server, "cancelled")["state"]["type"] == "CANCELLED"
+    row = RunStore(home).run("cancelled")
+    assert (row.status, row.last_iteration) == ("cancelled", None)
+    assert_none_is_left(family)
+
+
+@pytest.mark.slow
+def test_a_run_finishes_without_a_server_that_is_not_ours(home: Home, server: LocalServer):
+    """Last in this file: there is no server afterwards."""
+    settings = ("iterations=6", "evaluation.every=50")
+    # Fewer retries for the test's sake: Prefect's own five take a minute, and that twice.
+    with started(home, server, "foreign", "local", *settings, PREFECT_CLIENT_MAX_RETRIES="2") as terminal:
+        terminal.wait_for("1/6")
+        family = psutil.Process(terminal.process.pid).children(recursive=True)
+        os.kill(server.note.pid, signal.SIGKILL)
+        assert terminal.wait(200) == 0, terminal.shown
+        shown = terminal.shown
+    row = RunStore(home).run("foreign")
+    assert (row.status, row.last_iteration) == ("finished", 6)
+    assert (
+        json.loads(re.findall(r"^\{.*\}$", shown, re.M | re.S)[-1])["score_after"]
+        == row.summary["score_after"]
+    )
+    assert_none_is_left(family)
+    said = " ".join(shown.split())
+    assert "the Prefect server went away and did not come back" in said
+    assert "run foreign is complete all the same" in said
+    assert said.count("Unable to connect") <= 1, "Prefect says for every event that nobody takes it"

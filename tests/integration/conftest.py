@@ -1,4 +1,4 @@
-"""The fake metadata service, and watchers of it."""
+"""The fake metadata service and its watchers; a live runtime that all tests of a file share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.runtime import Runtime
 from gpu_runtime.spot.notices.notice import NoticeWatcher
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from gpu_runtime.spot.notices.watch import NOTICES
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from tests.even_drafts import draft_evenly
 from tests.simulated_providers import QUIET
 
 
@@ -32,3 +37,45 @@ def watch(service: SimulatedService) -> Iterator[Callable[..., NoticeWatcher]]:
     yield make
     for watcher in made:
         watcher.close()
+
+
+@pytest.fixture(scope="module")
+def config(request: pytest.FixtureRequest) -> RunConfig:
+    """The preset `smoke` with the file's `SETTINGS`."""
+    return load_config("smoke", request.module.SETTINGS, {})
+
+
+@pytest.fixture(scope="module")
+def runtime(config: RunConfig) -> Iterator[Runtime]:
+    """One set of workers, which serves all tests of a file."""
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime: Runtime) -> dict[str, bytes]:
+    """Its checkpoint at its start."""
+    return runtime.blobs()
+
+
+@pytest.fixture(scope="module")
+def begin_again(runtime: Runtime, untrained: dict[str, bytes]) -> Callable[[], None]:
+    """Gives it back the state of its start."""
+    explorer_state = runtime.explorer.state()
+    return lambda: runtime.restore(untrained, 0, explorer_state)
+
+
+@pytest.fixture
+def fresh(runtime: Runtime, begin_again: Callable[[], None]) -> Runtime:
+    """The runtime as at its start."""
+    begin_again()
+    runtime.collect()
+    return runtime
+
+
+@pytest.fixture(scope="module")
+def even_plans() -> Iterator[None]:
+    """Plans follow from the settings alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        draft_evenly(patch)
+        yield

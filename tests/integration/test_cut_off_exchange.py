@@ -24,7 +24,7 @@ ATTEMPTS = 30
 LATER_S = 0.02
 """By so much later than the last attempt each one strikes, until a moment is in the midst of a message."""
 
-FREED_S = 5.0
+FREED_S = TIMEOUT_S / 2
 
 
 def exchange_until_the_end(group: InstanceGroup, link: Connection) -> str:

@@ -278,20 +278,23 @@ time.sleep(3600 if sys.argv[1] == "wait" else 0)
 """
 
 
-@pytest.mark.parametrize("end", ["wait", "leave"])
-def test_no_process_outlives_the_driver(end: str):
-    """One worker is idle, one in a call, one stopped; the driver is killed, or ends by itself."""
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, end], stdout=subprocess.PIPE, text=True)
-    assert driver.stdout is not None
-    pids = [int(pid) for pid in driver.stdout.readline().split()]
-    assert len(pids) == 3
-    if end == "wait":
-        family = {psutil.Process(pid).ppid() for pid in pids} | set(pids)
-        os.kill(pids[2], signal.SIGSTOP)
-        driver.kill()
-    else:
-        family = set(pids)
-    assert driver.wait(LIMIT_S) == (-signal.SIGKILL if end == "wait" else 0)
-    driver.stdout.close()
+def test_no_process_outlives_the_driver():
+    """One worker is idle, one in a call, one stopped; a driver is killed, another ends by itself."""
+    killed, ended = (
+        subprocess.Popen([sys.executable, "-c", DRIVER, end], stdout=subprocess.PIPE, text=True)
+        for end in ("wait", "leave")
+    )
+    family = set[int]()
+    for driver in (killed, ended):
+        assert driver.stdout is not None
+        with driver.stdout:
+            pids = [int(pid) for pid in driver.stdout.readline().split()]
+        assert len(pids) == 3
+        family |= set(pids)
+        if driver is killed:
+            family |= {psutil.Process(pid).ppid() for pid in pids}
+            os.kill(pids[2], signal.SIGSTOP)
+            driver.kill()
+    assert (killed.wait(LIMIT_S), ended.wait(LIMIT_S)) == (-signal.SIGKILL, 0)
     for pid in family:
         await_end(pid)

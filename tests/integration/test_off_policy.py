@@ -10,18 +10,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
-from storage.config.loading import load_config
 from storage.errors import TrainingError
-from tests.even_drafts import draft_evenly
 from tests.live_workers import worker_process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("even_plans")]
 
 # 24 drafts of 4 prompts, evenly: each has more than its group of 4.
 SETTINGS = [
@@ -32,27 +29,6 @@ SETTINGS = [
     "exploration.drafts=24",
     "exploration.stop_with_training=false",
 ]
-
-
-@pytest.fixture(scope="module")
-def runtime():
-    config = load_config("smoke", SETTINGS, {})
-    with pytest.MonkeyPatch.context() as patch, open_cluster(config) as cluster:
-        draft_evenly(patch)
-        with Runtime(config, cluster) as runtime:
-            yield runtime
-
-
-@pytest.fixture(scope="module")
-def untrained(runtime):
-    return runtime.blobs(), runtime.explorer.state()
-
-
-@pytest.fixture
-def fresh(runtime, untrained):
-    """The runtime as at its start: one set of workers serves all tests of this file."""
-    runtime.restore(untrained[0], 0, untrained[1])
-    return runtime
 
 
 def iterate(
@@ -115,7 +91,7 @@ def test_the_chosen_drafts_are_the_samples_and_nothing_is_rolled_out(fresh):
     assert trained.report.ratio_deviation == 0 and trained.policy_version == 2
 
 
-def test_a_draft_equals_the_rollout_by_the_same_weights_to_the_bit(fresh, untrained):
+def test_a_draft_equals_the_rollout_by_the_same_weights_to_the_bit(fresh):
     ahead = fresh.ahead(2)
     rolled = fresh.rollout(fresh.explore(1), ahead)
     plan = fresh.explore(2, ahead)
@@ -151,13 +127,13 @@ def test_seeds_without_a_draft_are_rolled_out_with_the_weights_of_now(fresh):
     assert trained.report.ratio_deviation <= fresh.config.algorithm.ratio_tolerance
 
 
-def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, untrained):
+def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, begin_again):
     _, _, _, plan = iterate(fresh, fresh.explore(1))
     saved, state = fresh.blobs(2), fresh.explorer.state()
     assert {"drafts.safetensors", "drafts.json"} <= saved.keys()
     once, _, _, following = iterate(fresh, plan)
     expected: Mapping[str, bytes] = fresh.blobs(3)
-    fresh.restore(untrained[0], 0, untrained[1])
+    begin_again()
     assert fresh._search.kept.of(2) == {}
     fresh.restore(saved, 1, state)
     again, _, _, same = iterate(fresh, plan)
@@ -188,14 +164,14 @@ def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
     assert {one.sample.request.policy_version for one in rolled.delivered} == {2}
 
 
-def test_a_killed_drafter_changes_no_sample(fresh, untrained):
+def test_a_killed_drafter_changes_no_sample(fresh, begin_again):
     """Last in this file: workers have other names afterwards.
 
     All devices are free when drafting begins, so this one surely drafts.
     """
     _, _, _, plan = iterate(fresh, fresh.explore(1), ahead=False)
     undisturbed = bits(fresh.rollout(plan))
-    fresh.restore(untrained[0], 0, untrained[1])
+    begin_again()
     enter = fresh._fleet.enter
 
     def kill(worker, state):

@@ -14,7 +14,6 @@ import pytest
 from safetensors.numpy import load
 
 from benchmarks.cost.bare_loop import run
-from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.diffusion.samples import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
@@ -25,7 +24,6 @@ from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
@@ -38,29 +36,6 @@ SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1",
     "runtime.cluster=local",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def config():
-    return load_config("smoke", SETTINGS, {})
-
-
-@pytest.fixture(scope="module")
-def runtime(config):
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        yield runtime
-
-
-@pytest.fixture(scope="module")
-def untrained(runtime):
-    return runtime.blobs()
-
-
-@pytest.fixture
-def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
-    runtime.restore(untrained, 0)
-    return runtime
 
 
 def same(a, b) -> bool:

@@ -17,7 +17,6 @@ from gpu_runtime.scheduling.history import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history import names_of, read_history
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config.loading import load_config
 from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
 from tests.shared_samples import NEAR, degrees_of
@@ -37,23 +36,9 @@ def history(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="module")
-def runtime(history):
-    config = load_config("smoke", SETTINGS, {})
+def runtime(config, history):
     with open_cluster(config) as cluster, Runtime(config, cluster, history) as runtime:
         yield runtime
-
-
-@pytest.fixture(scope="module")
-def untrained(runtime):
-    return runtime.blobs()
-
-
-@pytest.fixture
-def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
-    runtime.restore(untrained, 0)
-    runtime.collect()
-    return runtime
 
 
 def apart(one: Rollout, other: Rollout) -> list[float]:

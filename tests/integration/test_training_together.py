@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config.loading import load_config
 from storage.errors import RuntimeFailure
 from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
@@ -32,35 +30,11 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def config():
-    return load_config("smoke", SETTINGS, {})
-
-
-@pytest.fixture(scope="module")
-def runtime(config):
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        yield runtime
-
-
-@pytest.fixture(scope="module")
-def untrained(runtime):
-    return runtime.blobs()
-
-
-@pytest.fixture(scope="module")
 def alone(config):
     """A trainer of its own, in this process."""
     worker = DeviceWorker(config, trains=True)
     worker.use_training_weights(WeightsVersion(0))
     return worker
-
-
-@pytest.fixture
-def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
-    runtime.restore(untrained, 0)
-    runtime.collect()
-    return runtime
 
 
 def iteration(runtime: Runtime, number: int):

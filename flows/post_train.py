@@ -35,7 +35,6 @@ from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.config.runtime import RuntimeConfig
 from storage.environment import DECISIONS, PURPOSE, environment, preset_fact
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
@@ -90,11 +89,12 @@ def train_run(
     guard = RunGuard(home.path, run_id, config.runtime.ray_address)
     log = RunLog(home, run_id)
     log.starting()
+    devices = f"start {config.runtime.devices_in_words} and {config.runtime.scorer_workers} scorers"
     try:
         held_out = held_out_in_words(config)
         reporter().note(held_out)
         log.note(held_out)
-        with log.with_warnings(), reporter().stage(_start_of_devices(config.runtime)):
+        with log.with_warnings(), reporter().stage(devices):
             session = open_session(home, store, run_id, config)
         with log.with_warnings(), session:
             log.ready()
@@ -142,10 +142,6 @@ def _finish_readers(session: Session) -> None:
     if to := session.config.tracking.to:
         reporter().note(f"sending the result to {', '.join(to)}")
     session.finish_readers()
-
-
-def _start_of_devices(runtime: RuntimeConfig) -> str:
-    return f"start {runtime.devices_in_words} and {runtime.scorer_workers} scorers"
 
 
 def _reason(error: BaseException) -> str:

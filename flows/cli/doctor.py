@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import psutil
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
@@ -37,9 +38,9 @@ def examine(config: RunConfig | None = None) -> bool:
     config = config or RunConfig()
     healthy, started = True, ExitStack()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
-        ("python", _python),
-        ("packages", _packages),
-        ("cores", _cores),
+        ("python", lambda: sys.version.split()[0]),
+        ("packages", lambda: ", ".join(f"{n} {importlib.metadata.version(n)}" for n in _PACKAGES)),
+        ("cores", lambda: f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB memory"),
         ("device", lambda: _device(config)),
         ("home", _home),
         ("records", _records),
@@ -57,22 +58,6 @@ def examine(config: RunConfig | None = None) -> bool:
                 healthy = False
                 screen.print(Text.assemble(("wrong", "red"), f" {name}: {error}"))
     return healthy
-
-
-def _python() -> str:
-    return sys.version.split()[0]
-
-
-def _packages() -> str:
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
-
-
-def _cores() -> str:
-    return f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB memory"
-
-
-def _memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def _device(config: RunConfig) -> str:

@@ -35,7 +35,6 @@ from storage.record.run_notes import NoteStore
 from storage.record.run_status import (
     LIVE,
     LogLines,
-    Message,
     activity_of,
     lines_after,
     read_activity,
@@ -196,7 +195,9 @@ def logs(
                 if as_json:
                     typer.echo(json.dumps(line))
                 elif message is not None:
-                    typer.echo(_printed(message))
+                    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.at))
+                    kind = f"{message.kind}: " if message.kind else ""
+                    typer.echo(f"{at}  {one_line(kind + message.text)}")
             if not follow or status not in LIVE:
                 break
             time.sleep(_POLL_S)
@@ -206,12 +207,6 @@ def logs(
                 status = "refused"  # its process is gone before it had a row
     if follow and not as_json:
         typer.echo(f"run {run_id} is {status}")
-
-
-def _printed(message: Message) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(message.at))
-    kind = f"{message.kind}: " if message.kind else ""
-    return f"{at}  {one_line(kind + message.text)}"
 
 
 def _status(store: RunStore, run_id: str) -> str:

@@ -16,7 +16,7 @@ from storage.record.run_store import RunRow, RunStore, run_is_alive
 
 if TYPE_CHECKING:
     from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.objects import FlowRun, State
+    from prefect.client.schemas.objects import State
 
 _FLOWS_OF_RUNS = ("post-train", "reproduce")
 """Flows whose flow run bears the name of its run."""
@@ -49,7 +49,9 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
                 unfinished = _unfinished(names[first : first + _NAMES_A_QUESTION])
                 for found in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
                     row = ended[found.name]
-                    if _began_before(found, row):
+                    began = found.start_time or (found.state.timestamp if found.state else None)
+                    # A flow run that began after the run's end is resuming the run right now.
+                    if began is not None and row.ended_at is not None and began.timestamp() < row.ended_at:
                         client.set_flow_run_state(found.id, _state_of(row), force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
@@ -88,12 +90,6 @@ def _ended_runs(home: Home) -> Mapping[str, RunRow]:
         if row.status != "running"
         and (not run_is_alive(row) or (row.host != here and row.status == "interrupted"))
     }
-
-
-def _began_before(found: FlowRun, row: RunRow) -> bool:
-    """Return True if a flow run began before its run's end; a later one is resuming the run right now."""
-    began = found.start_time or (found.state.timestamp if found.state else None)
-    return began is not None and row.ended_at is not None and began.timestamp() < row.ended_at
 
 
 def _state_of(row: RunRow) -> State[Any]:

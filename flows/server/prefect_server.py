@@ -66,7 +66,9 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
 def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     server = LocalServer(home)
     before = dict(os.environ)
-    _replace_settings({**_dashboard_of(home), **for_client(before, server.client_environment)})
+    address = living_dashboard(home)  # a run's links to the dashboard begin with it
+    links = {DASHBOARD_URL_VARIABLE: address} if address else {}
+    _replace_settings({**links, **for_client(before, server.client_environment)})
     imported_before = "prefect" in sys.modules
     try:
         if imported_before:
@@ -126,9 +128,3 @@ def _replace_settings(environment: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
             if name in environment:
                 os.environ[name] = environment[name]
-
-
-def _dashboard_of(home: Home) -> dict[str, str]:
-    """Return the address that a run's links to the dashboard begin with, if one is served."""
-    address = living_dashboard(home)
-    return {DASHBOARD_URL_VARIABLE: address} if address else {}

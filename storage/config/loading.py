@@ -135,7 +135,7 @@ def load_with_sources(
     if base is not None:
         layers.append(("the run's configuration", differences(base)))
     if preset is not None:
-        layers += _preset_layers(preset)
+        layers += _layers_of(preset, _read_toml(_preset_path(preset)))
     below, layers = layers, []
     for name, text in sorted(environ.items()):
         key = _variable_key(name)
@@ -240,12 +240,8 @@ def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
     return found[-1] if found else None
 
 
-def _preset_layers(preset: str) -> list[_Layer]:
-    """Read a preset's bases, in their order, each after its own, and then the preset itself."""
-    return _layers_of(preset, _read_toml(_preset_path(preset)))
-
-
 def _layers_of(preset: str, values: dict[str, Any]) -> list[_Layer]:
+    """Return a preset's bases, in their order, each after its own, and then the preset itself."""
     named, claimed = values.pop("extends", []), values.pop("evidence", EVIDENCE[0])
     if claimed not in EVIDENCE:
         raise ConfigurationError(

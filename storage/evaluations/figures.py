@@ -110,15 +110,11 @@ def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:
     found: dict[str, Any] = {"prompts": len(values), "interval": METHOD} | _both(score.overall, exact.overall)
     if any(tags):
         found["over_tags"] = _both(score.over_tags, exact.over_tags)
-        found["by_tag"] = _by_tag(score, exact)
+        found["by_tag"] = {
+            tag: {"prompts": count} | _both(score.by_tag[tag], exact.by_tag[tag])
+            for tag, count in score.prompts.items()
+        }
     return found
-
-
-def _by_tag(score: TaggedEstimates, exact: TaggedEstimates) -> dict[str, dict[str, Any]]:
-    return {
-        tag: {"prompts": count} | _both(score.by_tag[tag], exact.by_tag[tag])
-        for tag, count in score.prompts.items()
-    }
 
 
 def _both(score: Estimate, exact: Estimate) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from storage.config.exploration import ExplorationConfig
-from storage.evaluations.figures import Estimate, over_seeds, tagged_estimates
+from storage.evaluations.figures import over_seeds, tagged_estimates
 from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries.comparisons import without_seed
 from storage.record.reading import RecordConnection
@@ -178,12 +178,8 @@ def _at_equal(pairs: Sequence[tuple[_Course, _Course]], name: str, may_claim: bo
         "difference": found.mean,
         "low": found.low,
         "high": found.high,
-        "is_clear": may_claim and _excludes_0(found),
+        "is_clear": may_claim and (found.low > 0 or found.high < 0),
     }
-
-
-def _excludes_0(found: Estimate) -> bool:
-    return found.low > 0 or found.high < 0
 
 
 def _read_course(connection: RecordConnection, run_id: str) -> _Course:

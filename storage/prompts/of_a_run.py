@@ -59,7 +59,10 @@ def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecor
     by_tag: defaultdict[str, list[tuple[int, bytes, PromptRecord]]] = defaultdict(list)
     seen: Counter[tuple[str, str]] = Counter()
     for prompt in prompts:
-        by_tag[prompt.tag].append((seen[prompt.identity], _rank(prompt), prompt))
+        # The image as the row names it: its absolute path is that of one machine.
+        said = f"{prompt.text}\0{prompt.metadata.get('image', '')}"
+        rank = hashlib.blake2b(said.encode(), key=_KEY, digest_size=16).digest()
+        by_tag[prompt.tag].append((seen[prompt.identity], rank, prompt))
         seen[prompt.identity] += 1
     shares = _shares({tag: len(rows) for tag, rows in by_tag.items()}, count)
     drawn = [
@@ -139,9 +142,3 @@ def _shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
         neediest = max(shares, key=lambda tag: sizes[tag] * count - shares[tag] * whole)
         shares[neediest] += 1
     return shares
-
-
-def _rank(prompt: PromptRecord) -> bytes:
-    # The image as the row names it: its absolute path is that of one machine.
-    said = f"{prompt.text}\0{prompt.metadata.get('image', '')}"
-    return hashlib.blake2b(said.encode(), key=_KEY, digest_size=16).digest()

@@ -104,18 +104,15 @@ def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> N
             f"the MLflow server at {setting} refuses this user ({answer.status_code}: {_said(answer.text)}); "
             "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
         )
-    if not _is_a_list_of_experiments(answer):
+    try:
+        is_mlflow = answer.status_code == httpx.codes.OK and isinstance(answer.json(), dict)
+    except ValueError:
+        is_mlflow = False
+    if not is_mlflow:
         raise ConfigurationError(
             f"what answers at {setting} is no MLflow server ({answer.status_code}: {_said(answer.text)}); "
             "give the address that its pages have, without what follows the #"
         )
-
-
-def _is_a_list_of_experiments(answer: Any) -> bool:
-    try:
-        return answer.status_code == 200 and isinstance(answer.json(), dict)
-    except ValueError:
-        return False
 
 
 def _said(text: str) -> str:

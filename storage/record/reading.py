@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,10 @@ class RecordConnection:
         self._folders = _run_folders(home, run_ids)
         self._listings: list[Listing] | None = None
         self._connection = duckdb.connect(":memory:", config=_SETTINGS)
-        _hide_progress(self._connection)
+        # The progress bar would land after two seconds in the output, which ends in a JSON line. A notebook
+        # without ipywidgets has none, and DuckDB then refuses any change of the setting.
+        if self._connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
+            self._connection.execute("SET enable_progress_bar = false")
         plain = str(home.path).replace("'", "''")
         self._connection.execute(f"SET allowed_directories = ['{plain}', '{globbed(home.path)}']")
         self._connection.execute("SET enable_external_access = false")
@@ -208,13 +211,6 @@ class Records:
             connection.close()
 
 
-def _hide_progress(connection: duckdb.DuckDBPyConnection) -> None:
-    """Turn off the progress bar: after two seconds it would land in the output, which ends in a JSON line."""
-    # A notebook without ipywidgets has no bar, and DuckDB then refuses any change of the setting.
-    if connection.execute("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
-        connection.execute("SET enable_progress_bar = false")
-
-
 def evaluation_folders(home: Home) -> list[Path]:
     """Return the folders of the evaluations by `spotlight evaluate`, in alphabetical order."""
     folder = home.evaluations
@@ -265,7 +261,7 @@ def select_rows(
 
 def _described(home: Home, table: str, folders: Sequence[RunFolder]) -> tuple[str, list[list[Any]]]:
     """Return a select of the rows of a table of JSON files, and its parameters: one list per column."""
-    rows = _DESCRIBERS[table](home, folders)
+    rows = _facts(home, table, folders)
     columns = DESCRIBED[table]
     # Whole columns: a row at a time is a hundred times slower. Not Arrow's arrays, which import pandas.
     cells = ", ".join(f"unnest(?::{kind}[]) AS {name}" for name, kind in columns.items())
@@ -277,36 +273,21 @@ def _cell(value: Any, kind: str) -> Any:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if nested else value
 
 
-def _runs(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    return [folder.identity() for folder in folders]
-
-
-def _notes(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+def _facts(home: Home, table: str, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    """Return the rows of a table of `DESCRIBED`."""
+    if table == "runs":
+        return [folder.identity() for folder in folders]
+    if table == "events":
+        return [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
+    if table == "separate_evaluations":
+        return separate_evaluations(home)
+    if table == "reproductions":
+        return [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
     noted = [(folder.run_id, folder.notes()) for folder in folders]
-    return [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
-
-
-def _links(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+    if table == "run_notes":
+        return [{"run_id": run_id, **notes["notes"]} for run_id, notes in noted if "notes" in notes]
     return [
-        {"run_id": folder.run_id, "place": place, **link}
-        for folder in folders
-        for place, link in folder.notes().get("links", {}).items()
+        {"run_id": run_id, "place": place, **link}
+        for run_id, notes in noted
+        for place, link in notes.get("links", {}).items()
     ]
-
-
-def _events(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    return [{"run_id": folder.run_id, **event} for folder in folders for event in folder.events()]
-
-
-def _evaluations(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    return separate_evaluations(home)
-
-
-def _reproductions(home: Home, folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
-    return [read_json(path) for path in sorted(home.reproductions.glob("[!._]*.json"))]
-
-
-_DESCRIBERS: Mapping[str, Callable[[Home, Sequence[RunFolder]], list[dict[str, Any]]]] = {
-    "runs": _runs, "run_notes": _notes, "run_links": _links, "events": _events,
-    "separate_evaluations": _evaluations, "reproductions": _reproductions,
-}  # fmt: skip

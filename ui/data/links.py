@@ -138,9 +138,8 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
         server: `tracking.uri` of the run's settings; empty for the file.
     """
     if web_address(server):
-        return Link(
-            "MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` {_code(run_id)}."
-        )
+        named = run_id.replace("`", "'")
+        return Link("MLflow", experiments_page(server), f"The run has the tag `spotlight.run_id` `{named}`.")
     if identity is None:
         return Link("MLflow", how="MLflow has no copy of this run yet.")
     return Link(
@@ -170,10 +169,6 @@ def _is_healthy(server: str) -> bool:
 def _is_here(address: str) -> bool:
     host = urlsplit(address).hostname or ""
     return host in ("localhost", "::1") or bool(re.fullmatch(r"127(\.\d+){3}", host))
-
-
-def _code(text: str) -> str:
-    return f"`{text.replace('`', chr(39))}`"
 
 
 def clone_command(view: RunView) -> str:

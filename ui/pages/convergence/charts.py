@@ -178,8 +178,9 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
         figure = go.Figure()
         for place, name in enumerate(names):
             values = quality.means[name].to_numpy(dtype=float)
+            change = (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
             figure.add_scatter(
-                x=quality.means["iteration"], y=_change_since_start(values, name),
+                x=quality.means["iteration"], y=change,
                 name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.1%}",
                 line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
             )  # fmt: skip
@@ -187,11 +188,6 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
         figure = laid_out(figure, title, "Iteration", "Change since before training")
         figures.append(figure.update_yaxes(tickformat=f"+{SHARES}"))
     return figures
-
-
-def _change_since_start(values: np.ndarray, name: str) -> np.ndarray:
-    """Return the change from the first value, as a fraction of it."""
-    return (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
 
 
 def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:

@@ -43,7 +43,9 @@ def _show_health(home: Path, view: RunView) -> None:
     if "unknown" in levels:
         st.subheader("Not measured")
         _show_list(levels["unknown"], ":material/do_not_disturb_on:")
-    offer_downloads(view.row.run_id, {"findings": _as_frame(findings)})
+    rows = [(found.level, found.title, found.text, found.advice) for found in findings]
+    table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
+    offer_downloads(view.row.run_id, {"findings": table})
 
 
 def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
@@ -59,12 +61,6 @@ def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
 def _show_list(findings: list[Finding], icon: str) -> None:
     lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in findings]
     st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
-
-
-def _as_frame(findings: list[Finding]) -> pd.DataFrame:
-    return pd.DataFrame(
-        [(f.level, f.title, f.text, f.advice) for f in findings], columns=["level", "rule", "found", "advice"]
-    )
 
 
 show_page(_show_health)

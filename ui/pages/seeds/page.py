@@ -195,21 +195,17 @@ def _show_seeds(home: Path, view: RunView) -> None:
         return
     _show_seed_verdict(view)
     _show_seed_figures(view)
-    _show_staleness(home, view, seeds)
+    st.subheader("Stale against fresh")
+    left, right = st.columns(2)
+    with left:
+        _show_pairs(home, view, seeds)
+    right.plotly_chart(rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
     offer_downloads(
         view.row.run_id, {"drafts by prompt": seeds.drafts, "figures of each iteration": view.metrics}
     )
-
-
-def _show_staleness(home: Path, view: RunView, seeds: SeedsView) -> None:
-    st.subheader("Stale against fresh")
-    left, right = st.columns(2)
-    with left:
-        _show_pairs(home, view, seeds)
-    right.plotly_chart(rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
 
 
 def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:

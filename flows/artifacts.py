@@ -30,6 +30,15 @@ from storage.readers.mlflow_server import LOCAL_SERVER, experiments_page, serve_
 from storage.record.records import IterationRecord
 
 
+@contextmanager
+def _server_may_be_away() -> Iterator[None]:
+    """Let a run continue without its server; what it would have shown is lost."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        logging.getLogger(__name__).warning("the Prefect server cannot be reached: %s", error)
+
+
 class PrefectReporter(Reporter):
     """Reports to the log of its flow run, and to a progress artefact there."""
 
@@ -77,9 +86,10 @@ def shown_in_prefect() -> Iterator[None]:
         progress.use(before)
 
 
+@_server_may_be_away()
 def name_flow_run(name: str) -> None:
     """Give the current flow run the name of its Spotlight run, so that both are found by it."""
-    with _server_may_be_away(), get_client(sync_client=True) as client:
+    with get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.get_id()), name=name)
 
 
@@ -92,6 +102,7 @@ def name_given_in_prefect() -> str | None:
     return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
 
 
+@_server_may_be_away()
 def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
     """Publish an artefact with one line for each other place where the run can be viewed."""
     page = dashboard_page(run_id)
@@ -111,8 +122,7 @@ def show_links(run_id: str, home: Home, tracking: TrackingConfig) -> None:
     if own := flow_run_page():
         places["Prefect"] = f"[this flow run]({own})"
     lines = "\n".join(f"- {place}: {how}" for place, how in places.items())
-    with _server_may_be_away():
-        create_markdown_artifact(lines, key="links", description=f"Pages that show {run_id}")
+    create_markdown_artifact(lines, key="links", description=f"Pages that show {run_id}")
 
 
 def flow_run_page() -> str | None:
@@ -124,21 +134,21 @@ def flow_run_page() -> str | None:
     return address.replace("/runs/", "/v2/runs/", 1)  # of the two UIs of a server of ours, the one in use
 
 
+@_server_may_be_away()
 def show_result(result: Mapping[str, Any]) -> None:
     """Publish a table of the named results, in the order given."""
     rows = [{"figure": name, "value": _shown(value)} for name, value in result.items()]
-    with _server_may_be_away():
-        create_table_artifact(rows, key="result", description="Result of the run")
+    create_table_artifact(rows, key="result", description="Result of the run")
 
 
+@_server_may_be_away()
 def show_differences(differences: list[dict[str, str]]) -> None:
     """Publish a table of the differences from the reference."""
-    if not differences:
-        return
-    with _server_may_be_away():
+    if differences:
         create_table_artifact(differences, key="differences", description="What differs from the reference")
 
 
+@_server_may_be_away()
 def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
     """Publish a table of simulated policies: the median of each figure, its lowest and highest in brackets.
 
@@ -153,10 +163,10 @@ def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
         }
         for policy in policies
     ]
-    with _server_may_be_away():
-        create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
+    create_table_artifact(rows, key="what-if", description="Simulated: time and cost of each policy")
 
 
+@_server_may_be_away()
 def show_conclusions(result: Mapping[str, Any]) -> None:
     """Publish the conclusions from simulated policies, and the cost of each up to shares of the progress.
 
@@ -173,10 +183,8 @@ def show_conclusions(result: Mapping[str, Any]) -> None:
             f"| {policy} | {' | '.join(_spread(each[name]) for name in names)} |" for policy, each in reached
         ]
     if lines:
-        with _server_may_be_away():
-            create_markdown_artifact(
-                "\n".join(lines), key="what-if-conclusions", description="Simulated: what follows"
-            )
+        text = "\n".join(lines)
+        create_markdown_artifact(text, key="what-if-conclusions", description="Simulated: what follows")
 
 
 def _spread(value: object) -> str:
@@ -197,12 +205,3 @@ def _short(value: float) -> str:
 
 def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-@contextmanager
-def _server_may_be_away() -> Iterator[None]:
-    """Let a run continue without its server; what it would have shown is lost."""
-    try:
-        yield
-    except httpx.HTTPError as error:
-        logging.getLogger(__name__).warning("the Prefect server cannot be reached: %s", error)

@@ -92,20 +92,12 @@ def preset_fact(preset: str) -> dict[str, str]:
 
 
 def clips_ratio(facts: Mapping[str, str]) -> bool:
-    """Return True if a run's objective clips the ratio of new to old probabilities.
-
-    Args:
-        facts: those stored with the run.
-    """
+    """Return True if the objective of a run with these facts clips the ratio of new to old probabilities."""
     return facts.get(CLIPS_RATIO) != "no"
 
 
 def gives_verdict(facts: Mapping[str, str]) -> bool:
-    """Return True if the reward of a run or an evaluation may call an image exact.
-
-    Args:
-        facts: those stored with it.
-    """
+    """Return True if the reward of the run or evaluation with these facts may call an image exact."""
     return facts.get(GIVES_VERDICT) != "no"
 
 

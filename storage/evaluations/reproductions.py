@@ -19,7 +19,7 @@ from storage.config.run_config import BudgetConfig, RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
-from storage.record.files import refusals, write_json
+from storage.record.files import read_json, refusals, write_json
 from storage.record.reading import RecordConnection, Records
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
@@ -222,7 +222,11 @@ def write_reproduction(home: Home, done: Reproduction) -> None:
     """
     with refusals(f"reproduction {done.reproduction_id} into {home.reproductions}"):
         home.reproductions.mkdir(mode=0o700, exist_ok=True)
-        write_json(home.reproductions / f"{quote(done.reproduction_id, safe='')}.json", asdict(done))
+        write_json(_file(home, done.reproduction_id), asdict(done))
+
+
+def _file(home: Home, reproduction_id: str) -> Path:
+    return home.reproductions / f"{quote(reproduction_id, safe='')}.json"
 
 
 def reference_run_of(home: Home, series: str) -> str | None:
@@ -254,13 +258,7 @@ def reproduction_of(home: Home, reproduction_id: str) -> Reproduction:
         RunNotFoundError: no reproduction has that identifier.
         StorageError: the disk refuses, or a file is damaged.
     """
-    with Records(home).reading() as connection:
-        cursor = connection.execute(
-            "SELECT * FROM reproductions WHERE reproduction_id = ?", [reproduction_id]
-        )
-        names = [column[0] for column in cursor.description or []]
-        row = cursor.fetchone()
-    if row is None:
+    file = _file(home, reproduction_id)
+    if not file.exists():
         raise RunNotFoundError(f"no reproduction {reproduction_id!r}; `spotlight reproduce RUN` makes one")
-    values: dict[str, Any] = dict(zip(names, row, strict=True))
-    return Reproduction(**{**values, "differences": json.loads(values["differences"])})
+    return Reproduction(**read_json(file))

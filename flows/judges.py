@@ -60,7 +60,7 @@ def judges_beside(config: RunConfig) -> Iterator[None]:
     from tasks.checks.judges import started_judges
 
     with ExitStack() as judges:
-        for url, command in started_judges(config):
+        for url, command in started_judges(config.reward, config.evaluation):
             with reporter().stage(f"start the judge at {url}"):
                 judges.enter_context(judge_at(url, command, config.runtime.start_timeout_s))
         yield

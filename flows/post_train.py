@@ -173,8 +173,13 @@ def enter_run(
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
-        refuse_unfit_decisions(given or {}, config)
-        facts = environment() | input_digests(config) | plugin_facts(config) | preset_fact(preset)
+        refuse_unfit_decisions(given or {}, config.exploration)
+        facts = (
+            environment()
+            | input_digests(config.model, config.prompts)
+            | plugin_facts(config)
+            | preset_fact(preset)
+        )
         facts |= {name: value for name, value in (given or {}).items() if value}
         store.create_run(run_id, config, facts, os.getpid())
         return
@@ -184,8 +189,8 @@ def enter_run(
             f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
             "takes its own"
         )
-    refuse_changed_inputs(known.environment, config)
-    refuse_unfit_decisions(known.environment, config)
+    refuse_changed_inputs(known.environment, config.model, config.prompts)
+    refuse_unfit_decisions(known.environment, config.exploration)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)
 

@@ -256,7 +256,7 @@ def resumed_configuration(
     if limits:
         check_iterations(row, config.iterations)
     refuse_spent_budget(RunStore(home), row, config)
-    refuse_changed_inputs(row.environment, config)
+    refuse_changed_inputs(row.environment, config.model, config.prompts)
     return config
 
 
@@ -330,7 +330,7 @@ def post_train_under_server(
     """
     from tasks.checks.early_check import start_early
 
-    start_early(config)  # before the libraries that this process imports
+    start_early(config.reward, config.evaluation)  # before the libraries that this process imports
     import httpx
 
     from flows.judges import judges_beside
@@ -404,7 +404,7 @@ def _check_and_import(config: RunConfig, module: str) -> None:
     def import_libraries() -> None:
         with quick_imports():
             importlib.import_module(module)
-            cluster_class(config)
+            cluster_class(config.runtime)
 
     with reporter().stage("check the model and the scorer, load the libraries"):
         look_at_model(config, meanwhile=import_libraries)

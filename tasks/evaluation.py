@@ -113,7 +113,10 @@ def record_separately(
         evaluation_id, evaluated.run_id, evaluated.iteration, evaluation.policy_version, evaluated.started_at,
         evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
         None if folder is None else str(folder), config.model_dump(mode="json"),
-        environment() | input_digests(config) | verdict_fact(config.reward) | preset_fact(preset),
+        environment()
+        | input_digests(config.model, config.prompts)
+        | verdict_fact(config.reward)
+        | preset_fact(preset),
     )  # fmt: skip
     if folder is not None:  # before the record: a disk that refuses them leaves no evaluation behind
         write_images(folder, evaluation.samples, evaluated.prompts)

@@ -17,7 +17,7 @@ from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.hub_folder import find_folder
 from gpu_runtime.models.registry import family_of
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import AdaptationConfig, RunConfig
 from storage.errors import (
     CheckpointError,
     ConfigurationError,
@@ -102,9 +102,11 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
         ) from error
     curve, result = held_out_curve(store.records, run_id), run_result(store.records, run_id)
     out = claim_folder(out, "--out")
-    write = _write_adapters if config.adaptation.mode == "lora" else _write_whole
     try:
-        usage = write(config, state, out)
+        if config.adaptation.mode == "lora":
+            usage = _write_adapters(config.model, config.adaptation, state, out)
+        else:
+            usage = _write_whole(config, state, out)
         card = model_card(
             row,
             result,
@@ -145,12 +147,12 @@ def licence_of(model: ModelConfig) -> dict[str, str]:
     return found if "license" in found else {"license": "unknown"}
 
 
-def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
+def _write_adapters(model: ModelConfig, adaptation: AdaptationConfig, state: WeightState, out: Path) -> str:
     from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
 
-    family = family_of(config.model)
-    write_lora(family.pipeline(), out, state, config.adaptation)
-    return _python(family.adapter_usage(config.model.path), f"`FOLDER` holds `{LORA_FILE}`.")
+    family = family_of(model)
+    write_lora(family.pipeline(), out, state, adaptation)
+    return _python(family.adapter_usage(model.path), f"`FOLDER` holds `{LORA_FILE}`.")
 
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:

@@ -20,7 +20,7 @@ from gpu_runtime.learning.registry import passes_reference, rows_of_sample
 from gpu_runtime.models.published import PublishedModel, counted_families, published_model
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime
 from storage.config.model import ModelConfig
-from storage.config.run_config import RunConfig
+from storage.config.run_config import AdaptationConfig, RunConfig
 from storage.errors import ConfigurationError, quoted
 from storage.text import read_json_model, read_text_file
 
@@ -184,18 +184,18 @@ def gpu_of_device(device: str) -> Gpu | None:
     return next((gpu for gpu in GPUS if gpu.name.removeprefix("RTX") in device), None)
 
 
-def counted_model(config: RunConfig) -> PublishedModel:
+def counted_model(chosen: ModelConfig, adaptation: AdaptationConfig) -> PublishedModel:
     """Return the published model of a run.
 
     Raises:
         ConfigurationError: its family has none, or the run does not train adapters in bfloat16.
     """
-    if (model := published_model(config.model)) is None:
+    if (model := published_model(chosen)) is None:
         raise ConfigurationError(
-            f"the times of {config.model.key} are not counted, only those of "
+            f"the times of {chosen.key} are not counted, only those of "
             f"{', '.join(counted_families())}; name a recorded run of it by --profile"
         )
-    if config.model.dtype == "float32" or config.adaptation.mode == "full":
+    if chosen.dtype == "float32" or adaptation.mode == "full":
         raise ConfigurationError(
             "only adapters on a model in bfloat16 are counted, not adaptation.mode=full or "
             "model.dtype=float32; leave these out, or name a recorded run by --profile"
@@ -213,7 +213,7 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     Raises:
         ConfigurationError: the family's models are not counted.
     """
-    model, sampling = counted_model(config), config.sampling
+    model, sampling = counted_model(config.model, config.adaptation), config.sampling
     tokens, passes = model.tokens(config.model), model.passes(config.model)
     adapters = config.adaptation.rank, config.adaptation.adapts_feed_forward
     one = model.architecture.operations(*tokens, *adapters)
@@ -233,8 +233,8 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
     batches = sorted({1, sampling.batch_size})
     counted = {batch: Quantity.counted(*step(batch), "") for batch in batches}
     alone = tuple(StepTime(batch=batch, seconds=found.value) for batch, found in counted.items())
-    forwards = 1 + config.adaptation.gradient_checkpointing + passes_reference(config)
-    rows = rows_of_sample(config)
+    forwards = 1 + config.adaptation.gradient_checkpointing + passes_reference(config.algorithm)
+    rows = rows_of_sample(config.sampling, config.algorithm)
     trained = rows * passes * (forwards * (one.forward + one.adapters) + one.backward)
     moved_too = rows * passes * (forwards + 2) * moved(sampling.batch_size) / sampling.batch_size
     said = (
@@ -254,7 +254,9 @@ def counted_profile(config: RunConfig, gpu: Gpu) -> Profile:
             *seconds(trained, moved_too),
             f"{rows} rows of {passes} passes, each {forwards} times forward and once backward; {said}",
         ),
-        driver_s=_encoding(config, model, gpu, tokens[1]),
+        driver_s=_encoding(
+            config.model.encoders, config.algorithm.prompts_per_iteration, model, gpu, tokens[1]
+        ),
         **_assumed(model, model.architecture.adapters(*adapters)),
     )
 
@@ -285,15 +287,14 @@ def _decoding(chosen: ModelConfig, model: PublishedModel, gpu: Gpu) -> Quantity:
     )
 
 
-def _encoding(config: RunConfig, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
+def _encoding(encoders: str, prompts: int, model: PublishedModel, gpu: Gpu, text_tokens: int) -> Quantity:
     """Return the time to encode an iteration's prompts.
 
     Offloaded encoders are brought to the GPU and back for each batch with a prompt that is new to the device:
     between once, and once for each prompt.
     """
-    prompts = config.algorithm.prompts_per_iteration
     operations = 2 * model.encoders * text_tokens * prompts
-    moved = 2 * _BFLOAT16 * model.encoders if config.model.encoders == "offload" else 0.0
+    moved = 2 * _BFLOAT16 * model.encoders if encoders == "offload" else 0.0
     low, high = (
         operations / (gpu.peak * share) + trips * moved / rate
         for share, trips, rate in zip(
@@ -364,7 +365,7 @@ def measured_profile(result: GpuDayResult, config: RunConfig) -> Profile:
         result: result with a step at the run's size.
     """
     counted = counted_profile(config, gpu_of_device(result.device) or named_gpu(DEFAULT_GPU))
-    size, passes = config.model.size[1], counted_model(config).passes(config.model)
+    size, passes = config.model.size[1], counted_model(config.model, config.adaptation).passes(config.model)
     found = result.steps(size, config.model.compile)
     # A small batch takes no longer than a large one, which it could be filled up to; single timings say so.
     found = {batch: min(found[other] for other in found if other >= batch) for batch in found}
@@ -402,8 +403,10 @@ def _quantities(result: GpuDayResult, config: RunConfig, size: int, passes: int)
 
     found = {"step": in_passes(1.0, f"step{name}").model_copy(update={"value": 1.0})}
     train_s, rows = (result.seconds(f"train{name}", each) for each in ("train_s", "rows"))
-    if train_s and rows and not passes_reference(config):  # the reference's pass was not measured
-        found["train_sample_s"] = in_passes(train_s / rows * rows_of_sample(config), f"train{name}")
+    if train_s and rows and not passes_reference(config.algorithm):  # the reference's pass was not measured
+        found["train_sample_s"] = in_passes(
+            train_s / rows * rows_of_sample(config.sampling, config.algorithm), f"train{name}"
+        )
     if decode_s := result.seconds(f"decode_{size}", "decode_s_an_image"):
         found["decode_s"] = measured(decode_s, f"decode_{size}")
     return found

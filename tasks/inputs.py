@@ -13,7 +13,9 @@ from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.registry import chosen_scorer
-from storage.config.run_config import RewardConfig, RunConfig
+from storage.config.exploration import ExplorationConfig
+from storage.config.model import ModelConfig
+from storage.config.run_config import PromptsConfig, RewardConfig, RunConfig
 from storage.environment import (
     BEFORE_ROLLOUT,
     BESIDE_TRAINING,
@@ -30,7 +32,7 @@ _SHOWN = 12
 """The number of digits of a digest in a message."""
 
 
-def input_digests(config: RunConfig) -> dict[str, str]:
+def input_digests(model: ModelConfig, prompts: PromptsConfig) -> dict[str, str]:
     """Return SHA-256 (hexadecimal) of the prompt files and the model's and adapter's files, to be stored.
 
     Returns:
@@ -42,11 +44,11 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     Raises:
         PromptFileError, ModelError: a file is missing.
     """
-    adapter = config.model.adapter
+    adapter = model.adapter
     return {
-        "digest prompts.train": _digest_prompts(config.prompts.train),
-        "digest prompts.evaluate": _digest_prompts(config.prompts.evaluate),
-        "digest model": _digest_list(family_of(config.model).files(config.model)),
+        "digest prompts.train": _digest_prompts(prompts.train),
+        "digest prompts.evaluate": _digest_prompts(prompts.evaluate),
+        "digest model": _digest_list(family_of(model).files(model)),
         **({"digest adapter": _digest_list(lora_files(adapter))} if adapter else {}),
     }
 
@@ -54,7 +56,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
 def plugin_facts(config: RunConfig) -> dict[str, str]:
     """Return what a run's strategy, objective and reward stand for by their names, to be stored with it."""
     clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
-    strategy = strategy_of(config)
+    strategy = strategy_of(config.exploration)
     moments = {
         BESIDE_TRAINING: strategy.drafts_beside_training,
         BEFORE_ROLLOUT: strategy.drafts_before_rollout,
@@ -63,7 +65,7 @@ def plugin_facts(config: RunConfig) -> dict[str, str]:
     return {DRAFTS_ARE_MADE: drafts, CLIPS_RATIO: "yes" if clips else "no", **verdict_fact(config.reward)}
 
 
-def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
+def refuse_unfit_decisions(facts: Mapping[str, str], settings: ExplorationConfig) -> None:
     """Refuse decisions to repeat that the run's strategy cannot follow with its settings.
 
     Args:
@@ -72,7 +74,7 @@ def refuse_unfit_decisions(facts: Mapping[str, str], config: RunConfig) -> None:
     Raises:
         ConfigurationError: it cannot.
     """
-    strategy_of(config).repeat(read_decisions(facts), config)
+    strategy_of(settings).repeat(read_decisions(facts), settings)
 
 
 def gives_verdict(reward: RewardConfig) -> bool:
@@ -85,7 +87,7 @@ def verdict_fact(reward: RewardConfig) -> dict[str, str]:
     return {GIVES_VERDICT: "yes" if gives_verdict(reward) else "no"}
 
 
-def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
+def refuse_changed_inputs(environment: Mapping[str, str], model: ModelConfig, prompts: PromptsConfig) -> None:
     """Refuse to resume a run with prompts, a model or an adapter that differ from those at its start.
 
     Args:
@@ -97,14 +99,14 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
         PromptFileError, ModelError: a file is missing.
     """
     values = {
-        "digest prompts.train": f"prompts.train = {config.prompts.train!r}",
-        "digest prompts.evaluate": f"prompts.evaluate = {config.prompts.evaluate!r}",
-        "digest model": f"model.path = {config.model.path!r}",
-        "digest adapter": f"model.adapter = {config.model.adapter!r}",
+        "digest prompts.train": f"prompts.train = {prompts.train!r}",
+        "digest prompts.evaluate": f"prompts.evaluate = {prompts.evaluate!r}",
+        "digest model": f"model.path = {model.path!r}",
+        "digest adapter": f"model.adapter = {model.adapter!r}",
     }
     changed = [
         f"{values[name]} (SHA-256 {digest[:_SHOWN]}, was {environment[name][:_SHOWN]})"
-        for name, digest in input_digests(config).items()
+        for name, digest in input_digests(model, prompts).items()
         if environment.get(name, digest) != digest
     ]
     if changed:

@@ -8,8 +8,9 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.rewards.registry import chosen_scorer
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
 from gpu_runtime.simulator.comparison.policies import Arm
+from storage.config.exploration import ExplorationConfig
 from storage.config.loading import PRESETS
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore, refuse_simulated
@@ -18,7 +19,7 @@ CURVES = PRESETS / "curves"
 """The folder of the learning curves that ship with the project."""
 
 
-def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurves | None:
+def find_curves(home: Home, reward: RewardConfig, objective: str, name: str | None) -> LearningCurves | None:
     """Return the learning curves to use.
 
     Args:
@@ -29,13 +30,12 @@ def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurv
         ConfigurationError: no curves have that name, or they cannot be read or compared.
     """
     carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
-    if name is None and not config.reward.scorer:
+    if name is None and not reward.scorer:
         return None
     if name is None:
-        judges = chosen_scorer(config.reward).judges
-        reward = judges[0].name if len(judges) == 1 else max(judges, key=lambda judge: judge.weight).name
-        objective = config.algorithm.objective
-        return next((c for c in carried if reward in c.rewards and c.objective == objective), None)
+        judges = chosen_scorer(reward).judges
+        judged = judges[0].name if len(judges) == 1 else max(judges, key=lambda judge: judge.weight).name
+        return next((c for c in carried if judged in c.rewards and c.objective == objective), None)
     if name.endswith(".json"):
         return read_curves(Path(name))
     for curves in carried:
@@ -96,7 +96,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
             iterations=tuple(int(at) for at in frame["iteration"]),
             values=tuple(float(value) for value in frame[measure]),
         )
-        arm = _arm_of(run_id, config)
+        arm = _arm_of(run_id, config.exploration)
         arms[arm] = (*arms.get(arm, ()), curve)
     if "plain" not in arms:
         raise ConfigurationError(
@@ -117,7 +117,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
         ) from error
 
 
-def _arm_of(run_id: str, config: RunConfig) -> Arm:
+def _arm_of(run_id: str, settings: ExplorationConfig) -> Arm:
     """Return the arm that a run belongs to: the samples it learned from.
 
     Args:
@@ -126,11 +126,11 @@ def _arm_of(run_id: str, config: RunConfig) -> Arm:
     Raises:
         ConfigurationError: no policy learns from such samples.
     """
-    strategy = strategy_of(config)
+    strategy = strategy_of(settings)
     if strategy.trains_on_drafts or strategy.decides_by_times:
         does = "changes how it explores" if strategy.decides_by_times else "trains on its drafts"
         raise ConfigurationError(
-            f"run {run_id} {does} (exploration.strategy={config.exploration.strategy}), "
+            f"run {run_id} {does} (exploration.strategy={settings.strategy}), "
             "which no policy of what-if does; take runs with another strategy"
         )
     if strategy.drafts_beside_training:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
-from storage.config.run_config import RunConfig
+from storage.config.run_config import RunConfig, SamplingConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -144,7 +144,7 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
             f"run {run_id} has {len(work)} recorded iterations; a profile needs {_LEAST_ITERATIONS}"
         )
     work = work.iloc[1:] if len(work) > _LEAST_ITERATIONS else work
-    steps = _steps_by_degree(config, work, sharing, known)
+    steps = _steps_by_degree(config.sampling, config.sequence_parallel.rollout, work, sharing, known)
     if not steps:
         raise ConfigurationError(
             f"run {run_id} recorded no rollout whose samples were all shared alike; take another run"
@@ -163,15 +163,22 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
     if degree > 1 and values["regroup_s"]:
         waits_s += statistics.median(values["regroup_s"])
     columns = {str(name): [float(value) for value in work[name]] for name in work.columns}
+    before_rollout = strategy_of(config.exploration).drafts_before_rollout
     for entries in zip(*columns.values(), strict=True):
         row = dict(zip(columns, entries, strict=True))
-        values["score_s"] += _score_s(config, row, row["rollout_s"] - waits_s, degree)
-        values["driver_s"] += _driver_s(config, row)
-    _measure_evaluations(config, evaluations, steps, found)
+        values["score_s"] += _score_s(
+            size, config.runtime.scorer_workers, row, row["rollout_s"] - waits_s, degree
+        )
+        values["driver_s"] += _driver_s(before_rollout, config.runtime.trainer_workers, row)
+    _measure_evaluations(config.sampling, config.sequence_parallel.evaluate, evaluations, steps, found)
 
 
 def _steps_by_degree(
-    config: RunConfig, work: pd.DataFrame, sharing: pd.DataFrame, known: Mapping[int, float]
+    sampling: SamplingConfig,
+    wanted: int,
+    work: pd.DataFrame,
+    sharing: pd.DataFrame,
+    known: Mapping[int, float],
 ) -> dict[int, list[float]]:
     """Return the seconds of a rollout's denoising step, one value per iteration that shows it.
 
@@ -180,6 +187,7 @@ def _steps_by_degree(
     decoding and commits.
 
     Args:
+        wanted: the degree of the settings.
         work: work of its iterations.
         sharing: device time by iteration and degree.
         known: measured seconds of a step by degree, where they chose it.
@@ -187,8 +195,8 @@ def _steps_by_degree(
     found: defaultdict[int, list[float]] = defaultdict(list)
     columns = (work[name] for name in ("iteration", "samples", "rollout_device_s"))
     for iteration, samples, device_s in zip(*columns, strict=True):
-        steps = -(-int(samples) // config.sampling.batch_size) * config.sampling.rollout_steps
-        spent = _by_degree(config.sequence_parallel.rollout, sharing, iteration, float(device_s))
+        steps = -(-int(samples) // sampling.batch_size) * sampling.rollout_steps
+        spent = _by_degree(wanted, sharing, iteration, float(device_s))
         if not device_s or not spent:
             continue
         if len(spent) == 1 and not known:
@@ -218,14 +226,18 @@ def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: flo
 
 
 def _measure_evaluations(
-    config: RunConfig, evaluations: pd.DataFrame, steps: Mapping[int, list[float]], found: _Recorded
+    sampling: SamplingConfig,
+    degree: int,
+    evaluations: pd.DataFrame,
+    steps: Mapping[int, list[float]],
+    found: _Recorded,
 ) -> None:
     """Add the times of evaluations, relative to a rollout's steps if those were shared by as many devices."""
-    size, degree = config.sampling.batch_size, config.sequence_parallel.evaluate
+    size = sampling.batch_size
     if degree == AUTO:
         return
     evaluated = evaluations["rollout_device_s"] / (
-        -(-evaluations["images"] // size) * config.sampling.evaluate_steps
+        -(-evaluations["images"] // size) * sampling.evaluate_steps
     )
     seconds = [float(value) / degree for value in evaluated if value > 0]
     if degree in steps:
@@ -234,7 +246,9 @@ def _measure_evaluations(
         found.evaluated[size, degree] += seconds
 
 
-def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degree: int = 1) -> list[float]:
+def _score_s(
+    batch_size: int, scorers: int, row: Mapping[str, float], rollout_s: float, degree: int = 1
+) -> list[float]:
     """Return the seconds in which a scorer judges one image, from the wait for a rollout's last scores.
 
     Devices deliver in turns of one batch per device; scorers judge a turn's images while the next turn is
@@ -250,22 +264,27 @@ def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degr
     if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
         return []
     devices = max(1, round(row["device_s"] / row["iteration_s"]) // degree)
-    batches = -(-samples // config.sampling.batch_size)
+    batches = -(-samples // batch_size)
     turns = -(-batches // devices)
     turn_s = rollout_s / turns
     lags = reward_s > turn_s
     images = samples if lags else min(samples, samples / batches * (batches - (turns - 1) * devices))
     judging_s = reward_s + (turns - 1) * turn_s if lags else reward_s
-    return [judging_s * config.runtime.scorer_workers / images]
+    return [judging_s * scorers / images]
 
 
-def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:
-    """Return an iteration's time outside its phases: waiting for commits and drafts, publishing, records."""
-    before_rollout = strategy_of(config).drafts_before_rollout
+def _driver_s(before_rollout: bool, trainers: int, row: Mapping[str, float]) -> list[float]:
+    """Return an iteration's time outside its phases: waiting for commits and drafts, publishing, records.
+
+    Args:
+        before_rollout: True if the rollout waits for drafts.
+        trainers: number of devices that train.
+        row: row of the iteration.
+    """
     phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
     known = [row[name] for name in phases if not math.isnan(row[name])]
     beside_s = 0.0 if math.isnan(row["train_beside_s"]) else row["train_beside_s"]  # of older runs
-    training_s = row["train_device_s"] / config.runtime.trainer_workers - beside_s
+    training_s = row["train_device_s"] / trainers - beside_s
     left_s = row["iteration_s"] - sum(known) - training_s
     return [] if math.isnan(left_s) or math.isnan(row["rollout_s"]) else [max(0.0, left_s)]
 

@@ -14,7 +14,9 @@ from gpu_runtime.models.registry import family_of
 from gpu_runtime.simulator.comparison.what_if import KINDS, Spread, undisturbed
 from gpu_runtime.simulator.profile import HighEnd, LowEnd, Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
 from tasks.gpu_profile import Gpu, counted_model
@@ -87,7 +89,7 @@ def size_run(home: Home, config: RunConfig, gpu: Gpu) -> RunSize:
     Raises:
         ConfigurationError: the family's models are not counted.
     """
-    model = counted_model(config)
+    model = counted_model(config.model, config.adaptation)
     profile, no_price, usd_per_hour = find_profile(home, config, gpu.name), "", 0.0
     try:
         usd_per_hour = with_gpu_prices(with_prices(config), gpu.name, gpu.name).price.reserved_usd_per_hour
@@ -111,12 +113,12 @@ def _hours(config: RunConfig, profile: Profile, devices: int) -> Spread:
     return Spread(*hours)
 
 
-def needs_gpu(config: RunConfig) -> bool:
+def needs_gpu(model: ModelConfig, runtime: RuntimeConfig) -> bool:
     """Return True if the model is one of billions of weights that is to run on this machine."""
-    if config.model.device == "cpu" or config.runtime.ray_address:
+    if model.device == "cpu" or runtime.ray_address:
         return False
     try:
-        files = family_of(config.model).files(config.model)
+        files = family_of(model).files(model)
     except SpotlightError:  # not here; the check of the model says so
-        return published_model(config.model) is not None
+        return published_model(model) is not None
     return sum(file.stat().st_size for file in files) > _SMALL

@@ -37,7 +37,8 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
-from storage.config.sequence_parallel import AUTO
+from storage.config.runtime import RuntimeConfig
+from storage.config.sequence_parallel import AUTO, SequenceParallelConfig
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore
@@ -273,7 +274,7 @@ class Simulation:
         The number is doubled until the median of the futures ends in time, then halved towards the last that
         did not.
         """
-        _refuse_profile(self.config, self.profile)
+        _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
         each = max(1, self.question.instance_devices)
         tried: dict[int, PolicyAnswer] = {}
 
@@ -342,7 +343,7 @@ class Simulation:
             ConfigurationError: a name is unknown, its policy does not fit, or the profile lacks a time.
         """
         chosen = self._chosen(names)
-        _refuse_profile(self.config, self.profile)
+        _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
         return chosen
 
     def _chosen(self, names: str | None) -> Sequence[Policy]:
@@ -427,9 +428,11 @@ def simulation(
         reserved, spot = named
         kind = reserved.name if reserved is not None else DEFAULT_GPU
         config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
-    _refuse_unfit(config)
+    _refuse_unfit(config.iterations, config.runtime)
     found = find_profile(home, config, profile, spot_profile)
-    return Simulation(config, found, question, find_curves(home, config, curve), seed)
+    return Simulation(
+        config, found, question, find_curves(home, config.reward, config.algorithm.objective, curve), seed
+    )
 
 
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:
@@ -453,36 +456,36 @@ def _with_all_trainers(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"runtime": runtime})
 
 
-def _refuse_unfit(config: RunConfig) -> None:
+def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
     """Refuse settings that the simulator does not support.
 
     Raises:
         ConfigurationError: a setting is not supported; the message names it.
     """
-    if config.iterations > MOST_ITERATIONS:
+    if iterations > MOST_ITERATIONS:
         raise ConfigurationError(
-            f"iterations is {config.iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
+            f"iterations is {iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
             "dollars grow in proportion"
         )
-    if config.runtime.counts_devices:
+    if runtime.counts_devices:
         raise ConfigurationError(
-            f"the settings ask for {config.runtime.devices_in_words}, and a simulated one has none of its "
+            f"the settings ask for {runtime.devices_in_words}, and a simulated one has none of its "
             "own; give their numbers: --reserved and --spot"
         )
 
 
-def _refuse_profile(config: RunConfig, profile: Profile) -> None:
+def _refuse_profile(runtime: RuntimeConfig, sharing: SequenceParallelConfig, profile: Profile) -> None:
     """Refuse a profile without the time of a denoising step as shared under the settings.
 
     Raises:
         ConfigurationError: a time is missing, which the message names; or the profile covers two kinds of
             device, and trainers leave rollouts by a time that is taken for all devices.
     """
-    if profile.spot is not None and config.runtime.trainers_leave:
+    if profile.spot is not None and runtime.trainers_leave:
         raise ConfigurationError(
             "runtime.trainers_leave is simulated for devices of one kind; set it to false, or leave out the "
             "profile of spot devices"
         )
-    shared = sorted(set(config.sequence_parallel.by_kind.values()) - {AUTO})
+    shared = sorted(set(sharing.by_kind.values()) - {AUTO})
     # A device left over by the groups works alone, and measured times begin with one that does.
     profile.refuse_without(*sorted({1, *shared}))

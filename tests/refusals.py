@@ -157,7 +157,7 @@ def _check_in_this_process() -> None:
     server: Any = importlib.import_module("flows.server.prefect_server")
     early: Any = importlib.import_module("tasks.checks.early_check")
     server.prefect_server = _only_checks
-    early.start_early = lambda config: None
+    early.start_early = lambda reward, evaluation: None
     early.begin_check = lambda config: lambda: early.Checks().check(config)
 
 

@@ -220,7 +220,7 @@ def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: flo
     else:
         begins_s = (times.start + times.opening) / TICKS_PER_S + late_s
         trace = _shifted(kept.trace, begins_s)
-    plan = SimulatedPlan(fleet, strategy_of(config), config.exploration.drafts)
+    plan = SimulatedPlan(fleet, strategy_of(config.exploration), config.exploration.drafts)
     return Simulation(config, plan, times, Replay(trace, kept.live.notice_s)).run()
 
 
@@ -319,7 +319,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
         for number in range(_DRAWS)
     ]
     ratios = sorted(simulated_figures(one, config).iteration_s / found.iteration_s for one in drawn)
-    equal = kept.trace is None and not strategy_of(config).drafts
+    equal = kept.trace is None and not strategy_of(config.exploration).drafts
     closed = undisturbed(config, times, runtime.least_workers) / run.wall if equal else None
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)

@@ -150,7 +150,7 @@ def arm_curves(
             name,
             members,
             costs_of([*members.values()], like[configs[name].algorithm.objective], [*curves.values()]),
-            strategy_of(configs[name]),
+            strategy_of(configs[name].exploration),
             "score" if configs[name].reward.signal == "graded" else "exact",
             configs[name].algorithm.updates_per_iteration,
         )

@@ -59,7 +59,7 @@ def chaos(
             ran[name] = disturb(home, name, [*arguments, *joined], (), replay)
         figures = plan.figures(replay, length_s)
     else:
-        faults = plan.faults(length_s, config)
+        faults = plan.faults(length_s, config.iterations, config.runtime.lease_s)
     while faults and len(ran) < _MOST_RUNS and not any(run.hung for run in ran.values()):
         name = f"{run_id}-faults-{len(ran) + 1}"
         ran[name] = disturb(home, name, arguments, faults)

@@ -66,7 +66,7 @@ def _device(config: RunConfig) -> str:
     from tasks.sizing import needs_gpu
 
     if not torch.cuda.is_available():
-        if needs_gpu(config):
+        if needs_gpu(config.model, config.runtime):
             raise ConfigurationError(
                 f"no GPU, and {config.name or config.model.family} needs one: {config.model.path} is too "
                 "large for a processor; go to a machine that has one, or size the run from here: `spotlight "

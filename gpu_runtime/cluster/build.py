@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
-from storage.config.run_config import RunConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
+from storage.config.runtime import RuntimeConfig
 
 
-def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
+def cluster_class(runtime: RuntimeConfig) -> Callable[[RunConfig], Cluster]:
     """Return the cluster class of a run, importing its libraries, which takes a second."""
-    if config.runtime.cluster == "local":
+    if runtime.cluster == "local":
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
         return LocalCluster
@@ -25,7 +26,7 @@ def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
     return RayCluster
 
 
-def start_early(config: RunConfig) -> None:
+def start_early(reward: RewardConfig, evaluation: EvaluationConfig) -> None:
     """Start the process from which the checks before a run, and workers on this machine, are forked.
 
     It imports nothing heavy. The process ends with this one.
@@ -34,8 +35,8 @@ def start_early(config: RunConfig) -> None:
         from gpu_runtime.cluster.fork_client import start_fork_server
         from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer
 
-        second = chosen_judge(config)
-        judges = [*chosen_scorer(config.reward).judges, *([] if second is None else [second])]
+        second = chosen_judge(reward, evaluation)
+        judges = [*chosen_scorer(reward).judges, *([] if second is None else [second])]
         start_fork_server([judge.plugin.module for judge in judges if judge.plugin.module])
 
 
@@ -47,7 +48,7 @@ def open_cluster(config: RunConfig) -> Iterator[Cluster]:
         RuntimeFailure: if it does not start, or no cluster answers at the address.
         ConfigurationError: if it lacks what the settings ask for.
     """
-    cluster = cluster_class(config)(config)
+    cluster = cluster_class(config.runtime)(config)
     try:
         yield cluster
     finally:

@@ -28,7 +28,7 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, SampleRequest, UnderWay, WorkItem, WorkLeft
 from gpu_runtime.worker.history import HistoryLog, names_of
 from gpu_runtime.worker.protocol import SampleChunk, Worker
-from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 
 _CALLS_AHEAD = 2
@@ -56,7 +56,8 @@ class Dispatcher:
     Leases are numbered throughout the run. `run` may be called in any thread, but not in two at a time.
 
     Args:
-        config: configuration of the run.
+        settings: the section `runtime`.
+        batch_size: samples that a device generates at once.
         clock: function that returns the seconds of a monotonic clock.
         history: log of leases, commits and deliveries; None to keep none.
         scheduler: scheduler that assigns requests to devices; a pull scheduler by default.
@@ -65,20 +66,20 @@ class Dispatcher:
 
     def __init__(
         self,
-        config: RunConfig,
+        settings: RuntimeConfig,
+        batch_size: int,
         clock: Callable[[], float] = time.monotonic,
         history: HistoryLog | None = None,
         scheduler: PullScheduler[SampleRequest] | None = None,
         ended: SimpleQueue[Future[Any] | None] | None = None,
     ) -> None:
-        size = config.sampling.batch_size
-        self._commit_steps = config.runtime.commit_steps
-        self._lease_s = config.runtime.lease_s
-        self._other_limit_s = config.runtime.trainer_limit_s
-        self._batch_size = size
+        self._commit_steps = settings.commit_steps
+        self._lease_s = settings.lease_s
+        self._other_limit_s = settings.trainer_limit_s
+        self._batch_size = batch_size
         self._clock = clock
         self._history = history or HistoryLog(None, "")
-        self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size)
+        self._scheduler = scheduler or PullScheduler[SampleRequest](batch_size, self._lease_s, batch_size)
         self.counters = self._scheduler.counters
         """Counts of what did not go as planned, over all phases."""
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended

@@ -13,6 +13,7 @@ from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.exploration.strategies.stale import STALE
 from gpu_runtime.exploration.strategies.strategy import Strategy
+from storage.config.exploration import ExplorationConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -50,14 +51,14 @@ STRATEGIES = Registry(
 )
 
 
-def strategy_of(config: RunConfig) -> Strategy:
+def strategy_of(settings: ExplorationConfig) -> Strategy:
     """Return the strategy that the settings name, in its state at the start of a run.
 
     Raises:
         ConfigurationError: if there is no strategy of that name, or its options are not valid.
     """
-    plugin = STRATEGIES.find(config.exploration.strategy)
-    return plugin.build(_options(config, plugin))
+    plugin = STRATEGIES.find(settings.strategy)
+    return plugin.build(_options(settings, plugin))
 
 
 def read_strategy_options(config: RunConfig) -> RunConfig:
@@ -66,8 +67,8 @@ def read_strategy_options(config: RunConfig) -> RunConfig:
     Raises:
         ConfigurationError: if there is no such strategy, or a setting leaves it no room.
     """
-    options = _options(config, STRATEGIES.find(config.exploration.strategy))
-    strategy_of(config).check(config)
+    options = _options(config.exploration, STRATEGIES.find(config.exploration.strategy))
+    strategy_of(config.exploration).check(config)
     exploration = config.exploration.model_copy(update={"options": as_values(options)})
     return config.model_copy(update={"exploration": exploration})
 
@@ -82,7 +83,7 @@ def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedEx
     plugin = STRATEGIES.find(config.exploration.strategy)
     prompt_ids = [prompt.prompt_id for prompt in prompts]
     try:
-        explorer = plugin.explorer(config, prompt_ids, strategy_of(config))
+        explorer = plugin.explorer(config, prompt_ids, strategy_of(config.exploration))
         explorer.prompts(1)
     except ConfigurationError:
         raise
@@ -94,5 +95,5 @@ def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedEx
     return explorer
 
 
-def _options(config: RunConfig, plugin: StrategyPlugin) -> Section:
-    return read_options("exploration.options", plugin.options, config.exploration.options)
+def _options(settings: ExplorationConfig, plugin: StrategyPlugin) -> Section:
+    return read_options("exploration.options", plugin.options, settings.options)

@@ -63,7 +63,7 @@ class Fleet:
     def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
         self._config = config
         history = history or HistoryLog(None, "")
-        self._dispatcher = Dispatcher(config, history=history)
+        self._dispatcher = Dispatcher(config.runtime, config.sampling.batch_size, history=history)
         self.counters = self._dispatcher.counters
         """Counts of what phases have lost, repeated and saved since the start."""
         self._beside_training = False

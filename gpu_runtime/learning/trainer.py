@@ -102,7 +102,7 @@ class Trainer:
             betas=(_BETA1, settings.beta2),
             weight_decay=_WEIGHT_DECAY,
         )
-        self._objective = build_objective(policy, sampler, config)
+        self._objective = build_objective(policy, sampler, config.sampling, config.algorithm)
         self._steps = StochasticSteps(policy, sampler, config.sampling)
         self.average = MovingAverage(policy.local_state(), settings.ema_decay, settings.ema_interval)
         self._count = config.algorithm.gradient_shards
@@ -121,7 +121,7 @@ class Trainer:
         algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
         self._config = self._config.model_copy(update={"algorithm": algorithm})
         # This is safe because objectives keep nothing from one iteration to the next (`Objective`).
-        self._objective = build_objective(self.policy, self._sampler, self._config)
+        self._objective = build_objective(self.policy, self._sampler, self._config.sampling, algorithm)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps on samples of whole groups, in any order.

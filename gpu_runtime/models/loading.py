@@ -8,6 +8,7 @@ from gpu_runtime.models.gpu_settings import prepare_gpu
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import ModelConfig, RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.environment import CPU
 from storage.errors import ConfigurationError
 
@@ -26,14 +27,18 @@ def load_model(config: ModelConfig) -> DiffusionModel:
     return family_of(config).load(config, device)
 
 
-def evaluated(model: DiffusionModel, config: RunConfig) -> DiffusionModel:
+def evaluated(model: DiffusionModel, own: ModelConfig, wanted: ModelConfig) -> DiffusionModel:
     """Return a run's model at the size of held-out images: itself, unless they have another one.
+
+    Args:
+        model: model of the settings `own`.
+        wanted: the same settings with the size of held-out images.
 
     Raises:
         ConfigurationError: if it cannot make this size.
     """
-    own, wanted = (family_of(config.model).size(one) for one in (config.model, config.evaluated_model))
-    return model if own == wanted else model.resized(*wanted)
+    size, wanted_size = (family_of(own).size(one) for one in (own, wanted))
+    return model if size == wanted_size else model.resized(*wanted_size)
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
@@ -67,15 +72,15 @@ def refuse_missing_cuda(config: ModelConfig) -> None:
         raise ConfigurationError("model.device = cuda, but no CUDA device is visible here; use auto or cpu")
 
 
-def refuse_gpus_of_local_processes(config: RunConfig) -> None:
+def refuse_gpus_of_local_processes(runtime: RuntimeConfig, model: ModelConfig) -> None:
     """Refuse a cluster of local processes whose devices would be GPUs, which it cannot divide among them.
 
     Raises:
         ConfigurationError: if it is one.
     """
-    if config.runtime.cluster == "local" and device_of(config.model).type == "cuda":
+    if runtime.cluster == "local" and device_of(model).type == "cuda":
         raise ConfigurationError(
-            f"runtime.cluster=local starts workers on the CPU alone, and model.device={config.model.device} "
+            f"runtime.cluster=local starts workers on the CPU alone, and model.device={model.device} "
             "is a GPU here; set runtime.cluster=ray, or model.device=cpu"
         )
 

@@ -31,7 +31,7 @@ from gpu_runtime.rewards.options import (
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Scorer
 from gpu_runtime.rewards.text_rules import target_text
 from storage.config.plugins import NoOptions, Registry, absolute_name, as_values, hub_models, read_options
-from storage.config.run_config import RewardConfig, RunConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.config.section import Section
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
@@ -338,27 +338,27 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
     return chosen
 
 
-def chosen_judge(config: RunConfig) -> ChosenScorer | None:
+def chosen_judge(reward: RewardConfig, evaluation: EvaluationConfig) -> ChosenScorer | None:
     """Return the second judge that the settings name, with its options read; None if they name none.
 
     Raises:
         ConfigurationError: if there is no scorer of that name, an option is wrong, it combines others, or
             the reward is made of it.
     """
-    name = config.evaluation.judge
+    name = evaluation.judge
     if not name:
-        if config.evaluation.options:
+        if evaluation.options:
             raise ConfigurationError(
                 "evaluation.options are those of a judge, but evaluation.judge names none; name one, or "
                 "drop them"
             )
         return None
-    judge = _chosen(name, config.evaluation.options, "evaluation.options", "evaluation.judge")
+    judge = _chosen(name, evaluation.options, "evaluation.options", "evaluation.judge")
     if judge.plugin.parts is not None:
         raise ConfigurationError(
             f"evaluation.judge is {name}, which combines scorers; name one that looks at images itself"
         )
-    rewards = chosen_scorer(config.reward).judges
+    rewards = chosen_scorer(reward).judges
     if any((one.name, one.options) == (name, judge.options) for one in rewards):
         raise ConfigurationError(
             f"evaluation.judge is {name}, which the reward is made of: only a judge that nothing is learned "
@@ -401,7 +401,7 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     reward = config.reward.model_copy(
         update={"scorer": absolute_name(config.reward.scorer), "options": chosen_scorer(config.reward).values}
     )
-    judge = chosen_judge(config)
+    judge = chosen_judge(config.reward, config.evaluation)
     options = {} if judge is None else judge.values
     evaluation = config.evaluation.model_copy(
         update={"judge": absolute_name(config.evaluation.judge), "options": options}

@@ -125,12 +125,14 @@ class DeviceWorker:
             self._model,
             config.adaptation,
             config.seed,
-            keeps_reference=trains and keeps_reference(config),
+            keeps_reference=trains and keeps_reference(config.algorithm, config.evaluation),
             # Others receive the adapter with the first weights.
             adapter=config.model.adapter if trains else "",
             adapter_is_reference=trains and config.model.reference == "adapter",
         )
-        self._sampler = Sampler(self._model, config.sampling, evaluated(self._model, config))
+        self._sampler = Sampler(
+            self._model, config.sampling, evaluated(self._model, config.model, config.evaluated_model)
+        )
         self._begin_work()
         self._trainer = build_trainer(self._policy, self._sampler, config) if trains else None
         self._holds: WeightsVersion | None = None

@@ -19,6 +19,7 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history import read_history
+from storage.config.exploration import ExplorationConfig
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL, RuntimeConfig
 from storage.errors import ConfigurationError
@@ -55,13 +56,16 @@ class Plan:
     count: int
     kinds: tuple[FaultKind, ...]
 
-    def faults(self, length_s: float, config: RunConfig) -> tuple[Fault, ...]:
-        """Return the schedule for a run that takes `length_s` seconds undisturbed."""
+    def faults(self, length_s: float, iterations: int, lease_s: float) -> tuple[Fault, ...]:
+        """Return the schedule for a run that takes `length_s` seconds undisturbed.
+
+        Args:
+            iterations, lease_s: the run's `iterations` and `runtime.lease_s`.
+        """
         if self.written:
             return self.written
-        lease_s = config.runtime.lease_s
         return draw_faults(
-            self.seed, self.count, length_s, config.iterations,
+            self.seed, self.count, length_s, iterations,
             kinds=self.kinds, graces_s=GRACES_S, durations_s=(1.0, 2 * lease_s),
         )  # fmt: skip
 
@@ -81,7 +85,7 @@ def plan_faults(
         ConfigurationError: no faults, an unknown kind, an invalid schedule, or a run whose workers cannot be
             reached or whose weights depend on timing.
     """
-    refuse_unfit(config)
+    refuse_unfit(config.runtime, config.exploration)
     if schedule is not None:
         if count is not None or kinds:
             raise ConfigurationError("--schedule lists every fault; leave out --faults and --kinds")
@@ -129,30 +133,30 @@ def _written(schedule: Path) -> tuple[Fault, ...]:
     return written
 
 
-def refuse_unfit(config: RunConfig) -> None:
+def refuse_unfit(runtime: RuntimeConfig, exploration: ExplorationConfig) -> None:
     """Refuse a run whose promises could not be checked.
 
     Raises:
         ConfigurationError: it keeps no history, its workers are on other machines, or its weights depend on
             timing.
     """
-    if not config.runtime.history:
+    if not runtime.history:
         raise ConfigurationError(
             "runtime.history is false: the promises are checked from the history; leave it out"
         )
-    address = config.runtime.ray_address
+    address = runtime.ray_address
     own = {one.address for several in psutil.net_if_addrs().values() for one in several}
     if address and not {address, address.rpartition(":")[0]} & {*_HERE, *own}:
         raise ConfigurationError(
             f"runtime.cluster is {address!r}: faults are done to processes of this machine; set it to ray"
         )
-    strategy = strategy_of(config)
+    strategy = strategy_of(exploration)
     if strategy.decides_by_times:
         raise ConfigurationError(
-            f"exploration.strategy={config.exploration.strategy} follows measured times, which faults "
+            f"exploration.strategy={exploration.strategy} follows measured times, which faults "
             "change, so two runs end with different weights anyway; set it to stale or off_policy"
         )
-    if strategy.drafts_beside_training and config.exploration.stop_with_training:
+    if strategy.drafts_beside_training and exploration.stop_with_training:
         raise ConfigurationError(
             "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
             "end with different weights anyway; set exploration.stop_with_training=false"

@@ -98,7 +98,7 @@ def plan_trace(
         TraceError: the trace cannot be read, loses nothing, or a figure is out of range.
         ConfigurationError: the run cannot join instances of this machine.
     """
-    refuse_unfit(config)
+    refuse_unfit(config.runtime, config.exploration)
     if config.runtime.cluster != "ray":
         raise ConfigurationError(
             f"--trace starts Ray instances of its own, but runtime.cluster is {config.runtime.cluster}; set "

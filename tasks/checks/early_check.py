@@ -35,7 +35,7 @@ def begin_check(config: RunConfig) -> Callable[[], list[str]]:
     """
     if sys.platform != "linux":
         return lambda: Checks().check(config)
-    start_early(config)
+    start_early(config.reward, config.evaluation)
     warnings: Future[list[str]] = Future()
     threading.Thread(target=_check_in_fork, args=(config, warnings), name="checks", daemon=True).start()
     return warnings.result

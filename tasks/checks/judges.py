@@ -12,7 +12,8 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.judge_models.judge_command import judge_command
 from gpu_runtime.rewards.options import RemoteOptions, ServerOptions
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer
-from storage.config.run_config import RunConfig
+from storage.config.model import ModelConfig
+from storage.config.run_config import EvaluationConfig, RewardConfig, RunConfig
 from storage.errors import ConfigurationError
 from storage.pictures import chosen_frames
 from storage.prompts.of_a_run import load_run_prompts
@@ -24,14 +25,14 @@ _SIDE = 256
 """Height and width of the test picture, in pixels."""
 
 
-def started_judges(config: RunConfig) -> list[tuple[str, list[str]]]:
+def started_judges(reward: RewardConfig, evaluation: EvaluationConfig) -> list[tuple[str, list[str]]]:
     """Return the address and the command of each judge that a run starts beside itself.
 
     Raises:
         ConfigurationError: a judge cannot be started, or two are to serve at one address.
     """
     started: dict[str, tuple[str, RemoteOptions]] = {}
-    for judge in _judges(config):
+    for judge in _judges(reward, evaluation):
         options = judge.options
         if isinstance(options, RemoteOptions) and options.judge:
             section, other = started.setdefault(urlsplit(options.url).netloc, (judge.section, options))
@@ -49,10 +50,10 @@ def ask_judges(config: RunConfig) -> str:
     Raises:
         ConfigurationError: a judge gave no score.
     """
-    picture = _test_picture(config)
+    picture = _test_picture(config.model, config.reward.frames)
     prompt = first_judged(*load_run_prompts(config))
     said = []
-    for judge in _judges(config):
+    for judge in _judges(config.reward, config.evaluation):
         if isinstance(judge.options, ServerOptions):
             (score,) = score_each(judge.build(), [picture], [prompt])
             if score.error is not None:
@@ -64,20 +65,24 @@ def ask_judges(config: RunConfig) -> str:
     return "; ".join(said) or "none behind a server"
 
 
-def _judges(config: RunConfig) -> Iterator[ChosenScorer]:
-    yield from chosen_scorer(config.reward).judges
-    second = chosen_judge(config)
+def _judges(reward: RewardConfig, evaluation: EvaluationConfig) -> Iterator[ChosenScorer]:
+    yield from chosen_scorer(reward).judges
+    second = chosen_judge(reward, evaluation)
     if second is not None:
         yield second
 
 
-def _test_picture(config: RunConfig) -> np.ndarray:
-    """Return a blue sky over green ground with a red sun, or a clip of a sun that moves to the right."""
-    frames = family_of(config.model).frames(config.model) or 1
+def _test_picture(model: ModelConfig, shown: int) -> np.ndarray:
+    """Return a blue sky over green ground with a red sun, or a clip of a sun that moves to the right.
+
+    Args:
+        shown: frames of a clip that are judged.
+    """
+    frames = family_of(model).frames(model) or 1
     y_HW, x_HW = np.mgrid[:_SIDE, :_SIDE]
     clip = np.empty((frames, _SIDE, _SIDE, 3), np.uint8)
     for place, picture in enumerate(clip):
         middle = _SIDE * (place + 1) / (frames + 1)
         picture[:] = np.where(y_HW[..., None] < _SIDE / 2, (110, 170, 240), (70, 150, 60))
         picture[np.hypot(x_HW - middle, y_HW - _SIDE / 4) < _SIDE / 8] = (220, 40, 30)
-    return chosen_frames(clip if frames > 1 else clip[0], config.reward.frames)
+    return chosen_frames(clip if frames > 1 else clip[0], shown)

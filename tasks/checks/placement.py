@@ -17,8 +17,10 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.slots import worker_counts
 from gpu_runtime.models.checks.memory_need import GIB
 from gpu_runtime.models.loading import device_of, outline_model
+from storage.config.exploration import ExplorationConfig
 from storage.config.model import ModelConfig
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
 from storage.record.records import Market
 
@@ -93,7 +95,9 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     counts = worker_counts(config.runtime, seen, apart=False)
     if gpus:  # processes that stand for devices share the processor
         _refuse_too_few(config.runtime.trainer_workers, seen)
-    yield from _workers_in_words(config, counts, f"{gpus} GPUs" if gpus else "the processor")
+    yield from _workers_in_words(
+        config.runtime, config.exploration, counts, f"{gpus} GPUs" if gpus else "the processor"
+    )
     yield from _memory_in_words(config)
 
 
@@ -102,7 +106,9 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     counts = worker_counts(config.runtime, seen, apart)
     _refuse_too_few(config.runtime.trainer_workers, seen)
     where = "by their label" if apart else "without the label ray.io/market-type, so all are reserved"
-    yield from _workers_in_words(config, counts, f"{sum(seen.values())} devices there now, {where}")
+    yield from _workers_in_words(
+        config.runtime, config.exploration, counts, f"{sum(seen.values())} devices there now, {where}"
+    )
     missing = counts["spot"] - seen["spot"]
     if apart and missing > 0:
         yield f"{missing} of {counts['spot']} spot devices are not there yet, and are waited for"
@@ -139,12 +145,14 @@ def _refuse_too_few(training: int, seen: dict[Market, int]) -> None:
         )
 
 
-def _workers_in_words(config: RunConfig, counts: dict[Market, int], where: str) -> Iterator[str]:
-    runtime, training = config.runtime, config.runtime.trainer_workers
+def _workers_in_words(
+    runtime: RuntimeConfig, exploration: ExplorationConfig, counts: dict[Market, int], where: str
+) -> Iterator[str]:
+    training = runtime.trainer_workers
     workers = " and ".join(f"{count} {market}" for market, count in counts.items())
     yield f"{workers} workers on {where}"
     yield "reserved-0 trains" if training == 1 else f"reserved-0 to reserved-{training - 1} train together"
-    if training < counts["reserved"] and not strategy_of(config).drafts:
+    if training < counts["reserved"] and not strategy_of(exploration).drafts:
         yield (
             f"the other {sum(counts.values()) - training} idle while it trains: raise "
             "runtime.trainer_workers, or let them explore (exploration.strategy)"

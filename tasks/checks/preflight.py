@@ -51,12 +51,12 @@ def check(config: RunConfig) -> list[str]:
     inputs = check_inputs(config)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
-        _refuse_missing_gpu_of_scorers(config)
+        _refuse_missing_gpu_of_scorers(config.runtime.scorer_gpu, config.model)
         if device_of(config.model).type == "cuda":
             refuse_standbys_with_gpus(config.runtime)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
-        refuse_gpus_of_local_processes(config)
+        refuse_gpus_of_local_processes(config.runtime, config.model)
         refuse_shared_gpus(config)
         outline.check_machine(config)
     scorer = build_scorer(config.reward)
@@ -73,7 +73,7 @@ def check(config: RunConfig) -> list[str]:
             raise ConfigurationError(f"evaluation.size is {config.evaluation.size}: {error}") from error
         blank = chosen_frames(outline_of_held_out.blank_image(), config.reward.frames)
         _judge_blank("reward.scorer", blank, scorer, inputs.evaluate[0])
-    second = chosen_judge(config)
+    second = chosen_judge(config.reward, config.evaluation)
     if second is not None:
         judge = second.build()
         setting, prompts = inputs.by_setting[1]
@@ -108,10 +108,10 @@ def read_weights(model: ModelConfig) -> int:
     )
 
 
-def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
-    if config.runtime.scorer_gpu and device_of(config.model).type != "cuda":
+def _refuse_missing_gpu_of_scorers(scorer_gpu: float, model: ModelConfig) -> None:
+    if scorer_gpu and device_of(model).type != "cuda":
         raise ConfigurationError(
-            f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; set "
+            f"runtime.scorer_gpu = {scorer_gpu:g}, but no CUDA device is visible here; set "
             "it to 0 to judge on the CPU, or run on a cluster that has one (runtime.cluster)"
         )
 

@@ -19,7 +19,7 @@ from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import KeyPath, as_given, naming_sources
-from storage.config.run_config import ALL_FRAMES, RewardConfig, RunConfig
+from storage.config.run_config import ALL_FRAMES, PromptsConfig, RewardConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.pictures import chosen_frames
@@ -64,7 +64,7 @@ def with_read_options(
         ConfigurationError: a needed reward or prompts are missing, a name is unknown, or an option is wrong.
     """
     if needs_task:
-        _refuse_no_task(config)
+        _refuse_no_task(config.reward, config.prompts)
     readers = [read_family_options, read_objective_options, read_strategy_options, read_capacity_options]
     if config.reward.scorer:
         readers.insert(1, read_scorer_options)
@@ -74,12 +74,12 @@ def with_read_options(
     return config
 
 
-def _refuse_no_task(config: RunConfig) -> None:
+def _refuse_no_task(reward: RewardConfig, prompts: PromptsConfig) -> None:
     """Refuse a preset without a task, such as sd3.5-512, until its reward and its prompts are given."""
     wanted = {
-        "reward.scorer": (config.reward.scorer, "my_rewards.py:blue"),
-        "prompts.train": (config.prompts.train, "my-prompts.txt"),
-        "prompts.evaluate": (config.prompts.evaluate, "my-held-out.txt"),
+        "reward.scorer": (reward.scorer, "my_rewards.py:blue"),
+        "prompts.train": (prompts.train, "my-prompts.txt"),
+        "prompts.evaluate": (prompts.evaluate, "my-held-out.txt"),
     }
     missing = {setting: example for setting, (value, example) in wanted.items() if not value}
     if missing:
@@ -111,7 +111,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     if config.model.adapter:
         check_lora(config.model.adapter, config.adaptation)
     fits_model = family.prompt_check(config.model)
-    scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
+    scorer, judge = chosen_scorer(config.reward), chosen_judge(config.reward, config.evaluation)
     _check_gpu_of_scorers(config.runtime.scorer_gpu, scorer, judge)
     scorer.check_files()
     if judge is not None:
@@ -191,7 +191,7 @@ def _check_pairs(config: RunConfig, train: Sequence[PromptRecord]) -> None:
             f"{says}, and algorithm.group_size is {config.algorithm.group_size}: a pair is a prompt group of "
             "two; set it to 2"
         )
-    if strategy_of(config).drafts:
+    if strategy_of(config.exploration).drafts:
         raise ConfigurationError(
             f"{says}, and exploration.strategy={strategy} drafts samples for each prompt; set it to plain"
         )

@@ -249,7 +249,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
         session.note_devices()
         session.decisions_recorded = environment.get(DECISIONS, "")
-        session.runtime.explorer.strategy.repeat(read_decisions(environment), config)
+        session.runtime.explorer.strategy.repeat(read_decisions(environment), config.exploration)
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

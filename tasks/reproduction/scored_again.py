@@ -42,7 +42,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
         )
-    facts = environment() | input_digests(config) | plugin_facts(config)
+    facts = environment() | input_digests(config.model, config.prompts) | plugin_facts(config)
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         runtime.restore(checkpoint.blobs, checkpoint.state["policy_version"])
         evaluation = runtime.evaluate(runtime.evaluate_prompts)

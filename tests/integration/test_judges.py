@@ -238,10 +238,10 @@ def test_two_judges_at_one_address_are_refused_and_one_of_both_is_started_once()
     ]
     both = ["evaluation.judge=remote", *second, "evaluation.options.attempts=2"]
     same = load_config("smoke", [*settings_of(one, 8190), *both, f"evaluation.options.judge={one}"], {})
-    assert len(started_judges(same)) == 1
+    assert len(started_judges(same.reward, same.evaluation)) == 1
     two = load_config("smoke", [*settings_of(one, 8190), *both, f"evaluation.options.judge={other}"], {})
     with pytest.raises(ConfigurationError, match=r"set evaluation\.options\.url to another port"):
-        started_judges(two)
+        started_judges(two.reward, two.evaluation)
 
 
 def test_samples_that_nobody_waits_for_any_more_are_not_judged(tmp_path: Path):

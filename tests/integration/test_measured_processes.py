@@ -49,7 +49,9 @@ class Run:
     def __init__(self, fleet: ProcessFleet, config: RunConfig, history: Path) -> None:
         self.fleet, self.config, self.history = fleet, config, history
         self.book = GroupRegistry()
-        self.loop = Dispatcher(config, history=HistoryLog(history / "0001", "driver"))
+        self.loop = Dispatcher(
+            config.runtime, config.sampling.batch_size, history=HistoryLog(history / "0001", "driver")
+        )
 
     def generate(
         self, requests: Sequence[SampleRequest], step_times: StepTimeTable

@@ -138,7 +138,7 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
     ]
     impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
     config = runtime.config.model_copy(update={"runtime": impatient})
-    monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config))
+    monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config.runtime, config.sampling.batch_size))
     stopped = strike_at_first_commit(monkeypatch, name, signal.SIGSTOP)
     steps = steps_gone_on_from(monkeypatch)
     try:

@@ -94,7 +94,10 @@ def generate(
     )
     batch = config.sampling.batch_size
     scheduler = scheduler or PullScheduler[SampleRequest](batch, config.runtime.lease_s, batch)
-    loop, phase = Dispatcher(config, history=log, scheduler=scheduler), SamplePhase(requests, config.sampling)
+    loop, phase = (
+        Dispatcher(config.runtime, config.sampling.batch_size, history=log, scheduler=scheduler),
+        SamplePhase(requests, config.sampling),
+    )
     on_chunk, struck = groups.on_notice, False
 
     def strike_on_chunk(device: Device, notice: Notice | None) -> None:

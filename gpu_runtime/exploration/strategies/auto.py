@@ -41,6 +41,7 @@ from gpu_runtime.exploration.strategies.strategy import (
     TrainingEvidence,
     refuse_too_few_drafts,
 )
+from storage.config.exploration import ExplorationConfig
 from storage.config.run_config import RunConfig
 from storage.environment import AS_RECORDED
 from storage.errors import ConfigurationError
@@ -69,7 +70,7 @@ class Auto(Strategy):
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
-        refuse_too_few_drafts(config)
+        refuse_too_few_drafts(config.exploration, config.algorithm)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
         """Follow what was decided last."""
@@ -103,13 +104,13 @@ class Auto(Strategy):
         """Return the strategy decided on at each look, recorded ones to come included."""
         return dict(self._decisions)
 
-    def repeat(self, decisions: Mapping[int, str], config: RunConfig) -> None:
+    def repeat(self, decisions: Mapping[int, str], settings: ExplorationConfig) -> None:
         """Follow recorded decisions as far as they go.
 
         Raises:
             ConfigurationError: a decision names an unknown strategy, or one that the settings rule out.
         """
-        cheaper = config.exploration.fidelities != (FULL,)
+        cheaper = settings.fidelities != (FULL,)
         for iteration, name in decisions.items():
             if name not in _CHOICES:
                 raise ConfigurationError(
@@ -119,7 +120,7 @@ class Auto(Strategy):
             if name == _OFF_POLICY and cheaper:
                 raise ConfigurationError(
                     f"the record decides on {name} after iteration {iteration}, which trains on its drafts, "
-                    f"but exploration.fidelities is {list(config.exploration.fidelities)}: a cheaper draft "
+                    f"but exploration.fidelities is {list(settings.fidelities)}: a cheaper draft "
                     "is no sample of the policy; leave fidelities out, or set another exploration.strategy"
                 )
         self._decisions = dict(decisions)

@@ -23,7 +23,8 @@ from gpu_runtime.exploration.draft_planner import Choice, DraftPlanner
 from gpu_runtime.exploration.measured_iterations import IterationTimes, SeedEvidence
 from gpu_runtime.exploration.plan import Note, SeedPlan
 from gpu_runtime.learning.report import OffPolicyFigures
-from storage.config.run_config import RunConfig
+from storage.config.exploration import ExplorationConfig
+from storage.config.run_config import AlgorithmConfig, RunConfig
 from storage.errors import ConfigurationError
 
 DECIDED = "strategy"
@@ -121,9 +122,15 @@ class Strategy:
             ConfigurationError: if they do; it names the setting to change.
         """
         if self.drafts:
-            refuse_too_few_drafts(config)
-        if self.drafts_beside_training:
-            _refuse_no_drafter(config)
+            refuse_too_few_drafts(config.exploration, config.algorithm)
+        runtime = config.runtime
+        all_train = not runtime.counts_devices and runtime.least_workers <= runtime.trainer_workers
+        if self.drafts_beside_training and all_train:
+            raise ConfigurationError(
+                f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
+                f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
+                "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
+            )
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
         """Choose an iteration's seeds beside the training before it.
@@ -175,12 +182,12 @@ class Strategy:
         """
         return {}
 
-    def repeat(self, decisions: Mapping[int, str], config: RunConfig) -> None:
+    def repeat(self, decisions: Mapping[int, str], settings: ExplorationConfig) -> None:
         """Follow recorded decisions instead of measured times, as far as they go.
 
         Args:
             decisions: strategy decided on, by iteration.
-            config: settings of the run, which may differ from those of the run that decided.
+            settings: settings of the run, which may differ from those of the run that decided.
 
         Raises:
             ConfigurationError: a decision cannot be followed.
@@ -194,19 +201,18 @@ class Strategy:
         """Restore from what `state` returned."""
 
 
-def refuse_too_few_drafts(config: RunConfig) -> None:
+def refuse_too_few_drafts(settings: ExplorationConfig, algorithm: AlgorithmConfig) -> None:
     """Refuse settings that leave a strategy that drafts nothing to choose from.
 
     Raises:
         ConfigurationError: they do.
     """
-    settings, group_size = config.exploration, config.algorithm.group_size
+    group_size, trained = algorithm.group_size, algorithm.prompts_per_iteration
     if settings.candidates < group_size:
         raise ConfigurationError(
             f"exploration.candidates is {settings.candidates}, below algorithm.group_size={group_size}: "
             "there is nothing to choose from; raise candidates to several groups, or lower group_size"
         )
-    trained = config.algorithm.prompts_per_iteration
     if 0 < settings.prompts < trained:
         raise ConfigurationError(
             f"exploration.prompts is {settings.prompts}, below algorithm.prompts_per_iteration={trained}: "
@@ -217,14 +223,4 @@ def refuse_too_few_drafts(config: RunConfig) -> None:
         raise ConfigurationError(
             f"exploration.drafts is {settings.drafts}, below algorithm.group_size={group_size}: not one "
             "prompt could be explored; raise drafts, or set exploration.strategy=plain"
-        )
-
-
-def _refuse_no_drafter(config: RunConfig) -> None:
-    runtime = config.runtime
-    if not runtime.counts_devices and runtime.least_workers <= runtime.trainer_workers:
-        raise ConfigurationError(
-            f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
-            f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
-            "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
         )

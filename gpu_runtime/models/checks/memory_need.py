@@ -89,7 +89,8 @@ class WorkNeed:
         return cls(
             adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
             trains_all=trains_all,
-            keeps_reference=keeps_reference(config) and (trains_all or config.model.reference == "adapter"),
+            keeps_reference=keeps_reference(config.algorithm, config.evaluation)
+            and (trains_all or config.model.reference == "adapter"),
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
             training_bytes=token * image_tokens * kept,
             generating_bytes=token * max(image_tokens, evaluated) * _KEPT * largest,

@@ -144,7 +144,7 @@ def policy_runs(
         drafts, traces = 0.0, dict[tuple[int, float], Trace]()
         offered = offer.beginning(_price_window_s(config, offer, profile, (seed, future)))
         for policy in simulated:
-            plan = _possible(policy.plan(offered, drafts), offer, config)
+            plan = _possible(policy.plan(offered, drafts), offer, config.sequence_parallel.largest > 1)
             keeps_it = policy.name == keeps
             run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
@@ -171,9 +171,9 @@ def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, futur
     return random.Random(f"prices {future}").uniform(0.0, max(0.0, spare_s))
 
 
-def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:
+def _possible(plan: SimulatedPlan, offer: FleetPlan, shares: bool) -> SimulatedPlan:
     """Return the plan with at most the offered trainers where devices share samples, as in a live run."""
-    if config.sequence_parallel.largest == 1:
+    if not shares:
         return plan
     return replace(plan, fleet=replace(plan.fleet, trainers=min(plan.fleet.trainers, offer.trainers)))
 

@@ -54,4 +54,4 @@ def test_it_begins_with_the_very_policy(home: Home, tmp_path: Path):
         (tmp_path / "next" / "pytorch_lora_weights.safetensors").read_bytes()
     )
     with pytest.raises(ConfigurationError, match=r"model\.adapter = .*lora' \(SHA-256 .*, was "):
-        refuse_changed_inputs(facts, again)
+        refuse_changed_inputs(facts, again.model, again.prompts)

@@ -99,7 +99,7 @@ def test_auto_decides_by_the_fleet_of_its_case():
     decided = {}
     for name in ("graded texts", "graded texts, one spot device"):
         config = auto_config(name, 0)
-        strategy = strategy_of(config)
+        strategy = strategy_of(config.exploration)
         scores = {prompt: [0.1, 0.3, 0.5, 0.7] for prompt in range(32)}
         in_turn = IterationTimes(1.0, 1.0, 1.0, 1.0, 4.0, trained=128, rollers=1)
         for iteration in (1, 2):

@@ -37,10 +37,11 @@ def config(*changes: str):
 
 def test_by_default_each_kind_comes_once_and_the_seed_decides_the_rest():
     plan = plan_faults(config(), 3, None, None, None)
-    drawn = plan.faults(60.0, config())
+    iterations, lease_s = config().iterations, config().runtime.lease_s
+    drawn = plan.faults(60.0, iterations, lease_s)
     assert sorted(fault.kind for fault in drawn) == sorted(FAULT_KINDS)
-    assert drawn == plan.faults(60.0, config())
-    assert drawn != plan_faults(config(), 4, None, None, None).faults(60.0, config())
+    assert drawn == plan.faults(60.0, iterations, lease_s)
+    assert drawn != plan_faults(config(), 4, None, None, None).faults(60.0, iterations, lease_s)
 
 
 def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
@@ -55,7 +56,9 @@ def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
 
 def test_faults_fit_the_run_they_are_drawn_for():
     settings = config("iterations=3", "runtime.lease_s=7")
-    for fault in plan_faults(settings, 0, 40, None, None).faults(50.0, settings):
+    for fault in plan_faults(settings, 0, 40, None, None).faults(
+        50.0, settings.iterations, settings.runtime.lease_s
+    ):
         assert fault.at_s is None or fault.at_s <= 50
         assert fault.iteration is None or fault.iteration < 3
         assert fault.grace_s is None or fault.grace_s in GRACES_S
@@ -65,7 +68,10 @@ def test_faults_fit_the_run_they_are_drawn_for():
 def test_scorers_and_coordinators_may_die_without_spot_workers():
     settings = config("runtime.spot_workers=0")
     plan = plan_faults(settings, 0, 4, ["scorer_death", "coordinator_restart"], None)
-    assert {fault.kind for fault in plan.faults(9.0, settings)} == {"scorer_death", "coordinator_restart"}
+    assert {fault.kind for fault in plan.faults(9.0, settings.iterations, settings.runtime.lease_s)} == {
+        "scorer_death",
+        "coordinator_restart",
+    }
 
 
 def test_what_met_nobody_is_left_for_the_next_run_and_comes_sooner(tmp_path):

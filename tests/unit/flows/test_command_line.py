@@ -116,7 +116,7 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
         look_at_model(config, here=False)
 
     monkeypatch.setattr(flows.server.prefect_server, "prefect_server", check_only)
-    monkeypatch.setattr(tasks.checks.early_check, "start_early", lambda config: None)
+    monkeypatch.setattr(tasks.checks.early_check, "start_early", lambda reward, evaluation: None)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
     assert RunStore(home).runs() == [] and not home.database.exists()
@@ -148,7 +148,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
             RunStore(home).take_over(taken)
         return {"run_id": run_id}
 
-    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
+    monkeypatch.setattr(start, "look_at_inputs", lambda reward, evaluation: None)
     monkeypatch.setattr(start, "post_train_under_server", begin)
     return passed
 

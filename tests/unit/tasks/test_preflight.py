@@ -304,12 +304,14 @@ def copied_config(tmp_path: Path) -> RunConfig:
 
 
 def test_digests_are_those_of_the_content(copied_config: RunConfig):
-    digests = input_digests(copied_config)
+    digests = input_digests(copied_config.model, copied_config.prompts)
     assert set(digests) == {"digest prompts.train", "digest prompts.evaluate", "digest model"}
     content = Path(copied_config.prompts.train).read_bytes()
     assert digests["digest prompts.train"] == hashlib.sha256(content).hexdigest()
     carried = copied_config.model_copy(update={"model": RunConfig().model})
-    assert input_digests(carried)["digest model"] == digests["digest model"], "the same files elsewhere"
+    assert input_digests(carried.model, carried.prompts)["digest model"] == digests["digest model"], (
+        "the same files elsewhere"
+    )
 
 
 def test_a_dataset_of_several_files_is_known_by_all_of_them(copied_config: RunConfig, tmp_path: Path):
@@ -319,36 +321,38 @@ def test_a_dataset_of_several_files_is_known_by_all_of_them(copied_config: RunCo
         (folder / f"{name}.parquet").write_bytes(name.encode())
     prompts = copied_config.prompts.model_copy(update={"train": str(folder)})
     several = copied_config.model_copy(update={"prompts": prompts})
-    environment = input_digests(several)
+    environment = input_digests(several.model, several.prompts)
     (folder / "b.parquet").write_bytes(b"c")
     with pytest.raises(ConfigurationError, match=r"prompts\.train = .*dataset"):
-        refuse_changed_inputs(environment, several)
+        refuse_changed_inputs(environment, several.model, several.prompts)
 
 
 def test_what_has_changed_is_named(copied_config: RunConfig, tmp_path: Path):
-    environment = {"torch": "2.13.0", **input_digests(copied_config)}
-    refuse_changed_inputs(environment, copied_config)
-    refuse_changed_inputs({"torch": "2.13.0"}, copied_config)  # a run of a version that stored none
+    environment = {"torch": "2.13.0", **input_digests(copied_config.model, copied_config.prompts)}
+    refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+    refuse_changed_inputs(
+        {"torch": "2.13.0"}, copied_config.model, copied_config.prompts
+    )  # a run of a version that stored none
     (tmp_path / "train.txt").write_text('a red sign that says "other"\n')
     with pytest.raises(ConfigurationError, match=r"prompts\.train = .*train\.txt.*SHA-256.*was.*Put the old"):
-        refuse_changed_inputs(environment, copied_config)
+        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
     weights = tmp_path / "model" / "transformer" / "diffusion_pytorch_model.safetensors"
     changed = bytearray(weights.read_bytes())
     changed[-1] ^= 1
     weights.write_bytes(changed)
     with pytest.raises(ConfigurationError) as refused:
-        refuse_changed_inputs(environment, copied_config)
+        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
     assert "prompts.train" in str(refused.value)
     assert "model.path" in str(refused.value)
     assert "prompts.evaluate" not in str(refused.value)
 
 
 def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):
-    environment = input_digests(copied_config)
+    environment = input_digests(copied_config.model, copied_config.prompts)
     (tmp_path / "evaluate.txt").unlink()
     with pytest.raises(PromptFileError, match=r"evaluate\.txt' does not exist"):
-        refuse_changed_inputs(environment, copied_config)
+        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
     (tmp_path / "evaluate.txt").touch()
     (tmp_path / "model" / "codec.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no codec\.safetensors"):
-        refuse_changed_inputs(environment, copied_config)
+        refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)

@@ -30,6 +30,7 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunStore
@@ -275,12 +276,16 @@ def test_the_carried_curves_are_those_of_the_kept_results(task: str):
             assert found == [(each["iterations"], each["exact"]) for each in kept[names[arm]]["curves"]]
 
 
+def curves_of(home: Home, config: RunConfig, name: str | None = None) -> LearningCurves | None:
+    return find_curves(home, config.reward, config.algorithm.objective, name)
+
+
 def test_the_curves_of_a_preset_are_those_of_its_reward_and_objective(tmp_path: Path):
     for preset, name in (("qwen-image-geneval-512", "shapes-grpo"), ("glyphs-stale", "ocr-nft")):
-        curves = find_curves(Home(tmp_path), load_config(preset, [], {}), None)
+        curves = curves_of(Home(tmp_path), load_config(preset, [], {}))
         assert curves is not None and curves.name == name
     config = load_config("glyphs", ["reward.scorer=jpeg"], {})
-    assert find_curves(Home(tmp_path), config, None) is None
+    assert curves_of(Home(tmp_path), config) is None
 
 
 def test_the_curves_of_recorded_runs(tmp_path: Path):
@@ -294,7 +299,7 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
         for iteration in evaluated:
             record = evaluation_record(run_id, iteration, 100.0 * iteration, images=4, gallery=0)
             store.commit_evaluation(replace(record, score=0.1 + iteration / 100, exact=iteration / 50))
-    curves = find_curves(home, load_config("glyphs", [], {}), "base, explored")
+    curves = curves_of(home, load_config("glyphs", [], {}), "base, explored")
     assert curves is not None and curves.source == "runs base, explored" and curves.model == "embedded:glyphs"
     assert {arm: [each.iterations for each in found] for arm, found in curves.arms.items()} == {
         "plain": [(0, 10, 20)], "stale": [(0, 10)],

@@ -74,7 +74,9 @@ class Stage:
             for name, actor in self.fleet.actors.items():
                 actor._samples = SamplesInFlight(SAMPLER, actor._look, HistoryLog(life, name))
         config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
-        self.loop = Dispatcher(config, self.script.clock, log, ended=self.script)  # type: ignore[arg-type]
+        self.loop = Dispatcher(
+            config.runtime, config.sampling.batch_size, self.script.clock, log, ended=self.script
+        )  # type: ignore[arg-type]
         self.rollout = SamplePhase(REQUESTS, config.sampling)
         self.source = Listed(drafts)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(0))

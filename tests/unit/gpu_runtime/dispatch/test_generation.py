@@ -43,7 +43,9 @@ class Stage:
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         self.phase = SamplePhase(requests, config.sampling)
-        self.loop = Dispatcher(config, self.script.clock, ended=self.script)  # type: ignore[arg-type]
+        self.loop = Dispatcher(
+            config.runtime, config.sampling.batch_size, self.script.clock, ended=self.script
+        )  # type: ignore[arg-type]
 
     def run(self) -> list[Delivered]:
         self.loop.run(self.fleet, self.phase)

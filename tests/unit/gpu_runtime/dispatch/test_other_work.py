@@ -49,7 +49,7 @@ class Parts:
 def dispatcher(script: Script, names: Sequence[str] = (TRAINER, ONE)) -> SimpleNamespace:
     config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
     fleet = FakeGeneratorFleet(names, script, SAMPLER)
-    loop = Dispatcher(config, script.clock, ended=script)  # type: ignore[arg-type]
+    loop = Dispatcher(config.runtime, config.sampling.batch_size, script.clock, ended=script)  # type: ignore[arg-type]
     return SimpleNamespace(fleet=fleet, phase=SamplePhase(REQUESTS, config.sampling), loop=loop)
 
 

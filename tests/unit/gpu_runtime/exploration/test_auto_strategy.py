@@ -210,7 +210,7 @@ def test_the_guard_of_off_policy_ends_it_for_the_rest_of_the_run():
     assert [kind for kind, _ in notes[2]] == ["staleness", "strategy"]
     assert not run.strategy.trains_on_drafts
     assert "off_policy" not in notes[2][1][1]
-    run.strategy.repeat({**run.strategy.decisions(), 10: "off_policy"}, run.config)
+    run.strategy.repeat({**run.strategy.decisions(), 10: "off_policy"}, run.config.exploration)
     for iteration in range(6, 11):
         run.iterate(iteration, TRAINING)
     assert run.strategy.ahead(12, run) is not None and run.ways[12] == "stale"
@@ -225,7 +225,9 @@ def test_the_guard_judges_the_last_drafts_too_and_nothing_from_before():
     ends = Driven()
     goes_on = Driven()
     for run, share in ((ends, 0.9), (goes_on, 0.2)):
-        run.strategy.repeat({1: "plain", 2: "off_policy", 5: "plain", 10: "off_policy"}, run.config)
+        run.strategy.repeat(
+            {1: "plain", 2: "off_policy", 5: "plain", 10: "off_policy"}, run.config.exploration
+        )
         notes = {
             iteration: run.iterate(
                 iteration, TRAINING, figures=clipped(share) if 4 <= iteration <= 6 else None
@@ -244,7 +246,7 @@ def test_the_guard_judges_the_last_drafts_too_and_nothing_from_before():
 def through_json(strategy: Auto) -> Auto:
     """The strategy of a resumed run: restored from a checkpoint, and given what the record decided."""
     after = Auto()
-    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}), config_of())
+    after.repeat(read_decisions({DECISIONS: decisions_fact(strategy.decisions())}), config_of().exploration)
     after.restore(json.loads(json.dumps(strategy.state())))
     return after
 
@@ -258,7 +260,7 @@ def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
     early = Driven()
     for iteration in range(1, 4):
         early.iterate(iteration, TRAINING)
-    early.strategy.repeat(recorded.strategy.decisions(), early.config)
+    early.strategy.repeat(recorded.strategy.decisions(), early.config.exploration)
     resumed = Driven(through_json(early.strategy))
     for iteration in range(4, 11):
         notes = resumed.iterate(iteration, ROLLOUT)
@@ -276,25 +278,25 @@ def test_a_resumed_run_follows_the_record_and_decides_beyond_it():
 
 def test_a_decision_of_another_version_is_refused():
     with pytest.raises(ConfigurationError, match="decides on 'bold' after iteration 2"):
-        Auto().repeat({2: "bold"}, config_of())
+        Auto().repeat({2: "bold"}, config_of().exploration)
 
 
 def test_a_decision_that_other_settings_rule_out_is_refused():
     cheaper = config_of(fidelities=("full", "preview-3"))
-    Auto().repeat({2: "stale", 5: "plain"}, cheaper)
+    Auto().repeat({2: "stale", 5: "plain"}, cheaper.exploration)
     with pytest.raises(ConfigurationError, match=r"off_policy after iteration 5.*fidelities is .*preview-3"):
-        refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, cheaper)
-    refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, config_of())
+        refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, cheaper.exploration)
+    refuse_unfit_decisions({DECISIONS: "2 stale, 5 off_policy"}, config_of().exploration)
 
 
 @pytest.mark.parametrize("text", ["x", "2", "2 ", "two plain", "2 plain, "])
 def test_decisions_that_cannot_be_read_are_refused(text):
     with pytest.raises(ConfigurationError, match="pairs of iteration and strategy"):
-        refuse_unfit_decisions({DECISIONS: text}, config_of())
+        refuse_unfit_decisions({DECISIONS: text}, config_of().exploration)
 
 
 def test_without_measured_times_it_decides_nothing():
-    strategy = strategy_of(config_of())
+    strategy = strategy_of(config_of().exploration)
     assert isinstance(strategy, Auto)
     assert strategy.after_training(2, TrainingEvidence(None, dict)) == ()
     assert strategy.decisions() == {}
@@ -308,4 +310,4 @@ def test_chaos_refuses_a_run_whose_times_decide():
         }
     )
     with pytest.raises(ConfigurationError, match="follows measured times, which faults change"):
-        refuse_unfit(config)
+        refuse_unfit(config.runtime, config.exploration)

@@ -20,6 +20,7 @@ from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from storage.config.runtime import RuntimeConfig
 from tests.fake_drafters import (
     STEPS,
     FakeDrafter,
@@ -30,7 +31,6 @@ from tests.fake_drafters import (
     fake_devices,
     fake_prompts,
 )
-from tests.tiny_run import tiny_config
 
 PROMPTS, GROUP, BATCH = 3, 2, 4
 
@@ -95,7 +95,7 @@ class Stage:
             stops_with_training=stops_with_training,
             fits=fits,
         )
-        self.dispatcher = Dispatcher(tiny_config(), script.clock, ended=script)  # type: ignore[arg-type]
+        self.dispatcher = Dispatcher(RuntimeConfig(), BATCH, script.clock, ended=script)  # type: ignore[arg-type]
 
     def run(self, *first: DraftTask) -> Drafted:
         phase = self.phase(*first)

@@ -64,7 +64,7 @@ def config_of(strategy: str, **options: Any) -> RunConfig:
     ],
 )
 def test_when_drafts_are_made(strategy: str, ways: list[str], again: str):
-    chosen, drafting = strategy_of(config_of(strategy)), RecordedDrafting()
+    chosen, drafting = strategy_of(config_of(strategy).exploration), RecordedDrafting()
     ahead: Ahead | None = None
     for iteration in range(1, 5):
         # As `flows/post_train.py` does it.
@@ -119,7 +119,7 @@ def test_a_strategy_may_name_an_explorer_of_its_own(monkeypatch: pytest.MonkeyPa
 def test_a_simulated_run_drafts_when_a_strategy_of_ones_own_says():
     """Two iterations draft before their rollout, and the third in the window of the second."""
     config = small_config(3, exploration={"candidates": 8})
-    strategies = [strategy_of(config_of(FRESH_FIRST, fresh=fresh)) for fresh in (0, 2, 3)]
+    strategies = [strategy_of(config_of(FRESH_FIRST, fresh=fresh).exploration) for fresh in (0, 2, 3)]
     beside, mixed, before = (simulated(config, 1, 1, STAYS, strategy) for strategy in strategies)
     assert beside.phases["draft"] == 0 < mixed.phases["draft"] < before.phases["draft"]
     assert before.drafts == 3 * 32 and mixed.drafts > 2 * 32

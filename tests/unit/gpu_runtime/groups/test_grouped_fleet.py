@@ -109,7 +109,9 @@ class Stage:
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         driver = HistoryLog(history and new_life(history), "driver")
-        self.loop = Dispatcher(config, self.script.clock, driver, ended=self.script)  # type: ignore[arg-type]
+        self.loop = Dispatcher(
+            config.runtime, config.sampling.batch_size, self.script.clock, driver, ended=self.script
+        )  # type: ignore[arg-type]
         self.phase = SamplePhase(REQUESTS, config.sampling)
 
     def run(self) -> list[Delivered]:
@@ -321,7 +323,7 @@ class Phase:
         settings = {"commit_steps": 1, "lease_s": LEASE_S}
         self.requests = requests(batches)
         config = tiny_config(runtime=settings)
-        self.loop = Dispatcher(config, time.clock, ended=time)  # type: ignore[arg-type]
+        self.loop = Dispatcher(config.runtime, config.sampling.batch_size, time.clock, ended=time)  # type: ignore[arg-type]
         self.phase = SamplePhase(self.requests, config.sampling)
         self.loop.run(self.groups, self.phase)
         delivered = self.phase.delivered

@@ -209,10 +209,14 @@ def test_rows_of_a_sample(size: int, most: int, rows: float) -> None:
     settings = tiny_config(
         algorithm={"objective": "dpo", "group_size": size, "options": {"pairs": most, "times": 5}}
     )
-    assert rows_of_sample(settings) == pytest.approx(rows)
+    assert rows_of_sample(settings.sampling, settings.algorithm) == pytest.approx(rows)
 
 
 def test_the_reference_is_kept_without_a_kl() -> None:
     for objective, kl_weight, needed in (("dpo", 0.0, True), ("nft", 0.0, False), ("nft", 0.1, True)):
         settings = tiny_config(algorithm={"objective": objective, "kl_weight": kl_weight})
-        assert keeps_reference(settings) == passes_reference(settings) == needed
+        assert (
+            keeps_reference(settings.algorithm, settings.evaluation)
+            == passes_reference(settings.algorithm)
+            == needed
+        )

@@ -31,7 +31,7 @@ def config_of(*settings: str) -> RunConfig:
 
 def test_rollouts_keep_their_bits_and_held_out_images_are_those_of_the_larger_model():
     config, model = config_of(), EmbeddedModel.load("embedded:glyphs")
-    larger = evaluated(model, config)
+    larger = evaluated(model, config.model, config.evaluated_model)
     assert (model.latent_shape, larger.latent_shape) == ((24, 32), (96, 32))
     assert larger.transformer is model.transformer
     rollout = SampleRequest(RequestKind.ROLLOUT, 0, 1, 0, 0, 0, 'a red sign "AB"')
@@ -42,7 +42,8 @@ def test_rollouts_keep_their_bits_and_held_out_images_are_those_of_the_larger_mo
         assert np.array_equal(found.latents_SC, expected.latents_SC)
         assert np.array_equal(found.image_HWC, expected.image_HWC)
     assert both.generate([held_out])[0].image_HWC.shape == (64, 96, 3)
-    assert evaluated(model, load_config("smoke", [], {})) is model
+    same = load_config("smoke", [], {})
+    assert evaluated(model, same.model, same.evaluated_model) is model
 
 
 def test_a_run_trains_on_small_images_and_is_evaluated_by_large_ones():
@@ -63,7 +64,7 @@ def test_a_family_samples_at_the_other_size_as_its_own_pipeline_does(family: str
     large = family_config(family, folder, model={"height": 2 * SIDE, "width": 2 * SIDE})
     model = load_model(config.model)
     assert config.evaluated_model == large.model
-    larger = evaluated(model, config)
+    larger = evaluated(model, config.model, config.evaluated_model)
     expected = run_pipeline(own_pipeline(family, folder), large, larger.latent_shape)
     assert difference(run_sampler(larger, large), expected) <= EXACT
     # Its positions and its schedule are those of the longer sequence, but not those of the model itself.

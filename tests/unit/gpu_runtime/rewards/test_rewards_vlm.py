@@ -19,10 +19,10 @@ import pytest
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import VLM_TEMPLATE, VlmOptions
-from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer
+from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer, refuse_silent_vlm
 from storage.config.loading import load_config
-from storage.config.run_config import RewardConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
@@ -33,6 +33,10 @@ ROOT = Path(__file__).resolve().parents[4]
 IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
 PROMPTS = [PromptRecord(place, f"a {{sign}} {place}") for place in range(6)]
 KEY = "sk-very-secret-1234"
+
+
+def judge_of(config: RunConfig) -> ChosenScorer | None:
+    return chosen_judge(config.reward, config.evaluation)
 
 
 def completion(text: Any, reason: str = "stop", tokens: Any = None) -> dict[str, Any]:
@@ -255,7 +259,7 @@ def test_a_server_that_is_not_there_is_refused_before_a_run():
 def test_a_message_names_the_section_of_the_judge_or_the_part():
     url = "evaluation.options.url=judge:8000"
     judge = ["evaluation.judge=vlm", url, "evaluation.options.model=m"]
-    chosen = chosen_judge(load_config("glyphs", judge, {}))
+    chosen = judge_of(load_config("glyphs", judge, {}))
     assert chosen is not None
     for refused in (chosen.build, chosen.check_servers):
         with pytest.raises(
@@ -263,7 +267,7 @@ def test_a_message_names_the_section_of_the_judge_or_the_part():
         ):
             refused()
     with pytest.raises(ConfigurationError, match=r"^evaluation\.options\.template asks for a number"):
-        chosen_judge(load_config("glyphs", [*judge, "evaluation.options.highest=5"], {}))
+        judge_of(load_config("glyphs", [*judge, "evaluation.options.highest=5"], {}))
     part = {"weight": 1.0, "url": "http://a/v1", "model": "m", "template": "{promt}"}
     with pytest.raises(ConfigurationError, match=r"reward\.options\.parts\.vlm\.template has \{promt\}"):
         chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"vlm": part}}))

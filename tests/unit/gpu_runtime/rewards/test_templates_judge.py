@@ -9,16 +9,20 @@ import pytest
 
 from gpu_runtime.embedded_tasks.registry import TASKS
 from gpu_runtime.rewards.protocol import Score, part_figures
-from gpu_runtime.rewards.registry import chosen_judge, read_scorer_options
+from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, read_scorer_options
 from gpu_runtime.rewards.scorers.templates import TemplatesScorer, find_shapes, read_glyphs
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
-from storage.config.run_config import RewardConfig
+from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError
 from storage.prompts.files import PromptRecord
 from tasks.checks.quick_checks import check_inputs
 
 SIGN = PromptRecord(0, 'a red sign that says "K7A"')
+
+
+def judge_of(config: RunConfig) -> ChosenScorer | None:
+    return chosen_judge(config.reward, config.evaluation)
 
 
 def noisy(image_HWC: np.ndarray, deviation: float) -> np.ndarray:
@@ -74,18 +78,18 @@ def test_what_neither_renderer_draws_is_refused():
 
 def test_the_judge_is_named_by_a_setting_and_is_no_part_of_the_reward():
     config = load_config("glyphs", ["evaluation.judge=templates"], {})
-    judge = chosen_judge(config)
+    judge = judge_of(config)
     assert judge is not None and judge.name == "templates"
-    assert chosen_judge(load_config("glyphs", ["evaluation.judge="], {})) is None
+    assert judge_of(load_config("glyphs", ["evaluation.judge="], {})) is None
     same = ["evaluation.judge=jpeg", "reward.scorer=sum", "reward.options.parts={ocr=1, jpeg=1}"]
     with pytest.raises(ConfigurationError, match="which the reward is made of"):
-        chosen_judge(load_config("glyphs", same, {}))
+        judge_of(load_config("glyphs", same, {}))
     with pytest.raises(ConfigurationError, match="combines scorers"):
-        chosen_judge(load_config("glyphs", ["evaluation.judge=sum", "evaluation.options.parts.jpeg=1"], {}))
+        judge_of(load_config("glyphs", ["evaluation.judge=sum", "evaluation.options.parts.jpeg=1"], {}))
     with pytest.raises(ConfigurationError, match="did you mean templates"):
-        chosen_judge(load_config("glyphs", ["evaluation.judge=template"], {}))
+        judge_of(load_config("glyphs", ["evaluation.judge=template"], {}))
     with pytest.raises(ConfigurationError, match=r"evaluation\.judge names none"):
-        chosen_judge(load_config("glyphs", ["evaluation.judge=", "evaluation.options.layout=page"], {}))
+        judge_of(load_config("glyphs", ["evaluation.judge=", "evaluation.options.layout=page"], {}))
 
 
 def test_the_judge_s_options_are_read_and_kept():
@@ -93,7 +97,7 @@ def test_the_judge_s_options_are_read_and_kept():
     config = read_scorer_options(load_config("glyphs", settings, {}))
     assert config.evaluation.options == {"layout": "page"}, "another layout is another judge than the reward"
     with pytest.raises(ConfigurationError, match=r"evaluation\.options\.layout"):
-        chosen_judge(load_config("glyphs", ["evaluation.judge=ocr", "evaluation.options.layout=book"], {}))
+        judge_of(load_config("glyphs", ["evaluation.judge=ocr", "evaluation.options.layout=book"], {}))
 
 
 def test_held_out_prompts_that_it_cannot_judge_are_refused_before_a_run(tmp_path):

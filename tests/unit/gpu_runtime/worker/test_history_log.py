@@ -46,7 +46,8 @@ class Stage:
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         self.config = tiny_config(runtime=settings)
         self.loop = Dispatcher(
-            self.config,
+            self.config.runtime,
+            self.config.sampling.batch_size,
             script.clock,
             self.driver,
             ended=script,  # type: ignore[arg-type]

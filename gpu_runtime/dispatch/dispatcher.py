@@ -15,7 +15,7 @@ Rollouts, evaluations and drafts all go through it. Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -218,16 +218,16 @@ class Dispatcher:
         idle = [device for device in free if device.name not in self._flights]
         for device in idle:
             self._fleet.enter(device.name, "idle")
-        if self._other is not None:
-            self._employ([device for device in idle if device.notice is None], self._other)
-        self._refill_ahead([device for device in devices if device.notice is None])
-
-    def _employ(self, idle: Sequence[Device], other: OtherWork) -> None:
-        """Give other work to devices that find nothing to generate."""
-        by_name = {device.name: device for device in idle}
-        for name, call in other.take(idle).items():
-            self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
-            call.add_done_callback(self._ended.put)
+        if self._other is not None:  # for devices that find nothing to generate
+            by_name = {device.name: device for device in idle if device.notice is None}
+            for name, call in self._other.take(list(by_name.values())).items():
+                self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
+                call.add_done_callback(self._ended.put)
+        staying = [device for device in devices if device.notice is None]
+        for phase in self._phases:  # ahead, while they are busy: planning takes time, too
+            takers = sum(phase.accepts(device) for device in staying)
+            if not phase.over:
+                self._refill(phase, takers * self._batch_size)
 
     def _refill(self, phase: Phase, room: int) -> None:
         """Ask for requests while devices could take them; a partial batch wastes a device's time."""
@@ -236,13 +236,6 @@ class Dispatcher:
             if not items:
                 return
             self._add(items)
-
-    def _refill_ahead(self, devices: Sequence[Device]) -> None:
-        """Ask for each device's next requests while it is busy: planning takes time, too."""
-        for phase in self._phases:
-            takers = sum(phase.accepts(device) for device in devices)
-            if not phase.over:
-                self._refill(phase, takers * self._batch_size)
 
     def _pull(self, phase: Phase, device: Device) -> None:
         """Let a free device start on the next requests of a phase, if it may."""

@@ -174,6 +174,15 @@ def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
     return build
 
 
+def _lazily(module: str, name: str) -> Callable[[Any], Any]:
+    """Return a function that imports a module of scorers, and calls its function or class of that name."""
+
+    def call(argument: Any) -> Any:
+        return getattr(import_module(f"gpu_runtime.rewards.scorers.{module}"), name)(argument)
+
+    return call
+
+
 def _geneval(options: GenEvalOptions) -> Scorer:
     from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
     from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
@@ -198,36 +207,6 @@ def _pick_score(options: PickScoreOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.pick_score import PickScorer
 
     return PickScorer.load(options.model, options.processor)
-
-
-def _check_drawn(prompt: PromptRecord) -> None:
-    from gpu_runtime.rewards.scorers.templates import check_prompt
-
-    check_prompt(prompt)
-
-
-def _remote(options: RemoteOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.remote import RemoteScorer
-
-    return RemoteScorer(options)
-
-
-def _remote_answers(options: RemoteOptions) -> None:
-    from gpu_runtime.rewards.scorers.remote import refuse_silent_scorer
-
-    refuse_silent_scorer(options)
-
-
-def _vlm(options: VlmOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.vlm import VlmScorer
-
-    return VlmScorer(options)
-
-
-def _vlm_answers(options: VlmOptions) -> None:
-    from gpu_runtime.rewards.scorers.vlm import refuse_silent_vlm
-
-    refuse_silent_vlm(options)
 
 
 def _sum(options: SumOptions) -> Scorer:
@@ -305,10 +284,16 @@ SCORERS = Registry(
         ),
         "templates": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),
-            check_prompt=_check_drawn,
+            check_prompt=_lazily("templates", "check_prompt"),
         ),
-        "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
-        "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
+        "remote": ScorerPlugin(
+            _lazily("remote", "RemoteScorer"),
+            RemoteOptions,
+            check_server=_lazily("remote", "refuse_silent_scorer"),
+        ),
+        "vlm": ScorerPlugin(
+            _lazily("vlm", "VlmScorer"), VlmOptions, check_server=_lazily("vlm", "refuse_silent_vlm")
+        ),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },
     adapt=_of_function,

@@ -57,10 +57,6 @@ class Policy:
         return self.plan(_ANY, 1.0).only_simulated
 
 
-def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, spot=0))
-
-
 def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     devices = offer.reserved + offer.spot
     # If all reserved devices train, all devices do here, since all are reserved.
@@ -68,74 +64,31 @@ def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0))
 
 
-def _spot_rollout(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer)
-
-
-def _spotlight(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, STALE)
-
-
-def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    # As many drafts as Spotlight hides beside training, so that the two differ only in when they are made.
-    return SimulatedPlan(offer, FRESH if drafts else PLAIN, drafts)
-
-
-def _sized(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, decided="cheapest"))
-
-
-def _astraflow(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, decided="astraflow"))
-
-
-def _window(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, seeds=True)
-
-
-def _pushed(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, pushes=True)
-
-
-def _larger_batch(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, more_samples=drafts)
-
-
-def _static_groups(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, static_groups=True)
-
-
-def _lending(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, lends=True)
-
-
-def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(offer, runs=2)
-
-
 POLICIES = (
-    Policy(RESERVED, "the reserved devices alone", _reserved_only),
+    Policy(RESERVED, "the reserved devices alone", lambda offer, _: SimulatedPlan(replace(offer, spot=0))),
     Policy(ON_DEMAND, "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
-    Policy(SPOT, "spot devices roll out, and idle during training", _spot_rollout),
-    Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, arm="stale"),
-    Policy(
-        "critical-path", "as many drafts, made before the rollout", _critical_path, True, arm="fresh"
-    ),
-    Policy("sized", "as spot, with as many spot devices as times and prices say before each rollout", _sized),
-    Policy("window", "trainers roll out for a while, then train on what spot devices go on with", _window),
-    Policy("pushed", "as spot, but each phase's batches are dealt to devices when it begins", _pushed),
-    Policy(
-        "larger-batch", "as many samples as Spotlight makes with its drafts, all trained on", _larger_batch,
-        needs_drafts=True, arm="larger_batch",
-    ),
+    Policy(SPOT, "spot devices roll out, and idle during training", lambda offer, _: SimulatedPlan(offer)),
+    Policy(SPOTLIGHT, "spot devices roll out, and explore during training",
+           lambda offer, _: SimulatedPlan(offer, STALE), arm="stale"),
+    # As many drafts as Spotlight hides beside training, so that the two differ only in when they are made.
+    Policy("critical-path", "as many drafts, made before the rollout",
+           lambda offer, drafts: SimulatedPlan(offer, FRESH if drafts else PLAIN, drafts), True, arm="fresh"),
+    Policy("sized", "as spot, with as many spot devices as times and prices say before each rollout",
+           lambda offer, _: SimulatedPlan(replace(offer, decided="cheapest"))),
+    Policy("window", "trainers roll out for a while, then train on what spot devices go on with",
+           lambda offer, _: SimulatedPlan(offer, seeds=True)),
+    Policy("pushed", "as spot, but each phase's batches are dealt to devices when it begins",
+           lambda offer, _: SimulatedPlan(offer, pushes=True)),
+    Policy("larger-batch", "as many samples as Spotlight makes with its drafts, all trained on",
+           lambda offer, drafts: SimulatedPlan(offer, more_samples=drafts), True, arm="larger_batch"),
     Policy("astraflow", "as spot, from no spot device on; AstraFlow's rule adds some where training waits and"
-           " they cost no more", _astraflow),
+           " they cost no more", lambda offer, _: SimulatedPlan(replace(offer, decided="astraflow"))),
     Policy(LENDING, "as spot, with devices that a serving fleet lends for a denoising step at a time (ROSE)",
-           _lending),
+           lambda offer, _: SimulatedPlan(offer, lends=True)),
     Policy("shared", "two such runs share the devices: one trains, the other rolls out; time of both,"
-           " dollars of one", _shared),
+           " dollars of one", lambda offer, _: SimulatedPlan(offer, runs=2)),
     Policy("static-sp", "as spot, but groups of devices stay as they are: where one loses a member, the"
-           " others restart cold", _static_groups),
+           " others restart cold", lambda offer, _: SimulatedPlan(offer, static_groups=True)),
 )  # fmt: skip
 """All policies in display order. `spotlight` comes before those that need its drafts."""
 

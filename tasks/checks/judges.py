@@ -72,11 +72,11 @@ def _judges(reward: RewardConfig, evaluation: EvaluationConfig) -> Iterator[Chos
         yield second
 
 
-def _test_picture(model: ModelConfig, shown: int) -> np.ndarray:
+def _test_picture(model: ModelConfig, shown: int | str) -> np.ndarray:
     """Return a blue sky over green ground with a red sun, or a clip of a sun that moves to the right.
 
     Args:
-        shown: frames of a clip that are judged.
+        shown: `reward.frames`, the frames of a clip that are judged.
     """
     frames = family_of(model).frames(model) or 1
     y_HW, x_HW = np.mgrid[:_SIDE, :_SIDE]

@@ -13,7 +13,7 @@ import pytest
 
 import tasks.iteration.alarm as alarm
 from gpu_runtime.learning.registry import keeps_reference
-from storage.config.run_config import RunConfig
+from storage.config.run_config import AlgorithmConfig, EvaluationConfig, RunConfig
 from storage.errors import HackingError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
@@ -195,7 +195,7 @@ def test_the_untouched_model_raises_no_alarm(tmp_path: Path):
 
 def test_only_an_alarm_that_may_raise_the_kl_keeps_the_reference():
     kept = {
-        on_alarm: keeps_reference(RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}}))
+        on_alarm: keeps_reference(AlgorithmConfig(), EvaluationConfig.model_validate({"on_alarm": on_alarm}))
         for on_alarm in ("warn", "kl", "rollback", "stop")
     }
     assert kept == {"warn": False, "kl": True, "rollback": False, "stop": False}

@@ -451,12 +451,11 @@ def test_the_profile_of_several_runs_is_written_to_a_file(tmp_path: Path):
 
 def test_the_wait_for_the_last_scores_says_what_a_score_takes():
     # 256 samples on one reserved and two spot devices: 16 batches in 6 turns, the last of one batch.
-    config = load_config("glyphs", ["runtime.scorer_workers=2"], {})
     row = {"samples": 256.0, "iteration_s": 20.0, "device_s": 59.9}
-    (keeps_up,) = _score_s(config, row | {"reward_s": 0.4}, rollout_s=12.0)
+    (keeps_up,) = _score_s(16, 2, row | {"reward_s": 0.4}, rollout_s=12.0)
     assert keeps_up == pytest.approx(0.4 * 2 / 16)
     # Behind from the first turn on: all images take from 2 s to 12 + 3 s.
-    (lags,) = _score_s(config, row | {"reward_s": 3.0}, rollout_s=12.0)
+    (lags,) = _score_s(16, 2, row | {"reward_s": 3.0}, rollout_s=12.0)
     assert lags == pytest.approx(13.0 * 2 / 256)
 
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -74,9 +75,10 @@ class Stage:
             for name, actor in self.fleet.actors.items():
                 actor._samples = SamplesInFlight(SAMPLER, actor._look, HistoryLog(life, name))
         config = tiny_config(runtime={"commit_steps": 1, "lease_s": LEASE_S})
+        ended: Any = self.script
         self.loop = Dispatcher(
-            config.runtime, config.sampling.batch_size, self.script.clock, log, ended=self.script
-        )  # type: ignore[arg-type]
+            config.runtime, config.sampling.batch_size, self.script.clock, log, ended=ended
+        )
         self.rollout = SamplePhase(REQUESTS, config.sampling)
         self.source = Listed(drafts)
         self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(0))

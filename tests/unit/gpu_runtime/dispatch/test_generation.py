@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,9 +44,8 @@ class Stage:
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         self.phase = SamplePhase(requests, config.sampling)
-        self.loop = Dispatcher(
-            config.runtime, config.sampling.batch_size, self.script.clock, ended=self.script
-        )  # type: ignore[arg-type]
+        ended: Any = self.script
+        self.loop = Dispatcher(config.runtime, config.sampling.batch_size, self.script.clock, ended=ended)
 
     def run(self) -> list[Delivered]:
         self.loop.run(self.fleet, self.phase)

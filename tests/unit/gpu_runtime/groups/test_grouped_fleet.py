@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,9 +110,10 @@ class Stage:
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         driver = HistoryLog(history and new_life(history), "driver")
+        ended: Any = self.script
         self.loop = Dispatcher(
-            config.runtime, config.sampling.batch_size, self.script.clock, driver, ended=self.script
-        )  # type: ignore[arg-type]
+            config.runtime, config.sampling.batch_size, self.script.clock, driver, ended=ended
+        )
         self.phase = SamplePhase(REQUESTS, config.sampling)
 
     def run(self) -> list[Delivered]:

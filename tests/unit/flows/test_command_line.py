@@ -148,7 +148,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
             RunStore(home).take_over(taken)
         return {"run_id": run_id}
 
-    monkeypatch.setattr(start, "look_at_inputs", lambda reward, evaluation: None)
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
     monkeypatch.setattr(start, "post_train_under_server", begin)
     return passed
 

@@ -117,10 +117,10 @@ def rows_of_sample(sampling: SamplingConfig, algorithm: AlgorithmConfig) -> floa
 
 
 def _class(module: str, name: str) -> Callable[..., Objective]:
-    """Return a function that builds an objective of this package by its class, which it imports then."""
+    """Return a function that builds an objective by its class, which it imports then."""
 
     def build(*parts: Any) -> Objective:
-        return getattr(import_module(f"gpu_runtime.learning.objectives.{module}"), name)(*parts)
+        return getattr(import_module(module), name)(*parts)
 
     return build
 
@@ -178,20 +178,30 @@ OBJECTIVES = Registry(
     ObjectivePlugin,
     "spotlight.objectives",
     {
-        "grpo": ObjectivePlugin(_class("grpo", "GrpoObjective"), GrpoOptions, "Flow-GRPO", check=_check_grpo),
+        "grpo": ObjectivePlugin(
+            _class("gpu_runtime.learning.objectives.grpo", "GrpoObjective"),
+            GrpoOptions,
+            "Flow-GRPO",
+            check=_check_grpo,
+        ),
         "grpo-guard": ObjectivePlugin(
-            _class("grpo_guard", "GuardedGrpoObjective"), GuardOptions, "GRPO-Guard", check=_check_guard
+            _class("gpu_runtime.learning.objectives.grpo_guard", "GuardedGrpoObjective"),
+            GuardOptions,
+            "GRPO-Guard",
+            check=_check_guard,
         ),
         "nft": ObjectivePlugin(
-            _class("nft", "NftObjective"),
+            _class("gpu_runtime.learning.objectives.nft", "NftObjective"),
             NftOptions,
             "DiffusionNFT",
             clips_ratio=False,
             rows=_times,
         ),
-        "awm": ObjectivePlugin(_class("awm", "AwmObjective"), AwmOptions, "AWM", rows=_times),
+        "awm": ObjectivePlugin(
+            _class("gpu_runtime.learning.objectives.awm", "AwmObjective"), AwmOptions, "AWM", rows=_times
+        ),
         "dpo": ObjectivePlugin(
-            _class("dpo", "DpoObjective"),
+            _class("gpu_runtime.learning.objectives.dpo", "DpoObjective"),
             DpoOptions,
             "Diffusion-DPO",
             clips_ratio=False,

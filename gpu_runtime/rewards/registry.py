@@ -175,10 +175,10 @@ def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
 
 
 def _lazily(module: str, name: str) -> Callable[[Any], Any]:
-    """Return a function that imports a module of scorers, and calls its function or class of that name."""
+    """Return a function that imports a module, and calls its function or class of that name."""
 
     def call(argument: Any) -> Any:
-        return getattr(import_module(f"gpu_runtime.rewards.scorers.{module}"), name)(argument)
+        return getattr(import_module(module), name)(argument)
 
     return call
 
@@ -284,15 +284,17 @@ SCORERS = Registry(
         ),
         "templates": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),
-            check_prompt=_lazily("templates", "check_prompt"),
+            check_prompt=_lazily("gpu_runtime.rewards.scorers.templates", "check_prompt"),
         ),
         "remote": ScorerPlugin(
-            _lazily("remote", "RemoteScorer"),
+            _lazily("gpu_runtime.rewards.scorers.remote", "RemoteScorer"),
             RemoteOptions,
-            check_server=_lazily("remote", "refuse_silent_scorer"),
+            check_server=_lazily("gpu_runtime.rewards.scorers.remote", "refuse_silent_scorer"),
         ),
         "vlm": ScorerPlugin(
-            _lazily("vlm", "VlmScorer"), VlmOptions, check_server=_lazily("vlm", "refuse_silent_vlm")
+            _lazily("gpu_runtime.rewards.scorers.vlm", "VlmScorer"),
+            VlmOptions,
+            check_server=_lazily("gpu_runtime.rewards.scorers.vlm", "refuse_silent_vlm"),
         ),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },

@@ -11,19 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration import monitor
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import Worker
-from storage.config.loading import load_config
 from storage.errors import RewardError
-from tests.even_drafts import draft_evenly
 from tests.live_workers import worker_process
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("even_plans")]
 
 # Drafts are counted and all of them made: the plan follows from the configuration alone.
 SETTINGS = [
@@ -35,27 +32,6 @@ SETTINGS = [
     "exploration.stop_with_training=false",
     "exploration.min_spearman=-1",
 ]
-
-
-@pytest.fixture(scope="module")
-def runtime():
-    config = load_config("smoke", SETTINGS, {})
-    with pytest.MonkeyPatch.context() as patch, open_cluster(config) as cluster:
-        draft_evenly(patch)
-        with Runtime(config, cluster) as runtime:
-            yield runtime
-
-
-@pytest.fixture(scope="module")
-def untrained(runtime):
-    return runtime.blobs(), runtime.explorer.state()
-
-
-@pytest.fixture
-def fresh(runtime, untrained):
-    """The runtime as at its start: one set of workers serves all tests of this file."""
-    runtime.restore(untrained[0], 0, untrained[1])
-    return runtime
 
 
 def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
@@ -127,7 +103,7 @@ def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
     assert review.next_plan is following
 
 
-def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after_it(fresh, untrained):
+def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after_it(fresh, begin_again):
     first = fresh.explore(1)
     fresh.collect()
     began: list[float] = []
@@ -138,7 +114,7 @@ def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after
     beside = fresh.explore(2, fresh.ahead(2))
     fresh.train(rolled, scores)
     blobs = fresh.blobs()
-    fresh.restore(untrained[0], 0, untrained[1])
+    begin_again()
     again = fresh.rollout(fresh.explore(1))  # nothing drafts beside it
     assert [d.sample.request for d in again.delivered] == [d.sample.request for d in rolled.delivered]
     assert fresh.reward(again) == scores
@@ -147,9 +123,9 @@ def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after
     assert fresh.blobs() == blobs
 
 
-def test_plans_repeat_to_the_bit(fresh, untrained):
+def test_plans_repeat_to_the_bit(fresh, begin_again):
     _, _, once = iterate(fresh, fresh.explore(1))
-    fresh.restore(untrained[0], 0, untrained[1])
+    begin_again()
     _, _, again = iterate(fresh, fresh.explore(1))
     assert again == once
 
@@ -226,10 +202,10 @@ def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
     assert len(found[0].candidates) < 400
 
 
-def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):
+def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, begin_again):
     """Last but one in this file: workers have other names afterwards."""
     _, _, undisturbed = iterate(fresh, fresh.explore(1))
-    fresh.restore(untrained[0], 0, untrained[1])
+    begin_again()
     kill = fresh._fleet.enter
 
     def enter(worker, state):

@@ -38,6 +38,12 @@ __all__ = [
     "evaluate", "export", "load_run", "resume", "runs", "settings", "train",
 ]  # fmt: skip
 
+
+def __dir__() -> list[str]:
+    """Return what completion offers."""
+    return __all__
+
+
 Settings = Mapping[str, Any]
 """Settings by their dotted names (`{"sampling.noise_level": 0.5}`), or nested by section."""
 

@@ -428,9 +428,11 @@ def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) 
 
 def _size_of(config: RunConfig) -> str:
     """Describe the processes that a run starts."""
-    images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+    from tasks.inputs import images_in_words
+
     runtime = config.runtime
     place = {"ray": "with a Ray cluster of its own", "local": "as local processes"}.get(
         runtime.cluster, f"on the Ray cluster at {runtime.ray_address}"
     )
-    return f"{config.iterations} iterations of {images} images, {runtime.devices_in_words}, {place}"
+    images = images_in_words(config)
+    return f"{config.iterations} iterations of {images}, {runtime.devices_in_words}, {place}"

@@ -24,7 +24,7 @@ def says(status: int, body: Any) -> Answer:
 class Judge:
     """A server on this machine; `faults` are its first answers, then it gives the right one."""
 
-    def __init__(self, right: Answer) -> None:
+    def __init__(self, right: Answer, port: int = 0) -> None:
         self.right = right
         self.faults: list[Answer] = []
         self.requests = 0
@@ -60,7 +60,7 @@ class Judge:
 
             def log_message(self, format: str, *args: Any) -> None: ...
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
         threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True

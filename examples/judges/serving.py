@@ -109,13 +109,16 @@ def serve(
     parser.add_argument("--stub", action="store_true", help="a stand-in without weights: brightness")
     parser.add_argument("--part", choices=parts, default=parts[0])
     given = parser.parse_args()
+    lowest, highest = given.scale
+    if not (math.isfinite(lowest) and math.isfinite(highest) and lowest < highest):
+        parser.error(f"--scale {lowest:g} {highest:g} is no scale: give the lowest score, then the highest")
     says = {**asdict(facts), "scale": given.scale, "stub": given.stub, "loaded": False}
     busy, judges = threading.Lock(), []
 
     def loading() -> None:
         sys.path[:] = [path for path in sys.path if Path(path).resolve() != HERE]
         try:
-            judges.append(_brightness(*given.scale) if given.stub else load(given.part))
+            judges.append(_brightness(lowest, highest) if given.stub else load(given.part))
         except BaseException:  # noqa: BLE001 - without a model it ends, and the log says why
             traceback.print_exc()
             os._exit(1)

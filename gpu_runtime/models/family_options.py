@@ -29,6 +29,11 @@ def source_count(settings: ModelConfig) -> int:
     return settings.options.get("images", 1)
 
 
+def chosen_experts(settings: ModelConfig) -> str:
+    """Return which of two transformers are trained: `both`, `high` or `low`."""
+    return settings.options.get("experts", WanOptions.model_fields["experts"].default)
+
+
 def trained_experts(settings: ModelConfig, experts: int) -> int:
     """Return how many of a model's transformers are trained."""
-    return experts if settings.options.get("experts", "both") == "both" else 1
+    return experts if chosen_experts(settings) == "both" else 1

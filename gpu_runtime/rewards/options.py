@@ -31,6 +31,9 @@ _OF_PARSERS = {
 JUDGE_URL = "http://127.0.0.1:8190/score"
 """Address of a judge that the run starts, unless another one is given."""
 
+RESTART_S = 60.0
+"""Most seconds until a judge that its run starts again takes connections; it loads its model after that."""
+
 LONGEST_WAIT_S = 60.0
 """Longest wait between two requests to a server, in seconds."""
 
@@ -111,11 +114,16 @@ class ServerOptions(Section):
         return 1
 
     @property
+    def restart_s(self) -> float:
+        """Seconds that a server may refuse connections, while it is started again, at no attempt's cost."""
+        return 0.0
+
+    @property
     def longest_call_s(self) -> float:
         """Most seconds until a scorer has answers or errors for all images of a call."""
         waits = (min(self.backoff_s * 2**attempt, LONGEST_WAIT_S) for attempt in range(self.attempts - 1))
         rounds = math.ceil(MOST_IMAGES_A_CALL / self.most_in_a_request / self.queue)
-        return rounds * (self.attempts * self.timeout_s + sum(waits))
+        return rounds * (self.attempts * self.timeout_s + sum(waits) + self.restart_s)
 
     @model_validator(mode="after")
     def _ends_before_it_counts_as_hung(self) -> Self:
@@ -143,6 +151,11 @@ class RemoteOptions(ServerOptions):
     def most_in_a_request(self) -> int:
         """Most images of one request."""
         return self.images_a_request
+
+    @property
+    def restart_s(self) -> float:
+        """See `ServerOptions.restart_s`: a run starts its own judge again, and no other server."""
+        return RESTART_S if self.judge else 0.0
 
     @field_validator("judge")
     @classmethod

@@ -144,6 +144,11 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     scorer.check_servers()
     if judge is not None:
         judge.check_servers()
+    if paired := sum(bool(prompt.pair) for prompt in evaluate):
+        warnings.append(
+            f"{by_setting[1][0]}: {paired} of {len(evaluate)} rows are pairs of pictures, which evaluations "
+            "do not use: they judge new images of the prompts"
+        )
     return CheckedInputs(train, evaluate, by_setting, warnings)
 
 

@@ -76,6 +76,17 @@ def test_the_scorer_of_held_out_images_need_not_be_able_to_judge_by_the_prompts_
         check(config)
 
 
+def test_pairs_among_held_out_prompts_are_told_of(tmp_path: Path):
+    file = pairs_file(tmp_path, 6, without=2)
+    config = load_config("smoke", [f"prompts.evaluate={file}", "evaluation.prompts=6"], {})
+    [warning] = [said for said in check_inputs(config).warnings if "pairs" in said]
+    assert warning == (
+        f"prompts.evaluate = {str(file)!r}: 4 of 6 rows are pairs of pictures, which evaluations do not use: "
+        "they judge new images of the prompts"
+    )
+    assert not any("pairs" in said for said in check_inputs(config_of(file)).warnings)
+
+
 def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path):
     config = config_of(pairs_file(tmp_path, 8))
     with Runtime(config, InProcessCluster()) as runtime:

@@ -351,6 +351,14 @@ def test_a_judge_that_dies_hangs_and_errs_costs_a_run_one_sample_each_and_never_
     assert summary["scorer_errors"] == 3
 
 
+@pytest.mark.parametrize("scale", [("5", "1"), ("1", "1"), ("nan", "1"), ("0", "inf")])
+def test_a_scale_whose_ends_are_no_scale_is_refused(scale: tuple[str, str]):
+    judge = [sys.executable, str(FOLDER / "hpsv3.py"), "--stub", "--port", "0", "--scale", *scale]
+    answer = subprocess.run(judge, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2
+    assert f"--scale {scale[0]} {scale[1]} is no scale: give the lowest score, then" in answer.stderr
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_leaves_no_judge_behind(tmp_path: Path, runner: str):
     settings = [*settings_of(runner, port := free_port()), "iterations=50"]

@@ -62,7 +62,7 @@ class PipelineOutline:
         load_scheduler(self.folder, family.SCHEDULER)
         self._tokenizers = load_tokenizers(self.folder)
         self._text_length = settings.text_length or self.family.TEXT_LENGTH
-        self.check_prompts([settings.negative_prompt])
+        self.family.refuse_long_negative(self._tokenizers, settings)
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Refuse a prompt that is too long.

@@ -242,7 +242,22 @@ class PipelineModel(ABC):
             ConfigurationError: if it has more tokens than the limit.
         """
         text = cls._prompt_text(tokenizers, prompt, settings)
-        count = len(tokenizers[cls.TOKENIZERS[-1]](text).input_ids) - cls._dropped(tokenizers)
+        cls._refuse_tokens(tokenizers, text, cls._dropped(tokenizers), prompt, settings)
+
+    @classmethod
+    def refuse_long_negative(cls, tokenizers: Mapping[str, Any], settings: ModelConfig) -> None:
+        """Refuse a negative prompt that the family would cut off.
+
+        Raises:
+            ConfigurationError: see `refuse_long`.
+        """
+        cls.refuse_long(tokenizers, settings.negative_prompt, settings)
+
+    @classmethod
+    def _refuse_tokens(
+        cls, tokenizers: Mapping[str, Any], text: str, dropped: int, prompt: str, settings: ModelConfig
+    ) -> None:
+        count = len(tokenizers[cls.TOKENIZERS[-1]](text).input_ids) - dropped
         limit = settings.text_length or cls.TEXT_LENGTH
         if count > limit:
             raise ConfigurationError(

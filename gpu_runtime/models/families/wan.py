@@ -19,6 +19,7 @@ from transformers import UMT5EncoderModel
 
 from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens, unmasked, whole_times
 from gpu_runtime.models.families.two_experts import HIGH, LOW, TwoExperts
+from gpu_runtime.models.family_options import chosen_experts
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.model import ModelConfig
@@ -68,7 +69,7 @@ class WanModel(PipelineModel):
             ConfigurationError, ModelError: if so; with the setting.
         """
         super().check_settings(folder, settings)
-        chosen = settings.options.get("experts", "both")
+        chosen = chosen_experts(settings)
         if LOW not in folder.parts and chosen != "both":
             raise ConfigurationError(
                 f"model.options.experts is {chosen}, but {settings.path} has one transformer; leave it out"
@@ -89,8 +90,7 @@ class WanModel(PipelineModel):
         high = build(HIGH)
         if LOW not in folder.parts:
             return high
-        boundary, trained = folder.index["boundary_ratio"], settings.options.get("experts", "both")
-        return TwoExperts(high, build(LOW), 1000 * boundary, trained)
+        return TwoExperts(high, build(LOW), 1000 * folder.index["boundary_ratio"], chosen_experts(settings))
 
     @classmethod
     def latent_side(cls, vae: Mapping[str, Any]) -> int:

@@ -28,12 +28,19 @@ _MOST_BYTES = 16 * 2**20
 _REFUSAL_BYTES = 2000
 """Bytes read of the answer of a server that refuses: enough for a message."""
 
+_RESTART_LOOK_S = 1.0
+"""Pause before the next look for a server that is being started again."""
+
 _WORTH_ANOTHER = frozenset({408, 425, 429})
 """Status codes of temporary refusals; any other 4xx means that the request itself is wrong."""
 
 
 class AttemptError(Exception):
     """An attempt failed; the next one may succeed."""
+
+
+class NoConnectionError(AttemptError):
+    """Nothing listens at the address."""
 
 
 class JudgeServer:
@@ -59,6 +66,7 @@ class JudgeServer:
         self._url = url
         self._key = key
         self._wait = wait
+        self._patience_s = settings.restart_s  # 0 after a request that waited so long
 
     def in_queue(self, calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
         """Make calls, as many at once as the queue allows; return their results in order.
@@ -78,14 +86,24 @@ class JudgeServer:
         Raises:
             RewardError: if the server refuses the request, or the last attempt failed.
         """
-        content, trouble = json.dumps(body).encode(), ""
-        for attempt in range(self._settings.attempts):
-            if attempt:
-                self._wait(min(self._settings.backoff_s * 2 ** (attempt - 1), LONGEST_WAIT_S))
+        settings, content, trouble = self._settings, json.dumps(body).encode(), ""
+        attempts, restarting_s = 0, 0.0
+        while attempts < settings.attempts:
             try:
-                return read(self._posted(content))
+                answer = read(self._posted(content))
+                self._patience_s = settings.restart_s
+                return answer
             except AttemptError as error:
                 trouble = str(error)
+                if isinstance(error, NoConnectionError) and restarting_s < self._patience_s:
+                    restarting_s += _RESTART_LOOK_S
+                    self._wait(_RESTART_LOOK_S)
+                    continue
+            if restarting_s >= settings.restart_s:
+                self._patience_s = 0.0
+            attempts += 1
+            if attempts < settings.attempts:
+                self._wait(min(settings.backoff_s * 2 ** (attempts - 1), LONGEST_WAIT_S))
         raise RewardError(
             f"the scorer at {self._url} failed {self._settings.attempts} times, the last with {trouble}; "
             "check the server, or raise reward.options.attempts"
@@ -137,7 +155,8 @@ class JudgeServer:
             limit = f"reward.options.timeout_s = {self._settings.timeout_s:g}"
             raise AttemptError(f"no whole answer within {limit}") from error
         except httpx.HTTPError as error:
-            raise AttemptError(f"{type(error).__name__}: {error}") from error
+            kind = NoConnectionError if isinstance(error, httpx.ConnectError) else AttemptError
+            raise kind(f"{type(error).__name__}: {error}") from error
         if 200 <= status < 300:
             return said
         trouble = f"status {status}: {_start(said)}"

@@ -63,6 +63,10 @@ def test_importing_it_loads_nothing_heavy(tmp_path: Path):
     assert answer.stdout.split("\n")[0] == f"[] {len(spotlight.__all__)}"
 
 
+def test_completion_offers_the_public_names_alone():
+    assert dir(spotlight) == sorted(spotlight.__all__)
+
+
 def test_all_that_it_names_explains_itself():
     for name in spotlight.__all__:
         assert getattr(spotlight, name).__doc__, name

@@ -23,7 +23,7 @@ from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError, ModelError, PromptFileError
 from tasks.checks import preflight, quick_checks
 from tasks.checks.quick_checks import with_read_options
-from tasks.inputs import input_digests, refuse_changed_inputs
+from tasks.inputs import images_in_words, input_digests, refuse_changed_inputs
 
 
 def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
@@ -356,3 +356,20 @@ def test_files_that_are_gone(copied_config: RunConfig, tmp_path: Path):
     (tmp_path / "model" / "codec.safetensors").unlink()
     with pytest.raises(ModelError, match=r"no codec\.safetensors"):
         refuse_changed_inputs(environment, copied_config.model, copied_config.prompts)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        ("plain", "12 images"),
+        ("stale", "12 images"),
+        ("auto", "12 images (20 while nothing is explored)"),
+    ],
+)
+def test_the_images_of_an_iteration_are_those_that_it_trains_on(strategy: str, words: str):
+    """Three prompt groups of four are trained on, of five explored; `auto` trains on all of five at first."""
+    settings = {
+        "algorithm": {"prompts_per_iteration": 3, "group_size": 4},
+        "exploration": {"strategy": strategy, "prompts": 5},
+    }
+    assert images_in_words(RunConfig.model_validate(settings)) == words

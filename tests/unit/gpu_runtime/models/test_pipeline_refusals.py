@@ -210,6 +210,12 @@ def test_a_sana_is_refused_sides_long_text_shared_samples_and_a_noise_schedule(
     assert f"model.text_length is {words - 1}: shorten" in refusal(
         run(model={"text_length": words - 1}), monkeypatch
     )
+    negative = " ".join(["blue"] * (words + 1))
+    tokens = len(folder_tokens(folder, negative))
+    preflight.check(run(model={"text_length": tokens, "negative_prompt": negative}))
+    assert f"has {tokens} tokens; model.text_length is {tokens - 1}: shorten" in refusal(
+        run(model={"text_length": tokens - 1, "negative_prompt": negative}), monkeypatch
+    )
     shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
     assert "sequence parallelism does not know SanaTransformer2DModel; use degree 1" in refusal(
         shared, monkeypatch

@@ -168,6 +168,37 @@ def test_a_server_that_is_gone(judge: Judge):
         remote.score(IMAGES[0], PROMPTS[0])
 
 
+def test_a_judge_of_the_run_that_is_started_again_costs_no_sample(judge: Judge):
+    """It takes connections 30 s after it died, far later than four attempts with their pauses end."""
+    judge.close()
+    address, waits, again = judge.server.server_address, [], []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if sum(waits) == 30:
+            again.append(Judge(by_brightness, int(address[1])))
+
+    options = RemoteOptions.model_validate({"url": judge.url, "judge": "python judge.py"})
+    remote = RemoteScorer(options, wait)
+    try:
+        assert remote.score(IMAGES[3], PROMPTS[3]).value == pytest.approx(0.3)
+    finally:
+        again[0].close()
+    assert waits == [1.0] * 30
+
+
+def test_a_judge_that_is_never_started_again_is_waited_for_once(judge: Judge):
+    judge.close()
+    waits: list[float] = []
+    options = {"url": judge.url, "judge": "python judge.py", "attempts": 2}
+    remote = RemoteScorer(RemoteOptions.model_validate(options), waits.append)
+    for expected in ([1.0] * 60 + [0.5], [0.5]):
+        waits.clear()
+        with pytest.raises(RewardError, match="failed 2 times, the last with ConnectError"):
+            remote.score(IMAGES[0], PROMPTS[0])
+        assert waits == expected
+
+
 def test_a_request_that_is_wrong_is_not_sent_again(judge: Judge):
     judge.faults = [says(404, b"no such page")] * 3
     with pytest.raises(RewardError, match=r"refuses the request with status 404: 'no such page'"):

@@ -177,7 +177,10 @@ def _await_drawn(page: Page, plots: int) -> None:
     # Plotly draws after the rest; a plot has its lines once it has a title.
     page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot .gtitle').length >= {plots}")
     page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
-    page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-stale=true]')")
+    # The script of a kind of element, metrics for one, is loaded when a page first has one.
+    page.wait_for_function(
+        "!document.querySelector('[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]')"
+    )
 
 
 def photograph(page: Page, path: Path, at_most_px: int | None = None) -> int:

@@ -24,7 +24,9 @@ from tests.shared_samples import NEAR, degrees_of
 pytestmark = pytest.mark.slow
 
 SETTINGS = [
-    "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
+    # Twelve batches: of fewer a pair that forms late on a busy machine may get none.
+    "algorithm.prompts_per_iteration=12", "sampling.batch_size=4",
+    "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
     "runtime.start_timeout_s=900", "runtime.commit_steps=1",
     "sequence_parallel.rollout=2", "runtime.cluster=local",
 ]  # fmt: skip

@@ -252,6 +252,6 @@ def test_a_checkpoint_scored_again_has_all_of_them(
     monkeypatch.setattr(CheckpointStore, "load_latest", lambda self, passes_over: newest)
     monkeypatch.setattr(scored_again, "open_cluster", lambda config: nullcontext())
     monkeypatch.setattr(scored_again, "Runtime", runtime)
-    monkeypatch.setattr(scored_again, "input_digests", lambda config: {})
+    monkeypatch.setattr(scored_again, "input_digests", lambda model, prompts: {})
     scored_again.evaluate_again.fn(Home(tmp_path).ensure(), config, "was")
     assert made[0].asked == [553]

@@ -192,7 +192,7 @@ def _call(arguments: list[str]) -> int:
 
 
 def run(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What comes of one entry: exit code, both outputs, seconds, heavy libraries loaded, what was made."""
+    """The outcome of one entry: exit code, both outputs, seconds, heavy libraries loaded, files made."""
     out, errors = io.StringIO(), io.StringIO()
     before = dict(os.environ), Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as folder:

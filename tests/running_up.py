@@ -40,7 +40,7 @@ def wait_until(what: str, true: Callable[[], bool], patience_s: float = PATIENCE
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that Linux gives to connections meanwhile."""
+    """An unused port, below the range from which Linux picks ports for outgoing connections."""
     while True:
         with socket.socket() as probe, suppress(OSError):  # it is taken
             probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_768)))

@@ -1,4 +1,4 @@
-"""What exploration gains per trained sample: predicted before a run, and measured.
+"""Compare exploration's predicted gain per trained sample with the measured one.
 
     python -m benchmarks.exploration_map [--after COMMIT] [--as-is] [--keep]
     python -m benchmarks.exploration_map --predict

@@ -1,4 +1,4 @@
-"""`spotlight judge`: a judge in an environment of its own, beside runs that ask it."""
+"""`spotlight judge`: serve a judge from its own environment to any number of runs."""
 
 from __future__ import annotations
 

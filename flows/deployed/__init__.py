@@ -1,1 +1,1 @@
-"""What the Prefect UI and REST can start: deployments, their forms, and the schedule of reproductions."""
+"""All that the Prefect UI and REST can start: deployments, their forms, and the schedule of reproductions."""

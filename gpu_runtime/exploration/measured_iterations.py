@@ -95,7 +95,6 @@ class MeasuredIterations:
         self._scores: list[list[list[float]]] = []
         self._gains: list[tuple[float, float]] = []
         self._clipped: list[float] = []
-        self._drafters: list[int] = []
 
     @property
     def scores(self) -> list[list[float]]:
@@ -144,13 +143,12 @@ class MeasuredIterations:
         scores = [[float(score) for score in group] for group in seeds.scores.values() if len(group) > 1]
         if scores:
             self._scores = [*self._scores, scores][-_REMEMBERED:]
-        self._drafters = [*self._drafters, seeds.drafters][-_REMEMBERED:]
         added = _Iteration(number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters)
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
-        kept_numbers = {
+        kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
             one.number
-            for tells in (_always, _tells_rollout, _tells_training, _tells_drafts, _tells_plain)
+            for tells in (_tells_rollout, _tells_training, _tells_drafts, _tells_plain)
             for one in _last(every, tells)
         }
         self._iterations = [one for one in every if one.number in kept_numbers]
@@ -164,9 +162,9 @@ class MeasuredIterations:
         drafting = _last(self._iterations, _tells_drafts)
         # Until one is judged, a draft takes as long as a rollout, whose steps it has.
         assumed_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
+        plain = _last(self._iterations, _tells_plain)
         plain_rest_s, drafting_rest_s = (
-            statistics.median(map(_rest_s, some or self._iterations))
-            for some in (_last(self._iterations, _tells_plain), drafting)
+            statistics.median(map(_rest_s, some)) for some in (plain or drafting, drafting or plain)
         )
         return Times(
             rollout_s=rollout_s,
@@ -175,7 +173,9 @@ class MeasuredIterations:
             draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
             # Devices come and go: iterations without any do not count among others.
-            drafters=statistics.median([count for count in self._drafters if count] or [0]),
+            drafters=statistics.median(
+                [one.drafters for one in self._iterations[-_REMEMBERED:] if one.drafters] or [0]
+            ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
             beside_s=statistics.median(one.times.beside_s / one.rolled for one in rolling),
         )
@@ -187,7 +187,6 @@ class MeasuredIterations:
             "scores": self._scores,
             "gains": self._gains,
             "clipped": self._clipped,
-            "drafters": self._drafters,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -196,12 +195,7 @@ class MeasuredIterations:
             _Iteration(**one | {"times": IterationTimes(**one["times"])}) for one in state["iterations"]
         ]
         self._scores, self._clipped = list(state["scores"]), list(state["clipped"])
-        self._drafters = list(state["drafters"])
         self._gains = [(kept, rolled) for kept, rolled in state["gains"]]
-
-
-def _always(one: _Iteration) -> bool:
-    return True
 
 
 def _tells_rollout(one: _Iteration) -> bool:

@@ -1,1 +1,1 @@
-"""What is refused before anything starts."""
+"""Refusals before anything starts."""

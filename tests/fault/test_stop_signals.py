@@ -181,4 +181,4 @@ def test_a_run_finishes_without_a_server_that_is_not_ours(home: Home, server: Lo
     said = " ".join(shown.split())
     assert "the Prefect server went away and did not come back" in said
     assert "run foreign is complete all the same" in said
-    assert said.count("Unable to connect") <= 1, "Prefect says for every event that nobody takes it"
+    assert said.count("Unable to connect") <= 1, "Prefect repeats it for every event that it cannot send"

@@ -51,7 +51,7 @@ def open_to_all(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def own_addresses() -> dict[str, set[str]]:
-    """What this process and those that it has started listen on, those of earlier tests too."""
+    """The addresses that this process and its children listen on, children of earlier tests included."""
     me = psutil.Process()
     return listening([me, *me.children(recursive=True)])
 

@@ -296,7 +296,7 @@ def test_one_that_cannot_be_made_is_refused(tmp_path: Path):
 
 GONE = httpx.ConnectError("Connection refused")
 
-# A worker with one event for a server that nobody is; Prefect would try for long, and no exit would end it.
+# A worker with one event for a server that does not exist: Prefect would retry, and delay its exit.
 HOLDS_AN_EVENT = """
 import flows, flows.server.loss as loss
 from prefect.events import emit_event

@@ -181,7 +181,7 @@ def test_what_follows_from_simulated_policies_is_an_artifact_of_its_own(monkeypa
 
 @pytest.fixture
 def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was done under which identifier; flow runs are named \"mine\" by a person."""
+    """Calls to Prefect, each with its identifier; the user has named the flow runs \"mine\"."""
     done: list[Any] = []
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
     for name in ("gone_soon_when_cancelled", "shown_in_prefect"):

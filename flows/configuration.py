@@ -107,23 +107,6 @@ def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
     return [f"runtime.cluster={ray_address or cluster or 'ray'}"]
 
 
-def fleet_settings(
-    reserved: int | None, spot: int | None, trainers: int | None, iterations: int | None, degree: str | None
-) -> list[str]:
-    """Return the fleet and the length of a simulated run as settings, so that they are checked alike.
-
-    Args:
-        reserved, spot, trainers: numbers of devices; None keeps the preset's, as with the others.
-        degree: devices that share a sample of rollouts and of evaluations, or `auto`.
-    """
-    given = {
-        "runtime.reserved_workers": reserved, "runtime.spot_workers": spot,
-        "runtime.trainer_workers": trainers, "iterations": iterations,
-        "sequence_parallel.rollout": degree, "sequence_parallel.evaluate": degree,
-    }  # fmt: skip
-    return [f"{name}={value}" for name, value in given.items() if value is not None]
-
-
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Return the configuration with absolute paths: a run may be resumed from another folder."""
     prompts = config.prompts.model_copy(

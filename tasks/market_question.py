@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_runtime.simulator.fleet import FleetPlan
@@ -14,47 +13,20 @@ from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.trace import summarise
 from storage.config.run_config import RunConfig
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 
 MOST_TOGETHER = 16
 """The most devices of one machine that may share samples: more ways to divide them take long to compare."""
 
 
-@dataclass(frozen=True)
-class MarketQuestion:
-    """The assumed arrivals and losses of spot instances.
-
-    Attributes:
-        trace: a file; empty for drawn traces.
-        loss_rate: losses per instance and hour, for drawn traces; None for that of a trace's shape.
-        joint: share of the losses that take several at once; None for that of a trace's shape.
-        notice_s: seconds of notice.
-        instance_devices: devices of an instance, which may share samples and are lost together; 0 if all
-            are on one machine, and are lost one by one.
-        prices: a file of prices over time; empty if they do not change.
-        serving: load of a serving fleet, for the policy `lending`: the share of its devices that are busy,
-            half of its swing over a day, and the seconds that a request can wait, separated by commas; empty
-            for the assumed values.
-        zone: zone whose prices are taken from the file; it may be empty if there is only one.
-    """
-
-    trace: str = ""
-    loss_rate: float | None = None
-    joint: float | None = None
-    notice_s: float = 0.0
-    instance_devices: int = 0
-    prices: str = ""
-    zone: str = ""
-    serving: str = ""
-
-
-def offer_of(config: RunConfig, question: MarketQuestion) -> FleetPlan:
+def offer_of(config: RunConfig, question: WhatIfQuestion) -> FleetPlan:
     """Return the available devices and their prices.
 
     Raises:
         ConfigurationError: instances cannot be filled, or prices cannot be read.
     """
-    runtime, price, each = config.runtime, config.price, question.instance_devices
+    runtime, price, each = config.runtime, config.price, question.per_instance
     if each and runtime.least_spot % each:
         raise ConfigurationError(
             f"--per-instance is {each}, but {runtime.least_spot} spot devices are no whole number of such "
@@ -102,27 +74,28 @@ def serving_in_words(load: ServingLoad) -> str:
     )
 
 
-def market_of(question: MarketQuestion) -> SpotMarket:
+def market_of(question: WhatIfQuestion) -> SpotMarket:
     """Return the spot market of a question.
 
     Raises:
         ConfigurationError: both a trace and the figures to draw one are given.
         TraceError: the trace cannot be read.
     """
-    shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.instance_devices)
+    shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.per_instance)
+    loss_rate, joint = question.given("loss_rate"), question.given("joint")
     if question.trace:
-        if question.loss_rate is not None or question.joint is not None:
+        if loss_rate is not None or joint is not None:
             raise ConfigurationError("--trace says which instances go; leave --loss-rate and --joint out")
-        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice_s, devices=each)
-    rate = 3600 / shape.mean_lifetime_s if question.loss_rate is None else question.loss_rate
-    joint = shape.multi_loss_share if question.joint is None else question.joint
+        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice, devices=each)
+    rate = 3600 / shape.mean_lifetime_s if loss_rate is None else loss_rate
+    joint = shape.multi_loss_share if joint is None else joint
     if rate == 0:
         return SpotMarket(None, shape, losses=False, devices=each)
     shape = TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=3600 / rate, multi_loss_share=joint)
-    return SpotMarket(None, shape, notice_s=question.notice_s, devices=each)
+    return SpotMarket(None, shape, notice_s=question.notice, devices=each)
 
 
-def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
+def market_in_words(market: SpotMarket, question: WhatIfQuestion) -> str:
     """Describe when spot instances come and go."""
     notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
     if market.recorded is not None:

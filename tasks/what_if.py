@@ -39,12 +39,12 @@ from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.config.sequence_parallel import AUTO, SequenceParallelConfig
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_store import RunStore
-from tasks.gpu_profile import DEFAULT_GPU, find_gpu
+from tasks.gpu_profile import DEFAULT_GPU, find_gpu, named_gpu
 from tasks.market_question import (
-    MarketQuestion,
     market_in_words,
     market_of,
     offer_of,
@@ -227,9 +227,9 @@ class Simulation:
 
     Args:
         config: workload, devices, prices and number of iterations.
-        question: arrivals and losses of spot instances.
+        question: the spot market, the policies to compare, and the number and the seed of the futures, which
+            are windows of the trace, each with a draw of the profile.
         curves: learning curves (iterations that a score takes); None if unknown.
-        seed: seed of the futures, which are windows of the trace, each with a draw of the profile.
 
     Raises:
         ConfigurationError: the question cannot be simulated.
@@ -240,25 +240,21 @@ class Simulation:
         self,
         config: RunConfig,
         profile: Profile,
-        question: MarketQuestion,
+        question: WhatIfQuestion,
         curves: LearningCurves | None = None,
-        seed: int = 0,
     ) -> None:
         self.config, self.profile, self.question = config, profile, question
-        self._curves, self._seed = curves, seed
+        self._curves, self._seed, self._futures = curves, question.seed, question.windows
         self._offer, self._market = offer_of(config, question), market_of(question)
 
-    def answer(
-        self, futures: int, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None
-    ) -> WhatIf:
+    def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> WhatIf:
         """Simulate policies.
 
         Args:
-            futures: number of windows of the trace, which each policy has.
             policies: those of `policies`, or some of them.
-            on_run: callback after each of the `runs_of(futures, policies)` simulated runs.
+            on_run: callback after each of the `runs_of(question.windows, policies)` simulated runs.
         """
-        config, offer, profile = self.config, self._offer, self.profile
+        config, offer, profile, futures = self.config, self._offer, self.profile, self._futures
         answers = compare_policies(
             config, offer, profile, self._market, futures, self._seed, on_run, policies
         )
@@ -268,14 +264,14 @@ class Simulation:
             few_trainers_in_words(config, offer, profile), config.sampling.batch_size,
         )  # fmt: skip
 
-    def spot_for(self, hours: float, futures: int) -> Goal:
+    def spot_for(self, hours: float) -> Goal:
         """Find the fewest spot devices with which a run ends in so many hours, without exploration.
 
         The number is doubled until the median of the futures ends in time, then halved towards the last that
         did not.
         """
         _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
-        each = max(1, self.question.instance_devices)
+        each = max(1, self.question.per_instance)
         tried: dict[int, PolicyAnswer] = {}
 
         def in_time(instances: int) -> bool:
@@ -284,7 +280,7 @@ class Simulation:
             config = self.config.model_copy(update={"runtime": runtime})
             policies, offer = policies_of([SPOT if spot else RESERVED]), offer_of(config, self.question)
             [tried[spot]] = compare_policies(
-                config, offer, self.profile, self._market, futures, self._seed, policies=policies
+                config, offer, self.profile, self._market, self._futures, self._seed, policies=policies
             )
             return _hours(tried[spot]) <= hours
 
@@ -333,21 +329,18 @@ class Simulation:
             self.config, self._offer, self.profile, self._market, 1, self._seed, policies=alone, keeps=policy
         )[policy][0]
 
-    def policies(self, names: str | None = None) -> Sequence[Policy]:
+    def policies(self) -> Sequence[Policy]:
         """Return the policies to compare.
-
-        Args:
-            names: names separated by commas; `all` for all possible ones, None for the default ones.
 
         Raises:
             ConfigurationError: a name is unknown, its policy does not fit, or the profile lacks a time.
         """
-        chosen = self._chosen(names)
+        chosen = self._chosen()
         _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
         return chosen
 
-    def _chosen(self, names: str | None) -> Sequence[Policy]:
-        serving = self.question.serving
+    def _chosen(self) -> Sequence[Policy]:
+        serving, names = self.question.serving, self.question.given("policies")
         of_run = self.config.sequence_parallel.by_kind, 1 if self.profile.spot is None else 2
         if names is None:
             lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
@@ -401,27 +394,18 @@ class Simulation:
             )
 
 
-def simulation(
-    home: Home,
-    config: RunConfig,
-    question: MarketQuestion,
-    profile: str | None = None,
-    spot_profile: str | None = None,
-    curve: str | None = None,
-    seed: int = 0,
-) -> Simulation:
+def simulation(home: Home, config: RunConfig, question: WhatIfQuestion) -> Simulation:
     """Return the simulation of a run, with all reserved devices training where the settings say nothing else.
 
     Args:
-        config: settings as given; without prices, those of the GPUs that are named, or of the price book.
-        question: arrivals and losses of spot instances.
-        profile, spot_profile: names as for `tasks.profiles.find_profile`.
-        curve: name as for `tasks.recorded_curves.find_curves`.
+        config: settings as given, with those of the question; without prices, those of the GPUs that are
+            named, or of the price book.
 
     Raises:
         ConfigurationError: it cannot be simulated, or a name is unknown.
         TraceError: the trace cannot be read, or is too short.
     """
+    profile, spot_profile = _named_profiles(question)
     config = _with_all_trainers(with_prices(config))
     named = [find_gpu(name or "") for name in (profile, spot_profile)]
     if not question.prices and any(named):
@@ -430,9 +414,19 @@ def simulation(
         config = with_gpu_prices(config, kind, spot.name if spot is not None else kind)
     _refuse_unfit(config.iterations, config.runtime)
     found = find_profile(home, config, profile, spot_profile)
-    return Simulation(
-        config, found, question, find_curves(home, config.reward, config.algorithm.objective, curve), seed
-    )
+    curves = find_curves(home, config.reward, config.algorithm.objective, question.given("curve"))
+    return Simulation(config, found, question, curves)
+
+
+def _named_profiles(question: WhatIfQuestion) -> tuple[str | None, str | None]:
+    """Return the profiles that a question names, by their names or by kinds of GPU; None for the default."""
+    profile, spot_profile, gpu = map(question.given, ("profile", "spot_profile", "gpu"))
+    if gpu is None:
+        return profile, spot_profile
+    if profile is not None or spot_profile is not None:
+        raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
+    reserved, _, spot = gpu.partition(",")
+    return named_gpu(reserved).name, named_gpu(spot).name if spot else None
 
 
 def runs_of(futures: int, policies: Sequence[Policy]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -10,6 +13,7 @@ import typer
 from flows.run_identity import LAST, find_run
 from storage.config.loading import list_presets
 from storage.config.settings_table import list_settings
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import SpotlightError
 from storage.home import Home
 
@@ -99,3 +103,37 @@ AllowHost = Annotated[
     typer.Option(help="Another host name by which it is reached, such as a proxy's; repeatable."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, one object a line.")]
+
+
+def takes_question(**changes: dict[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take each field of `WhatIfQuestion` as an option, and get those given as `question`.
+
+    An option has its field's name, type, bounds, description and default.
+
+    Args:
+        changes: other arguments of `typer.Option`, by field.
+    """
+    options: list[inspect.Parameter] = []
+    for name, field in WhatIfQuestion.model_fields.items():
+        low, high = WhatIfQuestion.bounds(name)
+        about: dict[str, Any] = {"help": field.description, "show_default": str(field.default) or False}
+        about |= {"min": low, "max": high, **changes.get(name, {})}
+        option = Annotated[field.annotation | None, typer.Option(**about)]
+        options.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option)
+        )
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            given = {one.name: value for one in options if (value := values.pop(one.name)) is not None}
+            command(question=WhatIfQuestion.checked(given), **values)
+
+        placed: list[inspect.Parameter] = []
+        for own in inspect.signature(command, eval_str=True).parameters.values():
+            placed += options if own.name == "question" else [own]
+        vars(run)["__signature__"] = inspect.Signature(placed)
+        run.__annotations__ = {option.name: option.annotation for option in placed}
+        return run
+
+    return decorated

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from flows.cli.options import Preset, Sets
-from flows.configuration import fleet_settings, given_configuration
+from flows.cli.options import Preset, Sets, takes_question
+from flows.configuration import given_configuration
 from flows.run_identity import new_run_id
 from flows.terminal import console
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
@@ -28,89 +29,27 @@ if TYPE_CHECKING:  # it imports pandas
     from tasks.what_if import Goal, PolicyAnswer, Profile, Spread, WhatIf
 
 
+_PRESETS = "the preset's"
+_TIMES = "NAME|FILE|RUN"
+
+
+@takes_question(
+    reserved={"show_default": _PRESETS}, spot={"show_default": _PRESETS},
+    trainers={"show_default": f"{_PRESETS}, else all"}, iterations={"show_default": _PRESETS},
+    gpu={"metavar": "KIND[,SPOT]"}, degree={"metavar": "N|auto"}, trace={"metavar": "FILE"},
+    price={"metavar": "RESERVED,SPOT"}, prices={"metavar": "FILE"}, serving={"metavar": "BUSY,SWING,SLACK"},
+    profile={"metavar": _TIMES}, spot_profile={"metavar": _TIMES}, policies={"metavar": "NAME,NAME"},
+    curve={"metavar": f"{_TIMES},RUN"},
+)  # fmt: skip
 def what_if(
+    *,
     preset: Preset = None,
     set_: Sets = None,
-    reserved: Annotated[int | None, typer.Option(help="Reserved devices; the preset's by default.")] = None,
-    spot: Annotated[int | None, typer.Option(help="Spot devices; the preset's by default.")] = None,
-    trainers: Annotated[
-        int | None, typer.Option(help="Reserved devices that train; the preset's, else all by default.")
-    ] = None,
-    iterations: Annotated[
-        int | None, typer.Option(help="Iterations of a run; the preset's by default.")
-    ] = None,
+    question: WhatIfQuestion,
     hours: Annotated[
         float | None,
         typer.Option(min=0.01, help="Find the fewest spot devices with which a run ends in so many hours."),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND[,SPOT]",
-            help="RTX4090, A100, H100 or H200, also of spot devices; times are counted, not measured.",
-        ),
-    ] = None,
-    degree: Annotated[
-        str | None,
-        typer.Option(metavar="N|auto", help="Devices that share a rollout's or evaluation's sample."),
-    ] = None,
-    per_instance: Annotated[
-        int,
-        typer.Option(min=0, max=64, help="Devices of an instance, lost together; 0 for all on one machine."),
-    ] = 0,
-    trace: Annotated[
-        str | None, typer.Option(metavar="FILE", help="A recorded trace of spot instances.")
-    ] = None,
-    loss_rate: Annotated[
-        float | None,
-        typer.Option(min=0, max=3600, help="Without a trace: losses of a device an hour; 0.67 by default."),
-    ] = None,
-    joint: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Without a trace: share of them that take several; 0.77 by default."),
-    ] = None,
-    notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds of notice before a loss.")] = 0.0,
-    price: Annotated[
-        str | None,
-        typer.Option(metavar="RESERVED,SPOT", help="Dollars an hour of a device; the settings' by default."),
-    ] = None,
-    prices: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Prices over time: a CSV file of time,market,usd_per_hour[,zone]."),
-    ] = None,
-    zone: Annotated[str | None, typer.Option(help="Zone of --prices, where it has several.")] = None,
-    serving: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BUSY,SWING,SLACK",
-            help="Load of a serving fleet that lends devices; adds the policy lending.",
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE|RUN",
-            help="Times of the workload: a profile, a JSON file (also of benchmarks.gpu_day) or a run.",
-        ),
-    ] = None,
-    spot_profile: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|FILE|RUN", help="The same for spot devices of another kind."),
-    ] = None,
-    policies: Annotated[
-        str | None,
-        typer.Option(metavar="NAME,NAME", help="Policies to compare: `all`, or some of them."),
-    ] = None,
-    curve: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE|RUN,RUN", help="Learning curves: carried ones, a JSON file, or runs."
-        ),
-    ] = None,
-    windows: Annotated[
-        int, typer.Option(min=1, max=200, help="Windows of the trace, each with a draw of the profile.")
-    ] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the windows.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
     timeline: Annotated[
         str | None,
@@ -136,32 +75,26 @@ def what_if(
 ) -> None:
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
     if hours is not None:
-        _refuse_beside_hours(spot, policies, timeline, record)
-        spot = per_instance or 1  # a price book has a price of spot devices only for a run that has some
-    fleet = fleet_settings(reserved, spot, trainers, iterations, degree)
-    changes = [*(set_ or []), *fleet, *_prices(price)]
-    config = given_configuration(preset, changes, needs_task=record)
-    from tasks.market_question import MarketQuestion
+        given = {"--spot": question.given("spot"), "--policies": question.given("policies")}
+        _refuse_beside_hours(given | {"--timeline": timeline, "--record": record or None})
+        # A price book has a price of spot devices only for a run that has some.
+        question = question.model_copy(update={"spot": question.per_instance or 1})
+    config = given_configuration(preset, [*(set_ or []), *question.as_settings()], needs_task=record)
     from tasks.what_if import runs_of, simulation
 
-    if gpu is not None:
-        profile, spot_profile = _kinds(gpu, profile, spot_profile)
-    question = MarketQuestion(
-        trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
-    )
     home = Home.from_environment()
-    asked = simulation(home, config, question, profile, spot_profile, curve, seed)
+    asked = simulation(home, config, question)
     if hours is not None:
-        _show_goal(asked.spot_for(hours, windows), asked.profile, as_json)
+        _show_goal(asked.spot_for(hours), asked.profile, as_json)
         return
-    compared = asked.policies(policies)
+    compared = asked.policies()
     drawn = _drawn_file(timeline, policy, record)
     if drawn is not None or (record and policy is not None):
         asked.refuse_time_line(policy, compared)
     if record:
         asked.refuse_long()
-    with _progress(runs_of(windows, compared), progress) as on_run:
-        result = asked.answer(windows, compared, on_run)
+    with _progress(runs_of(question.windows, compared), progress) as on_run:
+        result = asked.answer(compared, on_run)
     if drawn is not None:
         name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
         drawn.write_text(json.dumps(asked.time_line(name)))
@@ -177,22 +110,11 @@ def what_if(
         typer.echo(f"entered as run {run_id}", err=True)
 
 
-def _refuse_beside_hours(spot: int | None, policies: str | None, timeline: str | None, record: bool) -> None:
-    given = {"--spot": spot, "--policies": policies, "--timeline": timeline, "--record": record or None}
+def _refuse_beside_hours(given: Mapping[str, object]) -> None:
     if named := [option for option, value in given.items() if value is not None]:
         raise ConfigurationError(
             f"--hours finds the number of spot devices of one policy; leave {', '.join(named)} out"
         )
-
-
-def _kinds(gpu: str, profile: str | None, spot_profile: str | None) -> tuple[str, str | None]:
-    """Return the kinds of GPU that `--gpu` names, of the reserved and of other spot devices, as profiles."""
-    from tasks.gpu_profile import named_gpu
-
-    if profile is not None or spot_profile is not None:
-        raise ConfigurationError(f"--gpu {quoted(gpu)} names a profile too; leave --profile or --gpu out")
-    reserved, _, spot = gpu.partition(",")
-    return named_gpu(reserved).name, named_gpu(spot).name if spot else None
 
 
 def _show_goal(goal: Goal, profile: Profile, as_json: bool) -> None:
@@ -326,20 +248,6 @@ def _relative(spread: Spread) -> str:
     """Return the ends of an interval relative to its median."""
     middle = spread.median or 1.0
     return f"×{spread.low / middle:.1f}–{spread.high / middle:.1f}"
-
-
-def _prices(price: str | None) -> list[str]:
-    """Return `--price` as settings."""
-    if price is None:
-        return []
-    parts = [part.strip() for part in price.split(",")]
-    if len(parts) != 2 or not all(parts):
-        raise ConfigurationError(
-            f"--price is {quoted(price)}; give the dollars an hour of a reserved and of a spot device, as in "
-            "10.98,2.51"
-        )
-    names = ("price.reserved_usd_per_hour", "price.spot_usd_per_hour")
-    return ["price.book=", "price.offer=", *(f"{n}={p}" for n, p in zip(names, parts, strict=True))]
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:

@@ -25,7 +25,7 @@ from flows.artifacts import (
     show_result,
     shown_in_prefect,
 )
-from flows.configuration import fleet_settings, given_configuration, run_preflight
+from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.judges import judges_beside
 from flows.process.cancellation import gone_soon_when_cancelled
@@ -112,22 +112,13 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
 @flow(name="what-if", persist_result=False)
 def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
-    from tasks.market_question import MarketQuestion  # these import pandas
-    from tasks.what_if import simulation
+    from tasks.what_if import simulation  # it imports pandas
 
     with _deployed():
-        degree = None if form.degree == "1" else form.degree
-        fleet = fleet_settings(
-            form.reserved, form.spot, form.trainers or None, form.iterations or None, degree
-        )
-        drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
-        question = MarketQuestion(
-            form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
-        )
-        config = given_configuration(form.preset, [*form.settings, *fleet], needs_task=False)
-        profiles = form.profile or None, form.spot_profile or None
-        asked = simulation(Home.from_environment(), config, question, *profiles)
-        result = asked.answer(form.windows, asked.policies()).to_json()
+        question = form.question()
+        config = given_configuration(form.preset, [*form.settings, *question.as_settings()], needs_task=False)
+        asked = simulation(Home.from_environment(), config, question)
+        result = asked.answer(asked.policies()).to_json()
         show_policies(result["policies"])
         show_conclusions(result)
     return result

@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints
 
 from storage.config.loading import list_presets
 from storage.config.section import Section
+from storage.config.what_if import WhatIfQuestion
 
 if TYPE_CHECKING:
     PresetName = str
@@ -96,62 +97,19 @@ class ReproductionForm(Section):
     difference."""
 
 
-class WhatIfForm(Section):
-    """Simulated time and cost of a run on a fleet, by policy, before anything is rented."""
-
+class _Workload(Section):
     preset: PresetName = "qwen-image-geneval-512"
     """The workload: samples, batches, denoising steps, evaluations, exploration."""
 
-    reserved: int = Field(default=4, ge=1)
-    """Reserved devices."""
 
-    spot: int = Field(default=8, ge=0)
-    """Spot devices."""
-
-    trainers: int = Field(default=0, ge=0)
-    """Reserved devices that train; 0 is all of them."""
-
-    iterations: int = Field(default=0, ge=0, lt=2**31)
-    """Iterations of the run; 0 takes as many as the preset says."""
-
-    trace: str = ""
-    """A file with a recorded trace of spot instances, on the machine that serves. Empty: drawn ones."""
-
-    loss_rate: float = Field(default=0.67, ge=0, le=3600)
-    """Without a trace: losses of a device an hour."""
-
-    joint: float = Field(default=0.77, ge=0, le=1)
-    """Without a trace: share of the losses that take several devices at once."""
-
-    notice_s: float = Field(default=0.0, ge=0, le=3600, title="Notice")
-    """Seconds of notice before a loss."""
-
-    degree: str = Field(default="1", pattern="^([1-9][0-9]?|auto)$", title="Devices that share a sample")
-    """In rollouts and evaluations: a number, or auto, with which measured times choose. Above 1 one device
-    trains."""
-
-    instance_devices: int = Field(default=0, ge=0, le=64)
-    """Devices of an instance, which may share samples and are lost together. 0: all are on one machine."""
-
-    prices: str = ""
-    """A file with prices that change with time, on the machine that serves. Empty: those of the settings."""
-
-    zone: str = ""
-    """Whose prices of that file are taken; needed where it has several."""
-
-    serving: str = ""
-    """Load of a serving fleet, with which the policy lending is compared: share of devices that are busy,
-    half of its swing over a day, seconds that a request can wait, as 0.5,0.3,2. Empty: no lending."""
-
-    profile: str = ""
-    """Times of the workload, from a GPU (RTX4090, A100, H100, H200), a profile's name, a .json file, or a
-    recorded run. Empty: the profile of the preset's model and size."""
-
-    spot_profile: str = ""
-    """Times on spot devices, if these are of another kind. Empty: the same."""
-
-    windows: int = Field(default=5, ge=1, le=200)
-    """Windows of the trace, each with a draw of the profile within its uncertainty."""
+class WhatIfForm(WhatIfQuestion, _Workload):
+    """Simulated time and cost of a run on a fleet, by policy, before anything is rented."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
     """Other settings, one an item, each as section.key=value: price.spot_usd_per_hour=1.5."""
+
+    def question(self) -> WhatIfQuestion:
+        """Return what the form asks: the devices, and all that differs from the values shown at first."""
+        own = {"preset", "settings"}
+        changed = self.model_dump(exclude_defaults=True, exclude=own)
+        return WhatIfQuestion.checked(changed | {"reserved": self.reserved, "spot": self.spot})

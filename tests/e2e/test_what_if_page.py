@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -34,7 +33,7 @@ from ui.pages.what_if.question import Question, ask, trace_names
 
 PAGE = page_file("what_if")
 PRICES = "time,market,usd_per_hour,zone\n0,spot,1,a\n0,spot,3,b\n"
-SMALL = Question("smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, futures=2)
+SMALL = Question(preset="smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, windows=2)
 SMALL_ADDRESS = {"preset": "smoke", "spot": "3", "iterations": "4", "simulate": "1"}
 
 
@@ -100,7 +99,7 @@ def in_grey(page: AppTest) -> list[str]:
 
 
 def test_what_is_left_empty_is_the_preset_s_and_all_reserved_devices_train(store: RunStore, in_process: None):
-    answer = asked_page(reserved=2, futures=1).session_state["what_if"].answer
+    answer = asked_page(reserved=2, windows=1).session_state["what_if"].answer
     assert (answer["reserved"], answer["trainers"], answer["spot"], answer["iterations"]) == (2, 2, 3, 4)
     page = opened_page(PAGE, {"preset": "smoke"})
     answer = simulated(page).session_state["what_if"].answer
@@ -108,7 +107,7 @@ def test_what_is_left_empty_is_the_preset_s_and_all_reserved_devices_train(store
 
 
 def test_the_address_gives_the_answer_again(store: RunStore, in_process: None):
-    numbers = {"reserved_usd": 8.0, "spot_usd": 2.0, "loss_rate": 20.0, "futures": 2}
+    numbers = {"reserved_usd": 8.0, "spot_usd": 2.0, "loss_rate": 20.0, "windows": 2}
     first = asked_page(**numbers)
     assert first.query_params["simulate"] == "1"
     again = opened_page(PAGE, SMALL_ADDRESS | {name: str(value) for name, value in numbers.items()})
@@ -127,7 +126,7 @@ def test_the_answer_is_the_command_s_sentence(store: RunStore, in_process: None)
 
 
 def test_without_spot_devices(store: RunStore, in_process: None):
-    page = filled_page(reserved_usd=8.0, futures=1)
+    page = filled_page(reserved_usd=8.0, windows=1)
     page.toggle(key="with_spot").set_value(False)
     page.selectbox(key="spot_profile").select("H100")
     answer = simulated(page).session_state["what_if"].answer
@@ -172,7 +171,7 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
 
 
 def test_counted_times_are_marked_with_their_range(store: RunStore, in_process: None):
-    page = opened_page(PAGE, SMALL_ADDRESS | {"preset": "sd3.5-ocr-512", "iterations": "1", "futures": "1"})
+    page = opened_page(PAGE, SMALL_ADDRESS | {"preset": "sd3.5-ocr-512", "iterations": "1", "windows": "1"})
     [said] = [warning.value for warning in page.warning]
     assert said.startswith("Counted from operations and bytes, not measured, in seconds: on H100 step_s ")
     asked = page.session_state["what_if"]
@@ -231,17 +230,17 @@ def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_pro
 
 
 def test_a_question_is_the_command_s_options(tmp_path: Path):
-    assert Question("glyphs").arguments(tmp_path) == ["--preset=glyphs"]
+    assert Question(preset="glyphs").arguments(tmp_path) == ["--preset=glyphs"]
     whole = Question(
-        "glyphs", reserved=-1, spot=2, trainers=1, iterations=9, reserved_usd=8.0, trace="bamboo-p3",
-        notice_s=30.5, profile="--help", seed=3,
+        preset="glyphs", reserved=4, spot=2, trainers=1, iterations=9, reserved_usd=8.0, trace="bamboo-p3",
+        notice=30.5, profile="--help", seed=3,
     )  # fmt: skip
-    arguments = whole.arguments(tmp_path, futures=1)
+    arguments = whole.arguments(tmp_path, windows=1)
     trace = next(one for one in arguments if one.startswith("--trace="))
     assert Path(trace.removeprefix("--trace=")).is_file() and "bamboo-p3" in trace_names()
     assert [one for one in arguments if one != trace] == [
-        "--preset=glyphs", "--reserved=-1", "--spot=2", "--trainers=1", "--iterations=9", "--price=8,",
-        "--notice=30.5", "--profile=--help", "--windows=1", "--seed=3",
+        "--preset=glyphs", "--reserved=4", "--spot=2", "--trainers=1", "--iterations=9", "--profile=--help",
+        "--notice=30.5", "--price=8,", "--windows=1", "--seed=3",
     ]  # fmt: skip
 
 
@@ -254,7 +253,7 @@ def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     line = read_time_line(best["policy"], trace)
     assert len(line.ends) == answer["iterations"]
     with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars an hour"):
-        ask(replace(SMALL, reserved_usd=8.0), store.home.path, lambda done, runs: None)
+        ask(SMALL.model_copy(update={"reserved_usd": 8.0}), store.home.path, lambda done, runs: None)
 
 
 def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: pytest.MonkeyPatch):
@@ -289,7 +288,7 @@ def test_milestones_as_a_table_and_as_numbers():
         row("fresh", 120.0, 3600.0) | {"milestones": []},
     ]
     answer = {"policies": policies, "curves_in_words": "curves c: of another model"}
-    asked = Asked(Question("glyphs"), answer, read_time_line("lean", small_trace()))
+    asked = Asked(Question(preset="glyphs"), answer, read_time_line("lean", small_trace()))
     assert rows(milestone_table(asked)) == [
         {
             "policy": "lean ★", "25%, a score of 0.125": "60.0 s, $1.00",
@@ -301,7 +300,7 @@ def test_milestones_as_a_table_and_as_numbers():
     assert set(figures["curves"]) == {answer["curves_in_words"]}
     assert set(figures["evidence"]) == {"modelled"} and figures["usd_median"].tolist() == [1.0, 20.5]
     assert figures["time_s_learning_low"].tolist() == [30.0, 3600.0]
-    none = Asked(Question("glyphs"), {"policies": policies[1:]}, asked.line)
+    none = Asked(Question(preset="glyphs"), {"policies": policies[1:]}, asked.line)
     assert milestone_table(none).empty and milestone_figures(none).empty
 
 
@@ -374,7 +373,7 @@ def test_policies_beside_the_best_and_any_number_of_them():
         row("dear", 150.0, 900.0) | {"live": False},
     ]
     line = read_time_line("lean", small_trace())
-    asked = Asked(Question("glyphs"), {"policies": rows}, line)
+    asked = Asked(Question(preset="glyphs"), {"policies": rows}, line)
     table = policy_table(asked)
     assert table["policy"].tolist() == ["slow", "lean ★", "dear (no live run)"]
     assert table["× dollars"].tolist() == ["3.00", "1.00", "1.50"]
@@ -384,4 +383,4 @@ def test_policies_beside_the_best_and_any_number_of_them():
     figures = policy_figures(asked)
     assert set(figures["evidence"]) == {"modelled"}
     assert figures.loc[figures["best"], "usd_low"].tolist() == [50.0]
-    assert len(policy_table(Asked(Question("glyphs"), {"policies": [rows[1]]}, line))) == 1
+    assert len(policy_table(Asked(Question(preset="glyphs"), {"policies": [rows[1]]}, line))) == 1

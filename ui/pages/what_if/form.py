@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields
-from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -40,42 +38,31 @@ def show_form(profiles: Sequence[str]) -> tuple[Question, bool]:
     reserved = _RESERVED if runtime.reserved_workers == AUTO else runtime.reserved_workers
     spot = _SPOT if runtime.spot_workers == AUTO else runtime.spot_workers
     trainers = runtime.trainer_workers if "trainer_workers" in runtime.model_fields_set else "all that can"
+    given: dict[str, Any] = {"preset": preset}
     with st.form("what_if_form"):
         row = st.columns([2, 1, 1, 1])
-        _choice(
-            row[0], "profile", "Which GPUs?", profiles, "as measured, else H100",
-            "A kind of GPU, a profile, or a recorded run, whose times are taken.",
-        )  # fmt: skip
-        _number(row[1], "reserved", "Reserved devices", reserved, step=1)
-        _number(
-            row[2], "reserved_usd", "Reserved, $ an hour",
-            _usd(price.reserved_usd_per_hour, st.session_state["profile"]), "Of a device.",
-        )  # fmt: skip
-        _number(
-            row[3], "hours", "Goal: finish within (hours)", "least dollars",
-            "Finds the fewest spot devices, without exploration, with which the median ends in time.",
-            min_value=0.01,
-        )  # fmt: skip
+        _ask(given, row[0], "profile", "as measured, else H100", profiles)
+        _ask(given, row[1], "reserved", reserved)
+        _ask(given, row[2], "reserved_usd", _usd(price.reserved_usd_per_hour, given["profile"]))
+        _ask(given, row[3], "hours", "least dollars")
         row = st.columns(5, vertical_alignment="bottom")
         with_spot = row[0].toggle("Spot devices too?", value=True, key="with_spot", bind="query-params")
-        _choice(
-            row[1], "spot_profile", "Spot GPUs", profiles, "the same", "Give both prices for another kind."
-        )
-        _number(row[2], "spot", "Spot devices", spot, step=1)
-        _number(row[3], "loss_rate", "Losses of a device an hour", 0.67, "Of drawn traces.")
-        kind = st.session_state["spot_profile"] or st.session_state["profile"]
-        _number(row[4], "spot_usd", "Spot, $ an hour", _usd(price.spot_usd_per_hour, kind), "Of a device.")
+        _ask(given, row[1], "spot_profile", "the same", profiles)
+        _ask(given, row[2], "spot", spot)
+        _ask(given, row[3], "loss_rate")
+        kind = given["spot_profile"] or given["profile"]
+        _ask(given, row[4], "spot_usd", _usd(price.spot_usd_per_hour, kind))
         with st.expander("More"):
-            _show_more(traces, trainers, config.iterations)
+            _show_more(given, traces, trainers, config.iterations)
         pressed = st.form_submit_button("Simulate", type="primary", icon=":material/calculate:")
-    given = {field.name: _read(field.name) for field in fields(Question)}
-    if given["reserved"] is None:
-        given["reserved"] = reserved
+    given["reserved"] = reserved if given["reserved"] is None else given["reserved"]
     if not with_spot:
         given |= {"spot": 0, "spot_profile": "", "spot_usd": given["reserved_usd"]}
     elif given["spot"] is None and given["hours"] is None:
         given["spot"] = spot
-    return Question(**given), pressed
+    return Question.checked(
+        {name: value for name, value in given.items() if value not in ("", None)}
+    ), pressed
 
 
 def _usd(usd_per_hour: float, gpu: str) -> str:
@@ -93,83 +80,60 @@ def _refuse_unknown(known: dict[str, Sequence[str]]) -> None:
             )
 
 
-def _show_more(traces: Sequence[str], trainers: object, iterations: int) -> None:
+def _show_more(given: dict[str, Any], traces: Sequence[str], trainers: object, iterations: int) -> None:
     """Show the rarely used fields.
 
     Args:
+        given: values by field, to which these are added.
         traces: names of recorded traces.
         trainers, iterations: values of these fields if they are left empty.
     """
     row = st.columns(4)
-    _number(row[0], "trainers", "Trainers", trainers, "Reserved devices that train.", step=1, min_value=1)
-    _number(row[1], "iterations", "Iterations", iterations, step=1)
-    _choice(
-        row[2], "degree", "Devices that share a sample", ["1", "2", "4", "8", "auto"], "the settings'",
-        "In rollouts and evaluations. Above 1 one device trains, as in a live run.",
-    )  # fmt: skip
-    _number(
-        row[3], "per_instance", "Devices of an instance", "all on one machine",
-        "They may share samples, and are lost together.", step=1, min_value=1, max_value=64,
-    )  # fmt: skip
+    _ask(given, row[0], "trainers", trainers)
+    _ask(given, row[1], "iterations", iterations)
+    _ask(given, row[2], "degree", "the settings'", ["1", "2", "4", "8", "auto"])
+    _ask(given, row[3], "per_instance", "all on one machine")
     row = st.columns(5)
-    _choice(
-        row[0], "trace", "Trace of spot instances", traces, "drawn, by rate and share",
-        "A recorded trace already says which instances go: leave rate and share empty.",
-    )  # fmt: skip
-    _number(
-        row[1], "joint", "Share of joint losses", 0.77,
-        "Of drawn traces: losses that take several devices at once, from 0 to 1.",
-    )  # fmt: skip
-    _number(row[2], "notice_s", "Notice before a loss (s)", 0, format="%g")
-    _number(
-        row[3], "futures", "Futures", 5,
-        "Windows of the trace, each with a draw of the profile within its uncertainty.",
-        step=1, min_value=1, max_value=200,
-    )  # fmt: skip
-    _number(row[4], "seed", "Random seed", 0, "Of the futures.", step=1, min_value=0)
+    _ask(given, row[0], "trace", "drawn, by rate and share", traces)
+    for place, name in zip(row[1:], ("joint", "notice", "windows", "seed"), strict=True):
+        _ask(given, place, name)
     files, words = st.columns(2)
     files.caption("Files are not in the page's address.")
-    upload = partial(files.file_uploader, type="csv", max_upload_size=_MOST_MIB)
-    upload(
-        "Trace (CSV)", key="own_trace",
-        help="Of spot instances, in place of the one above: lines of milliseconds, add or remove, and the "
-        "instance's name.",
-    )  # fmt: skip
-    upload(
-        "Prices (CSV)", key="prices",
-        help="Prices over time: time, market (on_demand or spot), usd_per_hour, and perhaps zone.",
-    )  # fmt: skip
-    write = partial(words.text_input, bind="query-params")
-    write("Zone", key="zone", placeholder="the file's only one", help="Whose prices are taken.")
-    write(
-        "Serving fleet", key="serving", placeholder="0.5,0.3,2",
-        help="Adds the policy lending: the share of its devices that are busy, half of its "
-        "swing over a day, and the seconds that a request can wait.",
-    )  # fmt: skip
+    for name in ("own_trace", "own_prices"):
+        field = Question.model_fields[name]
+        file = files.file_uploader(
+            str(field.title), type="csv", max_upload_size=_MOST_MIB, key=name, help=field.description
+        )
+        given[name] = None if file is None else file.getvalue()
+    _ask(given, words, "zone", "the file's only one")
+    _ask(given, words, "serving", "0.5,0.3,2")
 
 
-def _choice(
-    place: DeltaGenerator, name: str, label: str, options: Sequence[str], default: str, about: str
-) -> None:
-    """Show a list whose first option, the default, is left to the command."""
-    place.selectbox(
-        label, ["", *options], format_func=lambda option: option or default, key=name, bind="query-params",
-        help=about,
-    )  # fmt: skip
+def _ask(
+    given: dict[str, Any], place: DeltaGenerator, name: str, grey: object = None,
+    choices: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Show a field with the label, the help and the bounds of its declaration, and note its value.
 
-
-def _number(
-    place: DeltaGenerator, name: str, label: str, default: object, about: str | None = None, **more: Any
-) -> None:
-    """Show a field that may be left empty; whole numbers have a `step` of 1."""
-    place.number_input(
-        label, value=None, placeholder=str(default), key=name, bind="query-params", help=about, **more
-    )
-
-
-def _read(name: str) -> Any:
-    """Return the value of a field as a question has it."""
-    value = st.session_state[name]
-    if isinstance(value, str):
-        return value.strip()
-    return value.getvalue() if hasattr(value, "getvalue") else value
+    Args:
+        given: values by field, to which this one is added.
+        name: field of `Question`.
+        grey: what an empty field stands for; None for the field's default.
+        choices: values of a list, which begins with an empty one; None for a free field.
+    """
+    field = Question.model_fields[name]
+    shown = str(field.default if grey is None else grey)
+    about: dict[str, Any] = {"key": name, "bind": "query-params", "help": field.description}
+    if choices is not None:
+        given[name] = place.selectbox(
+            str(field.title), ["", *choices], format_func=lambda option: option or shown, **about
+        )
+    elif field.annotation is str:
+        given[name] = (place.text_input(str(field.title), placeholder=shown, **about) or "").strip()
+    else:
+        kind = int if field.annotation is int else float
+        low, high = (None if bound is None else kind(bound) for bound in Question.bounds(name))
+        step = {"step": 1} if kind is int else {"format": "%g"}
+        given[name] = place.number_input(
+            str(field.title), value=None, placeholder=shown, min_value=low, max_value=high, **step, **about
+        )

@@ -52,7 +52,7 @@ def _show() -> None:
         if pressed or (_LINK in st.query_params and _KEPT not in st.session_state):
             st.session_state[_KEPT] = None
             st.query_params.pop(_LINK, None)
-            if question.own_trace is None and question.prices is None:  # no address holds files
+            if question.own_trace is None and question.own_prices is None:  # no address holds files
                 st.query_params[_LINK] = "1"
             with _bar() as on_step:
                 answer, trace = ask(question, home, on_step)

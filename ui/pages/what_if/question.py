@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from storage.config.what_if import WhatIfQuestion
 from storage.errors import ConfigurationError, RuntimeFailure
 from storage.home import HOME_VARIABLE
 from storage.processes import python_command
@@ -30,64 +32,51 @@ OnStep = Callable[[int, int], None]
 """The callback after each simulated run: number done, and total."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """The question of the form; the command chooses for None and empty texts, and explains its options.
-
-    Attributes:
-        reserved_usd, spot_usd: dollars per hour and device: its option `--price`.
-        trace: name of a recorded trace of `trace_names`; empty for drawn traces.
-        own_trace: the visitor's trace in place of that: a CSV file's content.
-        prices: prices over time: a CSV file's content.
-        notice_s: its option `--notice`.
-        futures: its option `--windows`.
-    """
+class Question(WhatIfQuestion):
+    """The question of the form: the command chooses what is not given."""
 
     preset: str
-    reserved: int | None = None
-    spot: int | None = None
-    trainers: int | None = None
-    iterations: int | None = None
-    hours: float | None = None
-    reserved_usd: float | None = None
-    spot_usd: float | None = None
-    trace: str = ""
-    loss_rate: float | None = None
-    joint: float | None = None
-    notice_s: float | None = None
-    profile: str = ""
-    spot_profile: str = ""
-    futures: int | None = None
-    seed: int | None = None
-    degree: str = ""
-    per_instance: int | None = None
-    own_trace: bytes | None = None
-    prices: bytes | None = None
-    zone: str = ""
-    serving: str = ""
+    """The workload: samples, batches, denoising steps, evaluations, exploration."""
 
-    def arguments(self, folder: Path, futures: int | None = None) -> list[str]:
+    hours: float | None = Field(default=None, ge=0.01, title="Goal: finish within (hours)")
+    """Finds the fewest spot devices, without exploration, with which the median ends in time."""
+
+    reserved_usd: float | None = Field(default=None, title="Reserved, $ an hour")
+    """Of a device."""
+
+    spot_usd: float | None = Field(default=None, title="Spot, $ an hour")
+    """Of a device."""
+
+    own_trace: bytes | None = Field(default=None, title="Trace (CSV)")
+    """Of spot instances, in place of the one above: lines of milliseconds, add or remove, and the instance's
+    name."""
+
+    own_prices: bytes | None = Field(default=None, title="Prices (CSV)")
+    """Prices over time: time, market (on_demand or spot), usd_per_hour, and perhaps zone."""
+
+    def arguments(self, folder: Path, windows: int | None = None) -> list[str]:
         """Return the question as options of the command.
 
         Args:
-            futures: number that replaces its own; None for its own.
+            folder: where the visitor's files are written.
+            windows: number that replaces its own; None for its own.
         """
-        trace = str(_TRACES / f"{self.trace}.csv") if self.trace else None
-        prices = (self.reserved_usd, self.spot_usd)
-        named = {
-            "preset": self.preset, "reserved": self.reserved, "spot": self.spot, "trainers": self.trainers,
-            "iterations": self.iterations, "hours": self.hours,
-            "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
-            "trace": trace if self.own_trace is None else _written(folder / "trace.csv", self.own_trace),
-            "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
-            "profile": self.profile or None, "spot-profile": self.spot_profile or None,
-            "windows": futures or self.futures, "seed": self.seed,
-            "degree": self.degree or None, "per-instance": self.per_instance,
-            "prices": None if self.prices is None else _written(folder / "prices.csv", self.prices),
-            "zone": self.zone or None, "serving": self.serving or None,
-        }  # fmt: skip
+        given = {name: self.given(name) for name in ("preset", *WhatIfQuestion.model_fields, "hours")}
+        if self.trace:
+            given["trace"] = _TRACES / f"{self.trace}.csv"
+        for name, content in {"trace": self.own_trace, "prices": self.own_prices}.items():
+            if content is not None:
+                given[name] = folder / f"{name}.csv"
+                given[name].write_bytes(content)
+        prices = self.reserved_usd, self.spot_usd
+        given["price"] = None if prices == (None, None) else ",".join(map(_plain, prices))
+        given["windows"] = windows or given["windows"]
         # One argument each: a value that begins with a dash stays a value.
-        return [f"--{name}={_plain(value)}" for name, value in named.items() if value is not None]
+        return [
+            f"--{name.replace('_', '-')}={_plain(value)}"
+            for name, value in given.items()
+            if value is not None
+        ]
 
 
 def trace_names() -> list[str]:
@@ -118,11 +107,6 @@ def ask(question: Question, home: Path, on_step: OnStep, policy: str = "") -> tu
         except ConfigurationError as error:
             raise ConfigurationError(str(error).replace(f"{folder}/", "")) from error
         return answer, drawn.read_text("utf-8") if drawn.exists() else ""
-
-
-def _written(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def _run(options: list[str], home: Path, on_step: OnStep) -> dict[str, Any]:

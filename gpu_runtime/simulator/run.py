@@ -20,15 +20,13 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.grouped_generation import GroupedPhase
+from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, devices_alike
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.renting import Renting
-from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
-from gpu_runtime.simulator.sharing.grouping import Grouping
-from gpu_runtime.simulator.sharing.measured_generation import MeasuredPhase
-from gpu_runtime.simulator.sharing.static_generation import StaticPhase
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.streamed_training import fed_groups, judged_groups, training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
@@ -360,7 +358,9 @@ class Simulation:
             return self._count(work, calm.outcome)
         scheduler = self._dispatch(work)
         memory = self._grouping.memory(work.kind)
-        phase = self._phase(scheduler, work, gate)
+        parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
+        alone = not self._grouping.shares(work.kind)
+        phase = GenerationPhase(*parts) if alone else GroupedPhase(*parts, self._grouping)
         self._next_batch += work.batches
         returned = scheduler.counters.returned
         outcome = phase.run()
@@ -375,17 +375,6 @@ class Simulation:
                 outcome,
             )
         return self._count(work, outcome)
-
-    def _phase(
-        self, scheduler: PullScheduler[int], work: PhaseWork, gate: DraftGate | None
-    ) -> GenerationPhase:
-        """Return the phase, by devices that work alone or that share samples."""
-        parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
-        grouping = self._grouping
-        if not grouping.shares(work.kind):
-            return GenerationPhase(*parts)
-        elastic = MeasuredPhase if grouping.measured(work.kind) else GroupedPhase
-        return (StaticPhase if grouping.static else elastic)(*parts, grouping)
 
     def _dispatch(self, work: PhaseWork) -> PullScheduler[int]:
         """Return the scheduler that assigns the batches of a phase to devices."""

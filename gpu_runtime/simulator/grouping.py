@@ -7,7 +7,6 @@ where measured times choose it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 
 from gpu_runtime.groups.degree_choice import StepTimeTable, choose_layout
 from gpu_runtime.groups.layout import Group, GroupRegistry, Layout, large_first, plan_layout
@@ -17,19 +16,6 @@ from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
-
-
-@dataclass(frozen=True)
-class Forming:
-    """The times until devices form a group, in ticks.
-
-    Attributes:
-        restart: time for their processes to restart, load the model and take the weights.
-        regroup: time for them to meet.
-    """
-
-    restart: int = 0
-    regroup: int = 0
 
 
 class Grouping:
@@ -77,17 +63,23 @@ class Grouping:
         """Return True if measured times choose the degree of a kind."""
         return self._by_kind[kind] == AUTO
 
-    def fixed(self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group]) -> Layout:
-        """Return the groups that devices should form where the degree is fixed.
+    def layout(
+        self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft | None
+    ) -> Layout:
+        """Return the groups that devices should form.
 
         Args:
             kind: kind of their requests.
             devices: usable devices, with their instances.
             before: the current groups.
+            left: work left in the phase, where measured times choose; None where the degree is fixed.
         """
-        return plan_layout(devices, large_first(self._times.degrees, self._by_kind[kind]), before)
+        degrees = self._times.degrees
+        if left is not None:
+            return choose_layout(devices, before, left, self.step_times, degrees)
+        return plan_layout(devices, large_first(degrees, self._by_kind[kind]), before)
 
-    def groups_of(self, devices: Mapping[str, str]) -> list[Group]:
+    def started(self, devices: Mapping[str, str]) -> list[Group]:
         """Return the groups in which devices' processes started, where groups are static.
 
         Args:
@@ -96,32 +88,20 @@ class Grouping:
         begun = dict.fromkeys(names for name, names in self._together.items() if name in devices)
         return [Group(devices[next(n for n in names if n in devices)], names) for names in begun]
 
-    def chosen(self, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft) -> Layout:
-        """Return the groups that finish a phase soonest, by the measured times.
+    def forming(self, members: Sequence[SimulatedDevice]) -> tuple[int, int]:
+        """Return the ticks until devices form a group: for a restart, if they need one, and to meet.
 
-        Args:
-            devices: usable devices, with their instances.
-            before: the current groups.
-            left: work left in the phase.
-        """
-        return choose_layout(devices, before, left, self.step_times, self._times.degrees)
-
-    def forming(self, members: Sequence[SimulatedDevice]) -> Forming:
-        """Return the times until devices form a group.
-
-        Args:
-            members: devices of the group.
+        A restart is that of their processes, which load the model and take the weights.
         """
         names = tuple(device.name for device in members)
-        times = [self._times.of(device.market) for device in members]
         regroup = self._regroup(members) if len(names) > 1 else 0
         if not self.static:
-            return Forming(regroup=regroup)
+            return 0, regroup
         began = [self._together.get(name) for name in names]
         if all(other == names for other in began):
-            return Forming()
-        restart = max(each.start + each.weights for each in times) if any(began) else 0
-        return Forming(restart, regroup)
+            return 0, 0
+        times = [self._times.of(device.market) for device in members]
+        return max(each.start + each.weights for each in times) if any(began) else 0, regroup
 
     def _regroup(self, members: Sequence[SimulatedDevice]) -> int:
         """Return the ticks until devices have met, by the slowest kind of them."""

@@ -1,8 +1,14 @@
 """A generation phase whose samples are shared by groups of devices, under the virtual clock. Pure.
 
-As in a live run, groups are planned when devices join, are lost or get a notice. A group that a plan
-dissolves finishes the chunks that it has begun; one that loses a member is broken, and its batch continues
-elsewhere from the last commit.
+As in a live run, groups are planned when devices join, are lost or get a notice; where measured times choose
+degrees, also when a lease ends and when a degree's time becomes known. A group that a plan dissolves finishes
+the chunks that it has begun; one that loses a member is broken, and its batch continues elsewhere from the
+last commit.
+
+Static groups, the baseline for elastic ones, are those of no live run. If such a group loses a member, the
+processes of the others restart: they load the model and take the weights before they form another group with
+devices that are in none by then. Groups persist between phases; at the beginning of a phase, the processes of
+a group that should change restart, too.
 """
 
 from __future__ import annotations
@@ -13,13 +19,14 @@ from functools import partial
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.groups.layout import Group, Layout
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import Lease, UnderWay, WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice, SimulatedGroup
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.sharing.grouping import Grouping
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.record.records import DeviceState
 
@@ -49,6 +56,7 @@ class GroupedPhase(GenerationPhase):
         super().__init__(loop, fleet, scheduler, times, work, first, gate)
         self._grouping = grouping
         self._registry = grouping.registry
+        self._measured, self._static = grouping.measured(work.kind), grouping.static
         self._pool: dict[str, SimulatedDevice] = {}  # those that hold the weights
         self._groups: dict[WorkerGroup, SimulatedGroup] = {}
         self._leaving: dict[str, SimulatedGroup] = {}  # devices that still have chunks of a former group
@@ -69,6 +77,8 @@ class GroupedPhase(GenerationPhase):
     def on_gone(self, device: SimulatedDevice) -> None:
         """Halt a device's group; its members stay busy until the run knows of the loss."""
         group = self._group_of(device)
+        if group is not None:
+            self._stop_timing(group)  # no chunk of it ends any more
         if group is None:
             self._pool.pop(device.name, None)
             if device.coming is not None:
@@ -144,7 +154,10 @@ class GroupedPhase(GenerationPhase):
                     self._await_loss(device)
 
     def _survive(self, device: SimulatedDevice) -> None:
-        """Free a device of a broken group for another one."""
+        """Free a device of a broken group for another one; a static one restarts first."""
+        if self._static and not device.noticed:
+            self._restart(device)
+            return
         self._enter(device, "idle" if device.noticed else "regroup")
         self._release(device)
 
@@ -167,14 +180,10 @@ class GroupedPhase(GenerationPhase):
         self._plan_due = None
         self._busy -= 1
         usable = {name: d for name, d in self._pool.items() if not (d.noticed or self._is_away(d))}
-        if self._is_due(usable):
+        if self._measured or frozenset(usable) != self._planned or self._broken:
             self._follow(usable)
         for _ in range(len(self._idle)):
             self._pull(self._idle.popitem(last=False)[1])
-
-    def _is_due(self, usable: Mapping[str, SimulatedDevice]) -> bool:
-        """Return True if other groups may be wanted."""
-        return frozenset(usable) != self._planned or bool(self._broken)
 
     def _layout(self, devices: Mapping[str, str], standing: Sequence[Group]) -> Layout:
         """Return the groups that devices should form.
@@ -183,7 +192,31 @@ class GroupedPhase(GenerationPhase):
             devices: usable devices, with their instances.
             standing: the current groups.
         """
-        return self._grouping.fixed(self._work.kind, devices, standing)
+        kind, grouping = self._work.kind, self._grouping
+        if not self._static:
+            left = self._work_left() if self._measured else None
+            return grouping.layout(kind, devices, standing, left)
+        if self._planned is None:
+            return grouping.layout(kind, devices, grouping.started(devices), None)
+        stay = [group for group in standing if all(member in devices for member in group.members)]
+        # The other members of a group that does not stay restart first.
+        taken = {member for group in standing for member in group.members} | self._leaving.keys()
+        free = {name: instance for name, instance in devices.items() if name not in taken}
+        return Layout((*stay, *grouping.layout(kind, free, (), None).groups), ())
+
+    def _work_left(self) -> WorkLeft:
+        """Return the work left in the phase: the steps of each batch that waits or is under way."""
+        steps = self._work.steps
+        flights = {group.name: group.flight for group in self._all_groups if group.flight is not None}
+        leased = {flight.lease.requests[0] for flight in flights.values()}
+        commits = [self._scheduler.committed(n) for n in range(self._first, self._next) if n not in leased]
+        waiting = sorted(steps - commit.step for commit in commits if commit is not None)
+        under_way: dict[str, UnderWay] = {}
+        for name, flight in flights.items():
+            chunks = (self._loop.now - flight.since) // (flight.chunk * flight.step)
+            done = min(flight.lease.steps, flight.lease.step + chunks * flight.chunk)
+            under_way[name] = UnderWay(flight.lease.steps - done, max(0, self._begun(flight) - done))
+        return WorkLeft((*waiting, *[steps] * (self._last - self._next)), under_way)
 
     def _follow(self, usable: dict[str, SimulatedDevice]) -> None:
         devices = {name: device.instance for name, device in usable.items()}
@@ -223,6 +256,24 @@ class GroupedPhase(GenerationPhase):
         for device in group.members:
             if device.known_gone is None and device.name not in self._leaving:
                 self._enter(device, "idle")
+        if group.formed:
+            self._restart_members(group)
+
+    def _restart_members(self, group: SimulatedGroup) -> None:
+        """Restart the processes of a former group, where groups are static."""
+        for device in group.members:
+            if self._static and device.known_gone is None and not device.noticed:
+                self._restart(device)
+
+    def _restart(self, device: SimulatedDevice) -> None:
+        """Restart the process of a device, which is in no group then."""
+        self._pool.pop(device.name, None)
+        self._grouping.gone(device)
+        self._enter(device, "load")
+        self._busy += 1
+        times = self._times.of(device.market)
+        again = times.start + times.weights
+        device.coming = self._loop.at(self._loop.now + again, partial(self._ready, device))
 
     def _begun(self, flight: Flight) -> int:
         """Return the denoising step at the end of the chunks begun."""
@@ -236,29 +287,29 @@ class GroupedPhase(GenerationPhase):
         """Form a group once its last member is free, after a restart of the members if one is needed."""
         free = [device for device in group.members if device.name not in self._leaving]
         waits = len(free) < len(group.members)
-        forming = self._grouping.forming(group.members)
+        restart, regroup = self._grouping.forming(group.members)
         for device in free:
-            if waits or forming.regroup:
+            if waits or regroup:
                 self._enter(device, "regroup")
         if waits:
             return
         gone = [device for device in free if device.known_gone is not None]
-        if not (forming.restart or forming.regroup or gone):
+        if not (restart or regroup or gone):
             self._on_formed(group)
             return
         self._busy += 1
-        at = self._loop.now + forming.restart
-        if forming.restart:
+        at = self._loop.now + restart
+        if restart:
             for device in free:
                 self._enter(device, "load")
         # From now on, this group waits for their loss.
         self._busy -= sum(device.coming is not None for device in gone)
         if gone:
-            group.forming = Event(at + forming.regroup, lambda: None)
-        elif forming.restart and forming.regroup:
-            group.forming = self._loop.at(at, partial(self._meet, group, forming.regroup))
+            group.forming = Event(at + regroup, lambda: None)
+        elif restart and regroup:
+            group.forming = self._loop.at(at, partial(self._meet, group, regroup))
         else:
-            group.forming = self._loop.at(at + forming.regroup, partial(self._on_formed, group))
+            group.forming = self._loop.at(at + regroup, partial(self._on_formed, group))
         for device in free:
             device.coming = group.forming
 
@@ -270,6 +321,8 @@ class GroupedPhase(GenerationPhase):
             self._enter(device, "regroup")
 
     def _on_formed(self, group: SimulatedGroup) -> None:
+        if self._measured:
+            self._plan_soon()
         if group.forming is not None:
             group.forming = None
             self._busy -= 1
@@ -292,6 +345,40 @@ class GroupedPhase(GenerationPhase):
     def _may_pull(self, holder: Holder) -> bool:
         return holder.serves and super()._may_pull(holder)
 
+    def _begin(self, holder: Holder, lease: Lease[int]) -> None:
+        super()._begin(holder, lease)
+        assert isinstance(holder, SimulatedGroup)
+        if self._measured:
+            self._time_chunk(holder)
+
+    def _time_chunk(self, group: SimulatedGroup) -> None:
+        """Schedule the end of the next chunk, to time its steps."""
+        flight = group.flight
+        if flight is None or flight.halted is not None:
+            return
+        done = (self._loop.now - flight.since) // flight.step
+        steps = (flight.until or flight.lease.steps) - flight.lease.step
+        if done < steps:
+            at = flight.since + min(steps, done + flight.chunk) * flight.step
+            group.chunk_ends = self._loop.at(at, partial(self._on_chunk, group))
+
+    def _on_chunk(self, group: SimulatedGroup) -> None:
+        """Time the steps of a chunk that has ended; plan anew once a degree's time becomes known."""
+        assert group.flight is not None, "chunks end with the lease"
+        group.chunk_ends = None
+        table = self._grouping.step_times
+        known = table.known.keys()
+        table.note(len(group.members), self._times.step_seconds(group.flight.step), first=not group.timed)
+        group.timed = True
+        if table.known.keys() != known:
+            self._plan_soon()
+        self._time_chunk(group)
+
+    def _stop_timing(self, group: SimulatedGroup) -> None:
+        if group.chunk_ends is not None:
+            group.chunk_ends.cancel()
+            group.chunk_ends = None
+
     def _go_on(self, holder: Holder) -> None:
         assert isinstance(holder, SimulatedGroup)
         self._after_lease(holder)
@@ -303,21 +390,24 @@ class GroupedPhase(GenerationPhase):
 
     def _after_lease(self, group: SimulatedGroup) -> None:
         """Let a free group go on, wait for the plan, or dissolve."""
+        self._stop_timing(group)
+        if self._measured:
+            self._plan_soon()
         if group.over:
             for device in group.members:
                 del self._leaving[device.name]
                 self._enter(device, "idle")
             for device in group.members:
                 self._release(device)
+            self._restart_members(group)
         elif group.noticed:
             self._enter(group, "idle")
             self._plan_soon()
+        elif self._measured:
+            self._enter(group, "idle")
+            self._idle[group.name] = group  # the plan, due at this tick, lets it pull
         else:
-            self._take_next(group)
-
-    def _take_next(self, group: SimulatedGroup) -> None:
-        """Give the next lease to a free group that stays."""
-        self._pull(group)
+            self._pull(group)
 
     def _wake(self) -> None:
         if self._plan_due is None:
@@ -326,7 +416,9 @@ class GroupedPhase(GenerationPhase):
     def _end(self) -> None:
         if self._plan_due is not None:
             self._plan_due.cancel()
+        begun = {group: group.forming.at for group in self._groups.values() if group.forming is not None}
         for group in self._all_groups:
+            self._stop_timing(group)
             if group.forming is not None:
                 self._call_off(group)
             if group.flight is not None and len(group.members) > 1:
@@ -336,6 +428,10 @@ class GroupedPhase(GenerationPhase):
                 group.flight = None
         self._registry.follow(Layout((), ()))
         super()._end()
+        for group, at in begun.items() if self._static else ():  # a restart that has begun is completed
+            self._grouping.formed(group.members)
+            for device in group.members:
+                device.free_at = at
 
     def _enter(self, holder: Holder, state: DeviceState) -> None:
         for device in holder.members:

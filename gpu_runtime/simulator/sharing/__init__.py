@@ -1,1 +1,0 @@
-"""Simulated devices that share samples, in groups that the functions of a live run plan. Pure."""

@@ -229,7 +229,7 @@ class Runtime:
         left = self.config.iterations - plan.iteration + 1
         self._fleet.decide_capacity(len(requests), left, self._feed.time)
         self._use_training_weights()
-        self._fleet.register_trainers(self._current)
+        self._fleet.register_trainers(self._current, self.explorer.strategy.spot_trains)
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests,

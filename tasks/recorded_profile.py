@@ -70,6 +70,11 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         refuse_simulated(row)
     configs = [row.config for row in rows]
     for run_id, config in zip(run_ids, configs, strict=True):
+        if config.runtime.spot_trainers:
+            raise ConfigurationError(
+                f"run {run_id} may have trained on spot devices (runtime.trainer_workers), which is not "
+                "simulated; take another run"
+            )
         _measure(home, run_id, config, found)
     source = f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs: {', '.join(run_ids)}"
 

@@ -461,6 +461,11 @@ def _refuse_unfit(iterations: int, runtime: RuntimeConfig) -> None:
             f"iterations is {iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
             "dollars grow in proportion"
         )
+    if runtime.spot_trainers:
+        raise ConfigurationError(
+            f"runtime.trainer_workers is {runtime.trainer_workers}, above runtime.reserved_workers="
+            f"{runtime.reserved_workers}, and training on spot devices is not simulated; lower it"
+        )
     if runtime.counts_devices:
         raise ConfigurationError(
             f"the settings ask for {runtime.devices_in_words}, and a simulated one has none of its "

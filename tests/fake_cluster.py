@@ -31,6 +31,8 @@ class FakeWorker(RemoteActor[Any]):
         drained: why its instance was to be drained, each time.
         drain_refused: why it is not; empty where it is.
         usage: what it has used of its host.
+        kind: its device.
+        trains: whether it was started to train.
     """
 
     def __init__(self, name: str, watches: bool) -> None:
@@ -46,6 +48,8 @@ class FakeWorker(RemoteActor[Any]):
         self.drained: list[str] = []
         self.drain_refused = ""
         self.usage = HostUsage(3.0, 1000)
+        self.kind = "cpu"
+        self.trains = False
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """See `RemoteActor`."""
@@ -57,7 +61,11 @@ class FakeWorker(RemoteActor[Any]):
             self.open_calls[called] = call
         else:
             answers: dict[str, Callable[[], Any]] = {
-                "ready": lambda: WorkerReady(0.0),
+                "ready": lambda: WorkerReady(0.0, device=self.kind),
+                "blobs": dict,
+                "restore": lambda: None,
+                "begin_training": lambda: None,
+                "use_training_weights": lambda: f"digest of {args[0]}",
                 "host_usage": lambda: self.usage,
                 "take_slot": lambda: self._take_place(*args),
                 "notice": lambda: self.notice,
@@ -94,6 +102,7 @@ class FakeCluster:
         markets: where each was to be placed, by name.
         has: devices that its instances have.
         requested: what its autoscaler was asked for, in order.
+        kinds: devices of workers, where they are no `cpu`.
     """
 
     def __init__(self) -> None:
@@ -104,6 +113,7 @@ class FakeCluster:
         self.markets: dict[str, Market] = {}
         self.has: dict[Market, int] = {"reserved": 1, "spot": 0}
         self.requested: list[int] = []
+        self.kinds: dict[str, str] = {}
 
     def start(
         self,
@@ -116,9 +126,11 @@ class FakeCluster:
         reads: Sequence[str] = (),
     ) -> RemoteActor[WorkerT]:
         """See `Cluster`."""
-        watches, among = args[2], args[5] if len(args) > 5 else None
+        (trains, watches), among = args[1:3], args[5] if len(args) > 5 else None
         self.workers[name] = FakeWorker(name, watches)
         self.workers[name].among = among
+        self.workers[name].trains = trains
+        self.workers[name].kind = self.kinds.get(name, "cpu")
         self.workers[name].reads = reads
         self.markets[name] = market
         self.workers[name].dead = name in self.stillborn

@@ -30,6 +30,7 @@ class Device:
         degree: number of workers that it stands for; if more than one, they share each sequence.
         retiring: True if it gets no further chunk: its lease ends with those under way.
         standby: name of the standby that has taken its slot; empty if a process was started for it.
+        kind: its hardware, `cpu` or the GPU's name; empty before it has loaded.
     """
 
     actor: RemoteActor[Worker]
@@ -43,6 +44,7 @@ class Device:
     degree: int = 1
     retiring: bool = False
     standby: str = ""
+    kind: str = ""
 
     @property
     def name(self) -> str:

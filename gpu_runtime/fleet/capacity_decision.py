@@ -97,7 +97,7 @@ class RentingTerms:
         reserved: devices that stay, at least 1; all of them roll out.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
         most: largest number of spot devices that the settings allow.
-        use_of_rest: share of a spot device's time beside training that is of use: 1 if it explores, else 0.
+        use_of_rest: share of a spot device's time beside training that is of use: 1 if it explores or trains.
     """
 
     reserved: int

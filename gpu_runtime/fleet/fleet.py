@@ -2,8 +2,9 @@
 
 Invariants:
 
-- The trainers are the first `runtime.trainer_workers` reserved workers. The loss of one ends the run, unless
-  others have the same state (`algorithm.gradient_shards`); that of another device never does.
+- The trainers are the first `runtime.trainer_workers` reserved workers, and if there are fewer, spot workers
+  that were given their state. The loss of a reserved one ends the run, unless another reserved one has the
+  same state (`algorithm.gradient_shards`); that of another device never does.
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
   while devices generate, else with the next phase.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
@@ -77,7 +78,7 @@ class Fleet:
         self._faults_in_a_row = 0
         self._devices: list[Device] = []
         self._weights: Weights | None = None
-        training = config.runtime.trainer_workers
+        training = config.runtime.reserved_trainers
         meets = config.divides_weights or config.sequence_parallel.largest > 1
         # Kept as long as the fleet exists: workers are connected to it.
         self._meeting = ControlStore(cluster.host) if meets else None
@@ -118,7 +119,8 @@ class Fleet:
             cluster.share,
             self.look,
             config.algorithm.gradient_shards,
-            self._on_trainer_lost,
+            self._on_lost,
+            self._let_trainers_go,
         )
         """The devices that train."""
         self._training_slots = {device.slot for device in first}
@@ -244,7 +246,7 @@ class Fleet:
     def prepare(self, weights: Weights) -> None:
         """Replace devices that are lost or soon will be, and make every worker hold these weights."""
         self._weights = weights
-        self._ask_for_notices()
+        self._ask_for_notices(self._devices)
         self._follow_capacity(at_once=True)
         self._take_in()
         self._provisioner.fill(self._filled)
@@ -292,7 +294,7 @@ class Fleet:
         These are no trainers, and under no notice when asked now.
         """
         with self._following:
-            self._ask_for_notices()
+            self._ask_for_notices(self._devices)
         return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
 
     def trains(self, device: Device) -> bool:
@@ -301,7 +303,7 @@ class Fleet:
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """Apply what a device's provider says with a chunk of denoising steps."""
-        if not self.trains(device):
+        if device.market == "spot" or not self.trains(device):
             self._faults_in_a_row = 0
         self._apply_notice(device, notice)
 
@@ -328,7 +330,11 @@ class Fleet:
         """
         if device in self.trainers:
             self.trainers.on_worker_lost(device, error)
-            return
+        else:
+            self._on_lost(device, error)
+
+    def _on_lost(self, device: Device, error: WorkerLostError) -> None:
+        """Remove a worker that has died, and is no trainer, or not the last one."""
         self._remove(device, "lost", str(error))
         self.lost.append(device.name)
         if isinstance(error, DeviceFaultError):
@@ -340,16 +346,35 @@ class Fleet:
                     f"{error}; if memory is short, lower sampling.batch_size or the size of the images"
                 ) from error
 
-    def _on_trainer_lost(self, device: Device, error: WorkerLostError) -> None:
-        """Remove a trainer that has died while others go on."""
-        self._remove(device, "lost", str(error))
-        self.lost.append(device.name)
+    def register_trainers(self, weights: Weights, spot: bool) -> None:
+        """Let devices that have replaced lost trainers train, and spot devices if they may.
 
-    def register_trainers(self, weights: Weights) -> None:
-        """Let devices that have replaced lost trainers train, too; the trainers hold these weights."""
-        for device in list(self._devices):
-            if device.slot in self._training_slots and device not in self.trainers:
-                self.trainers.register(device, weights)
+        Args:
+            weights: current weights, which the trainers hold.
+            spot: True if spot devices train next; False drops those that did.
+        """
+        for device in [] if spot else self.trainers.spot:
+            self.trainers.drop(device)
+        self._let_trainers_go()
+        others = [device for device in self._devices if device not in self.trainers]
+        joining = [device for device in others if device.slot in self._training_slots]
+        if spot:
+            able = [d for d in others if d.market == "spot" and d.stays and d.kind == self._training_kind]
+            joining += able[: self._config.runtime.spot_trainers - len(self.trainers.spot)]
+        if joining:
+            self.trainers.register(joining, weights)
+
+    @property
+    def _training_kind(self) -> str:
+        """Hardware of the trainers: gradients of another kind have other bits."""
+        return self.trainers.devices[0].kind
+
+    def _let_trainers_go(self) -> None:
+        """Drop the spot trainers that leave."""
+        self._ask_for_notices(self.trainers.spot)
+        for device in [device for device in self.trainers.spot if not device.stays]:
+            self.trainers.drop(device)
+            self.enter(device.name, "idle")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill the process of a worker that hangs; it counts as lost.
@@ -424,7 +449,9 @@ class Fleet:
                 continue
             reason = rented.why_leaving(device.name)
             device.retiring = bool(reason)
-            if device.retiring and not self._dispatcher.busy(device.name):
+            computes = self.trainers.training and self.trains(device)
+            if device.retiring and not computes and not self._dispatcher.busy(device.name):
+                self.trainers.drop(device)
                 device.actor.kill()
                 self._remove(device, "left", reason)
         for device, kind, why in self._provisioner.drop_pending():
@@ -443,12 +470,12 @@ class Fleet:
         if self._rented is not None:
             self._rented.vacate(device.name)
 
-    def _ask_for_notices(self) -> None:
-        """Ask the spot workers whether they are under notice, where notices are watched."""
+    def _ask_for_notices(self, devices: Sequence[Device]) -> None:
+        """Ask the spot workers among these whether they are under notice, where notices are watched."""
         if self._config.runtime.notice_provider == "none":
             return
         with self._lock:
-            asked = {d.name: d.actor.call(Worker.notice) for d in self._devices if d.market == "spot"}
+            asked = {d.name: d.actor.call(Worker.notice) for d in devices if d.market == "spot"}
         for device, notice in self._answers(asked, "say whether it is under notice"):
             self._apply_notice(device, notice)
 
@@ -472,9 +499,18 @@ class Fleet:
         """Register a worker that has loaded: from now on it pulls."""
         with self._lock:
             start_s = self.accounts.on_joined(device, ready)
+            device.kind = ready.device
             self._devices.append(device)
-        if self._rented is not None and device.market == "spot":
+        if device.market != "spot":
+            return
+        if self._rented is not None:
             self._rented.measured.add_start(start_s)
+        if self._config.runtime.spot_trainers and device.kind != self._training_kind:
+            with self.collector.writing() as since:
+                since.notes.append(
+                    f"{device.name} does not train: its device is {device.kind}, the trainers' is "
+                    f"{self._training_kind}, and gradients of another kind have other bits"
+                )
 
     @property
     def _available(self) -> list[Device]:

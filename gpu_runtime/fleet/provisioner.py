@@ -388,7 +388,8 @@ class WorkerProvisioner:
         slot = f"{market}-{index}"
         generation = self._generation[slot] = self._generation.get(slot, -1) + 1
         name = f"{slot}.{generation}" if generation else slot
-        trains = market == "reserved" and index < self._config.runtime.trainer_workers
+        runtime = self._config.runtime
+        trains = index < runtime.reserved_trainers if market == "reserved" else runtime.spot_trainers > 0
         watches = market == "spot"
         if self._rented is not None and market == "spot":
             self._rented.assign(name)

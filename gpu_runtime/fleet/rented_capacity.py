@@ -47,7 +47,8 @@ class RentedCapacity:
         most = config.runtime.spot_workers
         assert isinstance(most, int), "read_capacity_options refuses auto"
         self._most = most
-        self._use_of_rest = float(strategy_of(config.exploration).drafts_beside_training)
+        drafts = strategy_of(config.exploration).drafts_beside_training
+        self._use_of_rest = float(drafts or config.runtime.spot_trainers > 0)
         self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}

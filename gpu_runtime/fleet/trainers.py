@@ -4,6 +4,8 @@
 - With one shard (`algorithm.gradient_shards`), several trainers divide the weights, and end together. With
   more, each has the run's whole state and computes some shards. If one is lost, the others compute its shards
   to the same bits; its replacement gets the state of another trainer between two iterations.
+- Spot devices may be among those. They come after the reserved ones, of which the
+  first answers for all; the loss of the last reserved one ends the run.
 """
 
 from __future__ import annotations
@@ -64,6 +66,11 @@ class Trainers:
         look: function called repeatedly while a call is waited for, in the same thread; None for none.
         shards: `algorithm.gradient_shards`.
         on_lost: function called with each trainer that is lost while others go on, and the reason.
+        at_boundary: function called between two updates, where spot trainers may be dropped without loss of
+            their shards.
+
+    Attributes:
+        training: True from the beginning of an iteration until its training has ended.
     """
 
     def __init__(
@@ -74,6 +81,7 @@ class Trainers:
         look: Callable[[], None] | None = None,
         shards: int = 1,
         on_lost: Callable[[Device, WorkerLostError], None] = lambda device, error: None,
+        at_boundary: Callable[[], None] = lambda: None,
     ) -> None:
         self.devices = tuple(devices)
         self._limit_s = limit_s
@@ -81,12 +89,19 @@ class Trainers:
         self._look = look
         self._count = shards
         self._on_lost = on_lost
+        self._at_boundary = at_boundary
+        self.training = False
         self._shards: dict[str, list[int]] = {}
         self._kl_weight: float | None = None
         self._asking = threading.Lock()
 
     def __contains__(self, device: object) -> bool:
         return any(device is one for one in self.devices)
+
+    @property
+    def spot(self) -> list[Device]:
+        """The spot devices among them."""
+        return [device for device in self.devices if device.market == "spot"]
 
     def holds(self, version: WeightsVersion) -> bool:
         """Return True if all hold these weights."""
@@ -144,7 +159,8 @@ class Trainers:
         """Let all begin an iteration, each with its shards; those that divide the weights have the one."""
         if self._count == 1:
             return self.begin(Worker.begin_training, [0])
-        self._shards = {}
+        self._at_boundary()
+        self.training, self._shards = True, {}
         self._spread()
         return self._begin_each(Worker.begin_training, lambda device: (self._shards[device.name],))
 
@@ -159,12 +175,17 @@ class Trainers:
             RuntimeFailure: if no trainer is left.
             TrainingError: see `Trainer.finish`.
         """
-        if len(self.devices) == 1 or self._count == 1:
-            return self.ask(Worker.train, samples)
-        self.ask(Worker.add_to_training, samples)
-        for update in range(updates):
-            self.ask(Worker.take_training_step, update, self._sum(update))
-        return self.ask(Worker.end_training)
+        try:
+            if len(self.devices) == 1 or self._count == 1:
+                return self.ask(Worker.train, samples)
+            self.ask(Worker.add_to_training, samples)
+            for update in range(updates):
+                if update:
+                    self._at_boundary()
+                self.ask(Worker.take_training_step, update, self._sum(update))
+            return self.ask(Worker.end_training)
+        finally:
+            self.training = False
 
     def _sum(self, update: int) -> ShardSum:
         """Return the sum of all shards of an update; trainers compute those of one lost meanwhile."""
@@ -190,35 +211,43 @@ class Trainers:
         for name, more in zip(self._shards, shares(free, len(self.devices)), strict=True):
             self._shards[name] = [*self._shards[name], *more]
 
-    def register(self, device: Device, weights: Weights) -> None:
-        """Let a device that has replaced a lost trainer train from the next iteration on.
+    def register(self, devices: Sequence[Device], weights: Weights) -> None:
+        """Let more devices train from the next iteration on.
 
         Args:
-            device: device that was started to train.
+            devices: devices that were started to train.
             weights: current weights, which all trainers hold.
 
         Raises:
-            RuntimeFailure: if it then holds other weights than they do.
+            RuntimeFailure: if one then holds other weights than they do.
         """
-        blobs = self.ask_leader(Worker.blobs)
-        self.devices = (*self.devices, device)
-        self._answers(self._begin([device], Worker.restore, self._share(blobs)))
+        blobs = self._share(self.ask_leader(Worker.blobs))
+        self.devices = tuple(sorted((*self.devices, *devices), key=lambda one: one.market == "spot"))
+        self._answers(self._begin(devices, Worker.restore, blobs))
         if self._kl_weight is not None:
-            self._answers(self._begin([device], Worker.set_kl_weight, self._kl_weight))
-        for digest in self._answers(self._begin([device], Worker.use_training_weights, weights.version)):
-            device.take(weights, digest)
+            self._answers(self._begin(devices, Worker.set_kl_weight, self._kl_weight))
+        asked = self._begin(devices, Worker.use_training_weights, weights.version)
+        self._answers(asked)
+        for device, call in zip(devices, asked.calls, strict=True):
+            if device in self:
+                device.take(weights, call.result())
+
+    def drop(self, device: Device) -> None:
+        """Go on without a spot device; what it computed of an unfinished update is computed again."""
+        with self._asking:
+            self.devices = tuple(one for one in self.devices if one is not device)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """Go on without a trainer.
 
         Raises:
-            RuntimeFailure: if no other one has the run's whole state.
+            RuntimeFailure: if no other reserved one has the run's whole state.
         """
         with self._asking:
             if device not in self:
                 return
             left = tuple(one for one in self.devices if one is not device)
-            if self._count == 1 or not left:
+            if self._count == 1 or all(one.market == "spot" for one in left):
                 self.end()
                 raise trainer_gone(error) from error
             self.devices = left

@@ -111,11 +111,12 @@ class TrainingFeed:
         self._wake = wake
 
     def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
-        """See `OtherWork`: the next prompt group, once all trainers find nothing else to do."""
-        if all(device in devices for device in self._trainers.devices):
+        """See `OtherWork`: the next prompt group, once all trainers that stay find nothing else to do."""
+        if all(device in devices for device in self._trainers.devices if device.stays):
             while self._is_next_judged():
                 if (asked := self._give_next(generates=True)) is not None:
-                    return dict(zip((one.name for one in asked.devices), asked.calls, strict=True))
+                    calls = zip(asked.devices, asked.calls, strict=True)
+                    return {device.name: call for device, call in calls if device in devices}
         return {}
 
     def give(self) -> None:

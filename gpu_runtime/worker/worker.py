@@ -66,14 +66,17 @@ R = TypeVar("R")
 def _loses_worker_on_fault(
     method: Callable[Concatenate[DeviceWorker, P], R],
 ) -> Callable[Concatenate[DeviceWorker, P], R]:
-    """Raise faults of the device as the worker's loss, unless it trains: others can do its work."""
+    """Raise faults of the device as the worker's loss, unless it is a reserved one that trains.
+
+    Others can do the work of any other device.
+    """
 
     @wraps(method)
     def guarded(worker: DeviceWorker, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(worker, *args, **kwargs)
         except _DEVICE_FAULTS as error:
-            if worker._trainer is not None:
+            if worker._trainer is not None and not worker._is_spot:
                 raise
             raise DeviceFaultError(f"{type(error).__name__}: {one_line(str(error))}") from error
 
@@ -86,7 +89,7 @@ class DeviceWorker:
     Args:
         config: the run's configuration.
         trains: True to build optimiser and moving average too.
-        watches: True to watch for preemption notices, if `runtime.notices` names a provider.
+        watches: True on a spot device, to watch for preemption notices if `runtime.notices` names a provider.
         name: name of the worker in the runtime.
         history: place for its history; None writes none.
         training_group: its membership, if it trains with others; it waits for them.
@@ -110,6 +113,7 @@ class DeviceWorker:
     ) -> None:
         self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
+        self._is_spot = watches
         # First, as this process is found by its history. The watch begins before the model is
         # loaded, which takes long: a machine may be taken while it starts.
         self._open_history(name, watches, history)
@@ -299,6 +303,7 @@ class DeviceWorker:
         self.leave_group()
         self._the_trainer().begin(shards)
 
+    @_loses_worker_on_fault
     def add_to_training(self, samples: Sequence[TrainingSample], generates: bool = False) -> None:
         """Add prompt groups of an iteration, for trainers only; gradients of the first update accumulate.
 
@@ -333,11 +338,13 @@ class DeviceWorker:
             self._policy.gather()
         return report
 
+    @_loses_worker_on_fault
     def shard_sums(self, update: int, shards: Sequence[int]) -> dict[Span, ShardSum]:
         """Return the sums of shards of an update, for trainers with all weights; see `Trainer.sums`."""
         sums = self._the_trainer().sums(update, shards)
         return {span: total.as_arrays() for span, total in sums.items()}
 
+    @_loses_worker_on_fault
     def take_training_step(self, update: int, total: ShardSum) -> None:
         """Take an update's step with the sum of all shards, for trainers with all weights.
 

@@ -466,6 +466,26 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _spot_devices_can_train(self) -> Self:
+        if not self.runtime.spot_trainers:
+            return self
+        above = (
+            f"runtime.trainer_workers is {self.runtime.trainer_workers}, above runtime.reserved_workers="
+            f"{self.runtime.reserved_workers}"
+        )
+        if self.algorithm.gradient_shards == 1:
+            raise ValueError(
+                f"{above}: reserved devices alone train with algorithm.gradient_shards=1; lower it, raise "
+                "reserved_workers, or raise gradient_shards (which changes the bits of a run)"
+            )
+        if self.adaptation.mode != "lora":
+            raise ValueError(
+                f"{above}, with adaptation.mode={self.adaptation.mode}: a spot device that joins is sent all "
+                "that is trained, which has to be small; set adaptation.mode=lora, or lower it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_process_group_each(self) -> Self:
         shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
         if shared > 1 and training > 1:

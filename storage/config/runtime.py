@@ -69,13 +69,14 @@ class RuntimeConfig(Section):
 
     trainer_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices that train together. They divide weights, gradients and the optimiser, and bits depend
-    on their number, unless there are `algorithm.gradient_shards`."""
+    on their number, unless there are `algorithm.gradient_shards`. With shards and LoRA, those above
+    `reserved_workers` are spot devices, which train while none drafts."""
 
     spot_workers: Annotated[
         int | Literal["auto"], BeforeValidator(_reader(0, 1024)), WithJsonSchema(_schema(0, 1024))
     ] = 2
-    """Spot devices; they only generate. `auto` takes those of the instances with that label, as they come and
-    go; only a number asks an autoscaler for more."""
+    """Spot devices; they generate (but see `trainer_workers`). `auto` takes those of the instances with that
+    label, as they come and go; only a number asks an autoscaler for more."""
 
     capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
     """Where spot devices come from. `static`: as many as `spot_workers` says. Otherwise that is the most, and
@@ -171,6 +172,16 @@ class RuntimeConfig(Section):
         return self.trainer_workers if self.reserved_workers == AUTO else self.reserved_workers
 
     @property
+    def reserved_trainers(self) -> int:
+        """Reserved workers that train."""
+        return min(self.trainer_workers, self.least_reserved)
+
+    @property
+    def spot_trainers(self) -> int:
+        """Most spot workers that train beside the reserved ones."""
+        return self.trainer_workers - self.reserved_trainers
+
+    @property
     def least_spot(self) -> int:
         """Spot workers that the settings name: none with `auto`, and the most where `capacity` decides."""
         return 0 if self.spot_workers == AUTO else self.spot_workers
@@ -189,10 +200,11 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _enough_devices_to_train(self) -> Self:
-        if self.trainer_workers > self.least_reserved:
+        if self.spot_workers != AUTO and self.spot_trainers > self.spot_workers:
             raise ValueError(
                 f"runtime.trainer_workers is {self.trainer_workers}, above runtime.reserved_workers="
-                f"{self.reserved_workers}: reserved devices alone train; lower it, or raise reserved_workers"
+                f"{self.reserved_workers} and runtime.spot_workers={self.spot_workers} together; lower it, "
+                "or raise these"
             )
         return self
 
@@ -209,7 +221,8 @@ class RuntimeConfig(Section):
     def _a_standby_has_a_use(self) -> Self:
         if self.counts_devices:
             return self
-        if self.standby_workers and self.least_workers == self.trainer_workers:
+        generating = self.least_reserved if self.spot_trainers else self.least_workers
+        if self.standby_workers and generating == self.trainer_workers:
             raise ValueError(
                 f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
                 "trains cannot be replaced within a run; set it to 0, or raise spot_workers"

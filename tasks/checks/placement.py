@@ -94,7 +94,7 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1, "spot": 0}
     counts = worker_counts(config.runtime, seen, apart=False)
     if gpus:  # processes that stand for devices share the processor
-        _refuse_too_few(config.runtime.trainer_workers, seen)
+        _refuse_too_few(config.runtime.reserved_trainers, seen)
     yield from _workers_in_words(
         config.runtime, config.exploration, counts, f"{gpus} GPUs" if gpus else "the processor"
     )
@@ -104,7 +104,7 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
 def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
     seen, apart = cluster.devices(), cluster.tells_markets_apart
     counts = worker_counts(config.runtime, seen, apart)
-    _refuse_too_few(config.runtime.trainer_workers, seen)
+    _refuse_too_few(config.runtime.reserved_trainers, seen)
     where = "by their label" if apart else "without the label ray.io/market-type, so all are reserved"
     yield from _workers_in_words(
         config.runtime, config.exploration, counts, f"{sum(seen.values())} devices there now, {where}"
@@ -123,9 +123,10 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
 
 def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
     probe = cluster.start(f"doctor-{market}", HostProbe, gpu=True, market=market)
+    trains = market == "reserved" or config.runtime.spot_trainers > 0
     arrives = config.runtime.driver_is_on_cluster and os.path.isdir(config.model.path)
     try:
-        return probe.call(HostProbe.look, config, market == "reserved", arrives).result(timeout=_ANSWER_S)
+        return probe.call(HostProbe.look, config, trains, arrives).result(timeout=_ANSWER_S)
     except TimeoutError as error:
         raise ConfigurationError(
             f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; end "
@@ -148,10 +149,12 @@ def _refuse_too_few(training: int, seen: dict[Market, int]) -> None:
 def _workers_in_words(
     runtime: RuntimeConfig, exploration: ExplorationConfig, counts: dict[Market, int], where: str
 ) -> Iterator[str]:
-    training = runtime.trainer_workers
+    training = runtime.reserved_trainers
     workers = " and ".join(f"{count} {market}" for market, count in counts.items())
     yield f"{workers} workers on {where}"
     yield "reserved-0 trains" if training == 1 else f"reserved-0 to reserved-{training - 1} train together"
+    if runtime.spot_trainers:
+        yield f"up to {runtime.spot_trainers} spot devices train, too, while none drafts"
     if training < counts["reserved"] and not strategy_of(exploration).drafts:
         yield (
             f"the other {sum(counts.values()) - training} idle while it trains: raise "

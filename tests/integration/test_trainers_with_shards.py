@@ -28,8 +28,8 @@ SETTINGS = [
 
 
 @contextmanager
-def training_on(trainers: int) -> Iterator[Runtime]:
-    config = load_config("smoke", [*SETTINGS, f"runtime.trainer_workers={trainers}"], {})
+def training_on(trainers: int, *settings: str) -> Iterator[Runtime]:
+    config = load_config("smoke", [*SETTINGS, f"runtime.trainer_workers={trainers}", *settings], {})
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         yield runtime
 
@@ -88,3 +88,26 @@ def test_trainers_lost_in_mid_update_change_no_bit_and_their_replacements_train(
             "reserved-2", "reserved-0.1", "reserved-1.1"
         }  # fmt: skip
         assert runtime.lost_workers == ["reserved-1", "reserved-0"]
+
+
+def test_spot_devices_that_train_change_no_bit_and_one_lost_in_mid_update_ends_no_run(alone: list[Trained]):
+    with training_on(3, "runtime.reserved_workers=1", "runtime.spot_workers=2") as runtime:
+        fleet = runtime._fleet
+        assert iteration(runtime, 1) == alone[0]
+        assert [device.name for device in fleet.trainers.devices] == ["reserved-0", "spot-0", "spot-1"]
+        assert iteration(runtime, 2, victim="spot-1") == alone[1]
+        assert [device.name for device in fleet.trainers.devices] == ["reserved-0", "spot-0"]
+        assert iteration(runtime, 3) == alone[2]
+        wait(fleet._provisioner.calls, timeout=300)
+        fleet._take_in()
+        assert iteration(runtime, 4) == alone[3]
+        assert [device.name for device in fleet.trainers.devices] == ["reserved-0", "spot-0", "spot-1.1"]
+        assert runtime.lost_workers == ["spot-1"]
+        booked = runtime.collect()
+    trained = {one.worker for one in booked.intervals if one.state == "train" and one.market == "spot"}
+    assert trained == {"spot-0", "spot-1", "spot-1.1"}
+    for paid in booked.paid_time:
+        in_states_s = sum(
+            one.ended_at - one.started_at for one in booked.intervals if one.worker == paid.worker
+        )
+        assert in_states_s == pytest.approx(paid.paid_s, abs=0.01), paid.worker

@@ -71,6 +71,7 @@ class Auto(Strategy):
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
         refuse_too_few_drafts(config.exploration, config.algorithm)
+        self._refuse_spot_trainers(config)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
         """Follow what was decided last."""

@@ -446,3 +446,72 @@ def test_trainers_leave_a_rollout_where_two_others_need_no_longer_than_training(
     fleet.on_notice(by_name[ONE], NOTICE)
     assert rolls_out(TRAINER)
     assert len(fleet.collector.close().notes) == leave
+
+
+class SpotTrainers(Stage):
+    """A fleet whose two spot devices may train beside a trainer; all of them or fewer."""
+
+    def __init__(self, training: int = 3, kinds: dict[str, str] | None = None) -> None:
+        self.cluster = FakeCluster()
+        self.cluster.kinds = kinds or {}
+        runtime = {"notices": "gcp", "spot_workers": 2, "trainer_workers": training}
+        settings = {"algorithm": {"gradient_shards": 3}, "adaptation": {"mode": "lora"}}
+        self.fleet = Fleet(self.cluster, tiny_config(runtime=runtime, **settings))
+        self.fleet.await_ready()
+        self.fleet.prepare(FIRST)
+
+    @property
+    def trainers(self) -> list[str]:
+        return [device.name for device in self.fleet.trainers.devices]
+
+
+def test_spot_devices_train_and_leave_at_a_notice_and_when_they_are_to_draft():
+    stage = SpotTrainers()
+    assert all(worker.trains for worker in stage.cluster.workers.values())
+    stage.fleet.register_trainers(FIRST, spot=False)
+    assert stage.trainers == [TRAINER] and stage.drafters(FIRST.version) == [ONE, TWO]
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER, ONE, TWO]
+    assert "restore" in stage.cluster.workers[ONE].called
+    stage.cluster.workers[ONE].notice = NOTICE
+    stage.fleet.trainers.wait_for(stage.fleet.trainers.begin_iteration())
+    assert stage.trainers == [TRAINER, TWO]
+    assert "begin_training" not in stage.cluster.workers[ONE].called
+    stage.cluster.workers[ONE].notice = None
+    stage.fleet.prepare(FIRST)
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER, TWO, ONE], "its notice was withdrawn"
+    stage.fleet.register_trainers(FIRST, spot=False)
+    assert stage.trainers == [TRAINER]
+
+
+def test_a_spot_trainer_that_is_lost_is_replaced_and_ends_no_run():
+    stage = SpotTrainers()
+    stage.fleet.register_trainers(FIRST, spot=True)
+    stage.cluster.workers[ONE].dead = True
+    fault = DeviceFaultError("CUDA error")
+    by_name = {device.name: device for device in stage.fleet.workers(FIRST.version)}
+    stage.fleet.on_worker_lost(by_name[ONE], fault)
+    assert stage.trainers == [TRAINER, TWO] and stage.fleet.lost == [ONE]
+    for _ in range(2):  # it is started, and has loaded
+        stage.fleet.prepare(FIRST)
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER, TWO, "spot-0.1"] and stage.cluster.workers["spot-0.1"].trains
+    with pytest.raises(RuntimeFailure, match="4 devices failed one after another"):
+        for name in ("spot-0.1", "spot-1", "spot-0.2"):
+            (device,) = [one for one in stage.fleet._devices if one.name == name]
+            stage.fleet.on_worker_lost(device, fault)
+            for _ in range(2):
+                stage.fleet.prepare(FIRST)
+            stage.fleet.register_trainers(FIRST, spot=True)
+
+
+def test_no_more_spot_devices_train_than_settings_allow_and_none_of_another_kind():
+    stage = SpotTrainers(training=2)
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER, ONE]
+    stage = SpotTrainers(kinds={ONE: "NVIDIA L4"})
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER, TWO]
+    (note,) = stage.fleet.collector.close().notes
+    assert note.startswith("spot-0 does not train: its device is NVIDIA L4, the trainers' is cpu")

@@ -304,7 +304,7 @@ def test_a_replacement_gets_the_state_of_another_and_must_hold_the_same_weights(
     stage.trainers.set_kl_weight(0.5)
     newcomer = Replica("reserved-1.1", {"use_training_weights": "digest"})
     device = Device(newcomer, "reserved")
-    stage.trainers.register(device, weights)
+    stage.trainers.register([device], weights)
     assert newcomer.asked == [
         ("restore", "blobs of reserved-0"), ("set_kl_weight", 0.5), ("use_training_weights", weights.version)
     ]  # fmt: skip
@@ -312,12 +312,40 @@ def test_a_replacement_gets_the_state_of_another_and_must_hold_the_same_weights(
     stage.train()
     assert newcomer.all_of("shard_sums") == [(0, [2, 3])]
     dying = Device(Replica("reserved-0.1", {"restore": GONE, "use_training_weights": GONE}), "reserved")
-    stage.trainers.register(dying, weights)
+    stage.trainers.register([dying], weights)
     assert dying not in stage.trainers and stage.lost == ["reserved-0.1"]
     with pytest.raises(RuntimeFailure, match="after loading"):
-        stage.trainers.register(
-            Device(Replica("odd", {"use_training_weights": "other"}), "reserved"), weights
-        )
+        odd = Device(Replica("odd", {"use_training_weights": "other"}), "reserved")
+        stage.trainers.register([odd], weights)
+
+
+def test_spot_trainers_come_after_reserved_ones_which_answer_and_are_never_all_lost():
+    weights, lost, boundaries = Weights(WeightsVersion(3), "digest", {}), [], []
+    actors = {
+        name: Replica(name, {"use_training_weights": "digest"}) for name in ("reserved-0", "spot-0", "spot-1")
+    }
+    first, *spot = [Device(actor, "spot" if "spot" in name else "reserved") for name, actor in actors.items()]
+    trainers = Trainers(
+        [first], 300.0, lambda value: value, None, 4,
+        lambda device, _: lost.append(device.name), lambda: boundaries.append(trainers.training),
+    )  # fmt: skip
+    trainers.register(spot, weights)
+    assert actors["reserved-0"].all_of("blobs") == [()], "the state is asked for once"
+    later = Device(Replica("reserved-1.1", {"use_training_weights": "digest"}), "reserved")
+    trainers.register([later], weights)
+    assert [one.name for one in trainers.devices] == ["reserved-0", "reserved-1.1", "spot-0", "spot-1"]
+    trainers.wait_for(trainers.begin_iteration())
+    assert trainers.training and boundaries == [False]
+    trainers.drop(spot[0])
+    assert trainers.spot == [spot[1]]
+    assert trainers.train(SAMPLES, 2) == "end_training of reserved-0"
+    assert not trainers.training and boundaries == [False, True], "before the second update"
+    assert not actors["spot-0"].all_of("shard_sums") and not actors["spot-0"].killed
+    trainers.on_worker_lost(first, GONE)
+    assert trainers.ask_leader(Worker.weights) == "weights of reserved-1.1" and lost == ["reserved-0"]
+    with pytest.raises(RuntimeFailure, match="nothing committed is lost"):
+        trainers.on_worker_lost(later, GONE)
+    assert actors["spot-1"].killed
 
 
 class Feeding:

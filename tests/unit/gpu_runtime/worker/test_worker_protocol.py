@@ -61,6 +61,9 @@ def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer
     worker._samples, worker._trainer = SimpleNamespace(advance=fail), None
     with pytest.raises(DeviceFaultError, match=f"{fault}: CUDA says no"):
         worker.advance_samples(0, 1)
-    worker._trainer = "any"
+    worker._trainer, worker._is_spot = "any", True
+    with pytest.raises(DeviceFaultError, match="CUDA says no"):
+        worker.advance_samples(0, 1)
+    worker._is_spot = False
     with pytest.raises(kind, match="CUDA says no"):
         worker.advance_samples(0, 1)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from storage.config.section import LARGEST_COUNT, OptionValues, Section
 
@@ -51,15 +51,14 @@ class ExplorationConfig(Section):
     """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are
     drafted again with the current weights."""
 
-    @model_validator(mode="after")
-    def _can_be_met(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if not self.fidelities or len(set(self.fidelities)) != len(self.fidelities):
-            raise ValueError(
+            yield (
                 f"exploration.fidelities is {list(self.fidelities)}; name at least one, each once, as in full"
             )
         if not self.stop_with_training and self.drafts == 0:
-            raise ValueError(
+            yield (
                 "exploration.stop_with_training is false while exploration.drafts is 0: drafts that do not "
                 "end with the window must be counted; set exploration.drafts"
             )
-        return self

@@ -16,12 +16,11 @@ import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource
 
 from storage.config.errors import GIVEN_BY, KeyPath, dotted, explain, naming_sources
 from storage.config.run_config import RunConfig
@@ -161,18 +160,19 @@ def load_with_sources(
         return _validated(layers, problems), sources
 
 
+def differing(one: RunConfig, other: RunConfig) -> Iterator[_Change]:
+    """Yield each setting that differs, with its value in the other; a plug-in's options are one setting."""
+    before = one.model_dump(mode="json")
+    for name, value in other.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            yield from (((name, key), new) for key, new in value.items() if new != before[name][key])
+        elif value != before[name]:
+            yield (name,), value
+
+
 def differences(config: RunConfig) -> dict[str, Any]:
     """Return what a configuration holds beyond the defaults, nested as in a preset (JSON values)."""
-    defaults = RunConfig().model_dump(mode="json")
-    changed: dict[str, Any] = {}
-    for name, value in config.model_dump(mode="json").items():
-        if isinstance(value, dict):
-            section = {k: v for k, v in value.items() if v != defaults[name][k]}
-            if section:
-                changed[name] = section
-        elif value != defaults[name]:
-            changed[name] = value
-    return changed
+    return reduce(_merged, (_nested(key, value) for key, value in differing(RunConfig(), config)), {})
 
 
 def assignments(config: RunConfig, base: RunConfig) -> list[str]:
@@ -340,21 +340,16 @@ def _nested(key: KeyPath, value: Any) -> dict[str, Any]:
     return {key[0]: value if len(key) == 1 else _nested(key[1:], value)}
 
 
-def _replacing(value: Any, depth: int = 0) -> Any:
-    """Make empty tables of a section replace what came before: pydantic-settings merges what is a dict."""
-    if not isinstance(value, dict) or depth == 2:
-        return MappingProxyType({}) if value == {} else value
-    return {key: _replacing(inner, depth + 1) for key, inner in value.items()}
+def _merged(below: Any, above: Any, depth: int = 0) -> Any:
+    """Return tables merged key by key; a section's empty table, such as options, replaces the one below."""
+    if not (isinstance(below, dict) and isinstance(above, dict)) or (depth == 2 and not above):
+        return above
+    return below | {name: _merged(below.get(name), value, depth + 1) for name, value in above.items()}
 
 
 def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
-    class Given(RunConfig, BaseSettings):
-        @classmethod
-        def settings_customise_sources(cls, *_: Any, **__: Any) -> tuple[InitSettingsSource, ...]:
-            return tuple(InitSettingsSource(cls, _replacing(values)) for _, values in reversed(layers))
-
     try:
-        config = RunConfig.model_validate(dict(Given()))
+        config = RunConfig.model_validate(reduce(_merged, (values for _, values in layers), {}))
     except ValidationError as error:
         problems += [line for line in explain(error) if line not in problems]
         config = RunConfig()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from storage.config.section import OptionValues, Section
 
@@ -80,13 +81,10 @@ class ModelConfig(Section):
     options: OptionValues = Field(default={})
     """Options that the family declares (docs/reference/models.md)."""
 
-    @model_validator(mode="after")
-    def _reference_exists(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.reference == "adapter" and not self.adapter:
-            raise ValueError(
-                "model.reference is adapter, but no model.adapter is named; name one, or set it to base"
-            )
-        return self
+            yield ("model.reference is adapter, but no model.adapter is named; name one, or set it to base")
 
     @property
     def size(self) -> tuple[int, int]:

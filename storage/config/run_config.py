@@ -6,14 +6,15 @@ Every field says its unit and its bounds: the same text is the form in the Prefe
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from storage.config.exploration import ExplorationConfig
 from storage.config.model import ModelConfig
 from storage.config.runtime import RuntimeConfig
-from storage.config.section import LARGEST_COUNT, OptionValues, Section
+from storage.config.section import LARGEST_COUNT, OptionValues, Section, integer_or
 from storage.config.sequence_parallel import SequenceParallelConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import quoted
@@ -24,7 +25,7 @@ MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
 """The frames of a clip that are judged."""
 
-_MOST_FRAMES = 1024
+_FRAMES = dict.fromkeys((ALL_FRAMES, THREE_FRAMES), "")
 
 
 class PromptsConfig(Section):
@@ -67,29 +68,28 @@ class SamplingConfig(Section):
     """Samples in every forward pass. Short batches are padded to it, so that a sample's bits do not depend on
     its neighbours."""
 
-    @model_validator(mode="after")
-    def _window_fits(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.window_stop < self.window_size:
-            raise ValueError(
+            yield (
                 f"sampling.window_size is {self.window_size}, but steps 0 to {self.window_stop} leave room "
                 f"for {self.window_stop}; lower window_size or raise window_stop"
             )
         if self.window_stop > self.rollout_steps:
-            raise ValueError(
+            yield (
                 f"sampling.window_stop is {self.window_stop}, above rollout_steps={self.rollout_steps}; "
                 "lower window_stop or raise rollout_steps"
             )
         if self.sde == "cps" and self.noise_level > 1:
-            raise ValueError(
+            yield (
                 f"sampling.noise_level is {self.noise_level}; cps needs at most 1 (it is an angle of "
                 "a*pi/2); lower it or set sampling.sde=flow"
             )
         if self.sde == "cps" and self.window_stop >= self.rollout_steps:
-            raise ValueError(
+            yield (
                 f"sampling.window_stop is {self.window_stop}; cps has no noise in the last step, so it "
                 f"must be at most rollout_steps - 1 = {self.rollout_steps - 1}"
             )
-        return self
 
 
 class AlgorithmConfig(Section):
@@ -132,14 +132,13 @@ class AlgorithmConfig(Section):
     """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft`, `awm`
     and `dpo` look at one batch of stochastic steps)."""
 
-    @model_validator(mode="after")
-    def _every_update_has_a_group(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.updates_per_iteration > self.prompts_per_iteration:
-            raise ValueError(
+            yield (
                 f"algorithm.updates_per_iteration is {self.updates_per_iteration}, above "
                 f"prompts_per_iteration={self.prompts_per_iteration}: an update needs a whole group"
             )
-        return self
 
 
 class AdaptationConfig(Section):
@@ -192,28 +191,6 @@ class OptimizerConfig(Section):
     """Training steps between two updates of the moving average."""
 
 
-def _read_frames(value: object) -> object:
-    """Read the frames that are judged: all, three, or a number of them."""
-    if value in (ALL_FRAMES, THREE_FRAMES):
-        return value
-    if isinstance(value, str) and value.strip().isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_FRAMES:
-        raise ValueError(
-            f"reward.frames = {value!r}; give {ALL_FRAMES}, {THREE_FRAMES}, or a whole number from 1 to "
-            f"{_MOST_FRAMES:,}"
-        )
-    return value
-
-
-_FRAMES_SCHEMA = {
-    "anyOf": [
-        {"enum": [ALL_FRAMES, THREE_FRAMES]},
-        {"type": "integer", "minimum": 1, "maximum": _MOST_FRAMES},
-    ]
-}
-
-
 class RewardConfig(Section):
     """The scorer that judges the images."""
 
@@ -225,7 +202,9 @@ class RewardConfig(Section):
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
 
-    frames: Annotated[int | str, BeforeValidator(_read_frames), WithJsonSchema(_FRAMES_SCHEMA)] = ALL_FRAMES
+    frames: Annotated[int | str, integer_or("reward", 1, 1024, {ALL_FRAMES: "", THREE_FRAMES: ""})] = (
+        ALL_FRAMES
+    )
     """Frames of a clip that are judged, by `evaluation.judge` too: all, three, or that many, evenly spaced;
     the mean of their scores counts unless the scorer takes clips (docs/reference/rewards.md)."""
 
@@ -303,28 +282,21 @@ class PriceConfig(Section):
         """Zone of the spot devices."""
         return self.offer.partition("@")[2].rpartition(",")[2]
 
-    @model_validator(mode="after")
-    def _spot_is_cheaper(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.spot_usd_per_hour > self.reserved_usd_per_hour:
-            raise ValueError(
+            yield (
                 f"price.spot_usd_per_hour is {self.spot_usd_per_hour}, above reserved_usd_per_hour="
                 f"{self.reserved_usd_per_hour}; lower it, or raise price.reserved_usd_per_hour"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _the_book_can_be_asked(self) -> Self:
         if not self.book and self.offer:
-            raise ValueError(
-                f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty"
-            )
+            yield (f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty")
         if self.book and not (self.device and self.reserved_zone and self.spot_zone):
-            raise ValueError(
+            yield (
                 f"price.book is {self.book!r}, but price.offer is {self.offer!r}: the book has prices of "
                 "several devices and zones; say which, as in H100@gcp/us-east4 or "
                 "H100@gcp/us-east4,gcp/us-central1"
             )
-        return self
 
 
 class BudgetConfig(Section):
@@ -394,117 +366,78 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     tracking: TrackingConfig = TrackingConfig()
 
-    @model_validator(mode="after")
-    def _scorers_use_their_gpu(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.runtime.scorer_gpu and self.model.device == "cpu":
-            raise ValueError(
+            yield (
                 f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "
                 "GPU is looked at; leave one of them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_can_be_trained(self) -> Self:
         if self.model.adapter and self.adaptation.mode != "lora":
-            raise ValueError(
+            yield (
                 f"model.adapter is {quoted(self.model.adapter)} with adaptation.mode={self.adaptation.mode}, "
                 "which trains no adapters; set adaptation.mode=lora, or merge it into the model first"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _budget_has_prices(self) -> Self:
         if self.budget.usd and not (self.price.reserved_usd_per_hour or self.price.book):
-            raise ValueError(
+            yield (
                 f"budget.usd is {self.budget.usd:g}, but price.reserved_usd_per_hour is 0, so that no dollar "
                 "would be counted; set the price, or set budget.hours instead"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_can_be(self) -> Self:
         workers, shared = self.runtime.least_workers, self.sequence_parallel
-        for kind, degree in shared.by_kind.items():
-            if degree > workers and not self.runtime.counts_devices:
-                raise ValueError(
-                    f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
+        for kind, count in shared.by_kind.items():
+            if count > workers and not self.runtime.counts_devices:
+                yield (
+                    f"sequence_parallel.{kind} is {count}, but there are {workers} workers; lower it, or "
                     "raise runtime.spot_workers"
                 )
         if self.model.compile and shared.largest > 1:
-            raise ValueError(
+            yield (
                 f"model.compile is true with samples shared by {shared.largest} devices, which was never "
                 "tried together; set model.compile=false, or all degrees of sequence_parallel to 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _trainers_can_leave(self) -> Self:
-        if not self.runtime.trainers_leave:
-            return self
-        if self.algorithm.advantage_std == "batch":
-            raise ValueError(
+        leaves, degree = self.runtime.trainers_leave, shared.rollout
+        if leaves and self.algorithm.advantage_std == "batch":
+            yield (
                 "runtime.trainers_leave is true with algorithm.advantage_std=batch, with which nothing can "
                 "be trained before the last reward; set it to false"
             )
-        if self.sequence_parallel.rollout != 1:
-            raise ValueError(
-                "runtime.trainers_leave is true with sequence_parallel.rollout="
-                f"{self.sequence_parallel.rollout}, where trainers share samples with other devices; set it "
-                "to false, or the degree to 1"
+        if leaves and degree != 1:
+            yield (
+                f"runtime.trainers_leave is true with sequence_parallel.rollout={degree}, where trainers "
+                "share samples with other devices; set it to false, or the degree to 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _every_trainer_has_a_shard(self) -> Self:
         shards, training = self.algorithm.gradient_shards, self.runtime.trainer_workers
         if 1 < shards < training:
-            raise ValueError(
+            yield (
                 f"runtime.trainer_workers is {training}, above algorithm.gradient_shards={shards}: a device "
                 "that trains computes at least one shard; lower it, raise gradient_shards (which changes the "
                 "bits of a run), or set that to 1 to divide the weights over the devices"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _spot_devices_can_train(self) -> Self:
-        if not self.runtime.spot_trainers:
-            return self
-        above = (
-            f"runtime.trainer_workers is {self.runtime.trainer_workers}, above runtime.reserved_workers="
-            f"{self.runtime.reserved_workers}"
-        )
-        if self.algorithm.gradient_shards == 1:
-            raise ValueError(
-                f"{above}: reserved devices alone train with algorithm.gradient_shards=1; lower it, raise "
-                "reserved_workers, or raise gradient_shards (which changes the bits of a run)"
-            )
-        if self.adaptation.mode != "lora":
-            raise ValueError(
-                f"{above}, with adaptation.mode={self.adaptation.mode}: a spot device that joins is sent all "
-                "that is trained, which has to be small; set adaptation.mode=lora, or lower it"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_process_group_each(self) -> Self:
-        shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
-        if shared > 1 and training > 1:
-            raise ValueError(
+        if self.runtime.spot_trainers:
+            above = f"runtime.trainer_workers is {training}, above runtime.reserved_workers="
+            above += f"{self.runtime.reserved_workers}"
+            if shards == 1:
+                yield (
+                    f"{above}: reserved devices alone train with algorithm.gradient_shards=1; lower it, raise "
+                    "reserved_workers, or raise gradient_shards (which changes the bits of a run)"
+                )
+            if self.adaptation.mode != "lora":
+                yield (
+                    f"{above}, with adaptation.mode={self.adaptation.mode}: a spot device that joins is sent "
+                    "all that is trained, which has to be small; set adaptation.mode=lora, or lower it"
+                )
+        if shared.largest > 1 and training > 1:
+            yield (
                 f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
-                f"{shared} devices: a process is in one group at a time, so runs do one or the other; set "
+                f"{shared.largest} devices: a process is in one group at a time, so runs do one of them; set "
                 "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sequences_of_one_length_are_shared(self) -> Self:
-        if self.sequence_parallel.largest > 1 and self.evaluated_model != self.model:
-            raise ValueError(
+        if shared.largest > 1 and self.evaluated_model != self.model:
+            yield (
                 f"evaluation.size is {self.evaluation.size}, but samples are shared by "
-                f"{self.sequence_parallel.largest} devices, which share sequences of one length; leave it "
+                f"{shared.largest} devices, which share sequences of one length; leave it "
                 "out, or set all degrees of sequence_parallel to 1"
             )
-        return self
 
     @property
     def evaluated_model(self) -> ModelConfig:

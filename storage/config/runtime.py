@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from storage.config.section import LONGEST_S, OptionValues, Section
+from storage.config.section import LONGEST_S, OptionValues, Section, integer_or
 from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
@@ -24,33 +24,10 @@ _LEASES_OF_A_TRAINER = 24
 AUTO = "auto"
 """As a number of workers: one for every device that the cluster has at the moment."""
 
+_AUTO = {AUTO: " for every device that the cluster has"}
 
 FIXED_CAPACITY = "static"
 """As the provider of spot devices: the settings alone say how many there are."""
-
-
-def _reader(least: int, most: int) -> Callable[[object, ValidationInfo], object]:
-    """Reads a number of workers within bounds, or `auto`."""
-
-    def read(value: object, info: ValidationInfo) -> object:
-        if value == AUTO:
-            return value
-        if isinstance(value, str) and value.strip().isdecimal():
-            value = int(value)
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(
-                f"runtime.{info.field_name} = {value!r}; give a whole number from {least} to {most:,}, or "
-                "auto for every device that the cluster has"
-            )
-        return value
-
-    return read
-
-
-def _schema(least: int, most: int) -> dict[str, Any]:
-    return {"anyOf": [{"type": "integer", "minimum": least, "maximum": most}, {"const": AUTO}]}
 
 
 class RuntimeConfig(Section):
@@ -60,9 +37,7 @@ class RuntimeConfig(Section):
     """What starts the processes: `ray` or `local` (without Ray) on this machine, or the running Ray cluster
     at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
-    reserved_workers: Annotated[
-        int | Literal["auto"], BeforeValidator(_reader(1, 64)), WithJsonSchema(_schema(1, 64))
-    ] = 1
+    reserved_workers: Annotated[int | Literal["auto"], integer_or("runtime", 1, 64, _AUTO)] = 1
     """Reserved devices. The first ones train (see `trainer_workers`); all of them generate. `auto` takes
     every GPU that Ray sees on instances without the label `ray.io/market-type=spot`; in a cluster without
     GPUs, each instance is a device."""
@@ -72,9 +47,7 @@ class RuntimeConfig(Section):
     on their number, unless there are `algorithm.gradient_shards`. With shards and LoRA, those above
     `reserved_workers` are spot devices, which train while none drafts."""
 
-    spot_workers: Annotated[
-        int | Literal["auto"], BeforeValidator(_reader(0, 1024)), WithJsonSchema(_schema(0, 1024))
-    ] = 2
+    spot_workers: Annotated[int | Literal["auto"], integer_or("runtime", 0, 1024, _AUTO)] = 2
     """Spot devices; they generate (but see `trainer_workers`). `auto` takes those of the instances with that
     label, as they come and go; only a number asks an autoscaler for more."""
 
@@ -198,33 +171,22 @@ class RuntimeConfig(Section):
         words = [f"{'all' if count == AUTO else count} {market}" for market, count in counts.items()]
         return f"{' and '.join(words)} devices" + (" of the cluster" if self.counts_devices else "")
 
-    @model_validator(mode="after")
-    def _enough_devices_to_train(self) -> Self:
+    def contradictions(self) -> Iterator[str]:
+        """Yield why these settings cannot be together."""
         if self.spot_workers != AUTO and self.spot_trainers > self.spot_workers:
-            raise ValueError(
+            yield (
                 f"runtime.trainer_workers is {self.trainer_workers}, above runtime.reserved_workers="
                 f"{self.reserved_workers} and runtime.spot_workers={self.spot_workers} together; lower it, "
                 "or raise these"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _local_processes_suffice(self) -> Self:
         if self.cluster == "local" and self.scorer_gpu:
-            raise ValueError(
+            yield (
                 f"runtime.scorer_gpu is {self.scorer_gpu:g}, but runtime.cluster=local divides no GPUs; set "
                 "it to 0, or set runtime.cluster=ray"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_standby_has_a_use(self) -> Self:
-        if self.counts_devices:
-            return self
         generating = self.least_reserved if self.spot_trainers else self.least_workers
-        if self.standby_workers and generating == self.trainer_workers:
-            raise ValueError(
+        if self.standby_workers and not self.counts_devices and generating == self.trainer_workers:
+            yield (
                 f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
                 "trains cannot be replaced within a run; set it to 0, or raise spot_workers"
             )
-        return self

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from storage.text import NOT_TEXT, is_text
@@ -43,6 +51,43 @@ class Section(BaseModel):
         if not _is_text(value):
             raise PydanticCustomError("not_text", NOT_TEXT)
         return value
+
+    def contradictions(self) -> Iterator[str]:
+        """Yield why settings that are each valid cannot be together; the first reason is the refusal."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _refuse_contradictions(self) -> Self:
+        for reason in self.contradictions():
+            raise ValueError(reason)
+        return self
+
+
+def integer_or(section: str, least: int, most: int, words: Mapping[str, str]) -> BeforeValidator:
+    """Return the annotation of a setting that is a whole number within bounds, or one of some words.
+
+    Args:
+        section: section of the setting, for messages.
+        words: meaning of each word, which follows it in a message.
+    """
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if isinstance(value, str) and value in words:
+            return value
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            others = ", or ".join(f"{word}{meaning}" for word, meaning in words.items())
+            raise ValueError(
+                f"{section}.{info.field_name} = {value!r}; give a whole number from {least} to {most:,}, or "
+                f"{others}"
+            )
+        return value
+
+    word: Any = Literal[tuple(words)]
+    return BeforeValidator(read, json_schema_input_type=Annotated[int, Field(ge=least, le=most)] | word)
 
 
 def _is_text(value: Any) -> bool:

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from storage.config.errors import dotted
+from storage.config.loading import differing
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import graded, tagged_figures
@@ -177,11 +179,5 @@ def _judge(config: RunConfig) -> tuple[str, object]:
 
 def _differing(one: RunConfig, other: RunConfig) -> list[str]:
     """Return the dotted names of the settings that differ and affect images."""
-    ours, theirs = one.model_dump(mode="json"), other.model_dump(mode="json")
-    names: list[str] = []
-    for section, values in ours.items():
-        if not isinstance(values, dict):
-            names += [section] if values != theirs[section] else []
-            continue
-        names += [f"{section}.{key}" for key in values if values[key] != theirs[section][key]]
+    names = [dotted(key) for key, _ in differing(one, other)]
     return [name for name in names if not name.startswith(_OF_NO_CONCERN)]

@@ -159,7 +159,7 @@ class Run:
     @property
     def images(self) -> pd.DataFrame:
         """One row per held-out image that was kept: its prompt, scores and PNGs before and after training."""
-        return self._frame("runs.images_before_after")
+        return self._frame("images.images_before_after")
 
     def plot(self) -> go.Figure:
         """Return the chart of the dashboard: held-out scores and the mean reward over the iterations."""
@@ -347,11 +347,12 @@ def runs() -> pd.DataFrame:
     from storage.record.queries.runs import run_overview
     from storage.record.run_store import RunStore
 
-    store = RunStore(_home())
+    store, unlisted = RunStore(_home()), ["score_best", "wall_s", "config", "environment", "host", "pid"]
+    unlisted += ["process_started_at", "archived"]
     store.reconcile()
     with store.records.reading() as connection:
         found = run_overview(connection)
-    return _dated(found.drop(columns=["host", "pid", "process_started_at", "archived"]))
+    return _dated(found.drop(columns=unlisted))
 
 
 def load_run(run_id: str) -> Run:

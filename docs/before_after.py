@@ -36,7 +36,7 @@ def learned_pairs(home: Home, run_id: str) -> list[tuple[pd.Series, pd.Series]]:
         evaluations = pictured_evaluations(record, run_id)
         images = list(pictured_images(record, run_id)[["prompt_id", "seed_index"]].itertuples(index=False))
         ends = [evaluations[0], evaluations[-1]] if evaluations else []
-        shown = pictures(record, run_id, images, ends)
+        shown = pictures(record, run_id, ends, images)
     pairs = [
         (image.iloc[0], image.iloc[-1])
         for _, image in shown.groupby(["prompt_id", "seed_index"])

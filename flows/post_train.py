@@ -40,7 +40,7 @@ from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import PURPOSE_VARIABLE, Home
 from storage.prompts.of_a_run import held_out_in_words
 from storage.record.records import Collected
-from storage.record.results import evaluated_iterations, run_result
+from storage.record.results import held_out_curve, run_result
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunRow, RunStore, check_resumable
@@ -275,7 +275,7 @@ def _train(session: Session) -> dict[str, Any]:
 def _catch_up(session: Session, done: int) -> None:
     """Finish the last committed iteration: its evaluation, or the response to its alarm."""
     take_up(session)
-    if done in evaluated_iterations(session.store.records, session.run_id):
+    if done in dict(held_out_curve(session.store.records, session.run_id)):
         _answer(session, done)
     else:
         _evaluate_if_due(session, done)

@@ -16,27 +16,48 @@ from storage.record.reading import RecordConnection, Records
 TRAINER = "reserved-0"
 """The worker that exists whenever a run is at work, and only then."""
 
+SPANS = """
+    SELECT run_id, started_at, ended_at FROM iterations
+    UNION ALL SELECT run_id, started_at, ended_at FROM evaluations
+    UNION ALL SELECT run_id, min(started_at), max(ended_at) FROM worker_states
+        WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
+    UNION ALL SELECT run_id, started_at, ended_at FROM worker_states WHERE phase = 'discarded'
+"""
+"""The query of the times at which runs were at work; they overlap."""
+
 OVERVIEW = f"""
-    SELECT run_id, name, status, created_at, ended_at,
-        coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
-        coalesce((summary->>'score_before')::DOUBLE, e.score_before) AS score_before,
-        coalesce((summary->>'score_after')::DOUBLE, e.score_now) AS score_now,
-        coalesce((summary->>'exact_before')::DOUBLE, e.exact_before) AS exact_before,
-        coalesce((summary->>'exact_after')::DOUBLE, e.exact_now) AS exact_now,
-        coalesce(
-            (SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), (summary->>'cost_usd')::DOUBLE, 0.0
-        ) AS usd,
-        host, pid, process_started_at,
+    WITH reached AS (
+        SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
+            ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach FROM ({SPANS})
+    ),
+    worked AS (
+        SELECT run_id,
+            sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
+        FROM reached GROUP BY run_id
+    ),
+    scored AS (
+        SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
+            max(score) AS score_best, arg_min(exact, iteration) AS exact_before,
+            arg_max(exact, iteration) AS exact_now
+        FROM evaluations GROUP BY run_id
+    ),
+    done AS (SELECT run_id, max(iteration) AS iterations FROM iterations GROUP BY run_id),
+    paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
+    SELECT run_id, name, status, created_at, ended_at, coalesce(iterations, 0) AS iterations,
+        coalesce((summary->>'score_before')::DOUBLE, score_before) AS score_before,
+        coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
+        coalesce((summary->>'exact_before')::DOUBLE, exact_before) AS exact_before,
+        coalesce((summary->>'exact_after')::DOUBLE, exact_now) AS exact_now,
+        coalesce(wall_s, 0) AS wall_s, coalesce(usd, (summary->>'cost_usd')::DOUBLE, 0.0) AS usd,
+        config, environment, host, pid, process_started_at,
         run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived,
         coalesce(environment->>'{PURPOSE}', '') AS purpose
-    FROM runs r LEFT JOIN (
-        SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
-            arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now
-        FROM evaluations GROUP BY run_id
-    ) e USING (run_id)
+    FROM runs LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
+        LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
+    WHERE $runs IS NULL OR list_contains($runs::VARCHAR[], run_id)
     ORDER BY created_at DESC, run_id DESC
 """
-"""The query of all runs, newest first, of any status; `queries.runs.run_overview` explains the columns."""
+"""The query of the runs `$runs` (NULL: all), newest first; `queries.runs.run_overview` lists the columns."""
 
 EVERY_TIME = """
     SELECT prompt_id FROM evaluation_images WHERE run_id = $run GROUP BY prompt_id
@@ -99,13 +120,6 @@ def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | N
     return None
 
 
-def evaluated_iterations(records: Records, run_id: str) -> set[int]:
-    """Return the iterations after which the run has a held-out evaluation."""
-    with records.reading(run_id) as connection:
-        rows = connection.execute("SELECT iteration FROM evaluations WHERE run_id = ?", [run_id]).fetchall()
-    return {iteration for (iteration,) in rows}
-
-
 def held_out_curve(records: Records, run_id: str) -> list[tuple[int, float]]:
     """Return iteration and mean score of each of the run's held-out evaluations, in order."""
     with records.reading(run_id) as connection:
@@ -149,7 +163,7 @@ def last_recorded_at(records: Records, run_id: str) -> float | None:
 def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
     """Return the results of all runs, unfinished ones included, by run and column of `OVERVIEW`."""
     with records.reading() as connection:
-        found = connection.execute(OVERVIEW)
+        found = connection.execute(OVERVIEW, {"runs": None})
         names = [column[0] for column in found.description or ()]
         return {row[0]: dict(zip(names, row, strict=True)) for row in found.fetchall()}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from storage.errors import HackingError
 from storage.evaluations.quality import SCORE, QualityVerdict, figure_changes, quality_verdict
 from storage.record.queries.images import paired_figures
-from storage.record.results import evaluated_iterations
+from storage.record.results import held_out_curve
 from tasks.iteration.session import Session
 
 
@@ -30,7 +30,7 @@ class Answer:
 
 def take_up(session: Session) -> None:
     """Restore the alarm state of a resumed run from its evaluations before the last finished iteration."""
-    recorded = evaluated_iterations(session.store.records, session.run_id)
+    recorded = dict(held_out_curve(session.store.records, session.run_id))
     before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
     for iteration in before[-1:] if session.config.evaluation.on_alarm == "warn" else before:
         verdict = _verdict(session, iteration)

@@ -14,7 +14,7 @@ from storage.errors import ConfigurationError
 from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
 from storage.record.records import JUDGE_USD, IterationRecord
-from storage.record.results import TRAINER, evaluated_iterations
+from storage.record.results import TRAINER, held_out_curve
 
 if TYPE_CHECKING:  # `resume` does not wait for Prefect to refuse a run
     from storage.record.run_store import RunRow, RunStore
@@ -178,6 +178,6 @@ def _spent(store: RunStore, run_id: str, config: RunConfig, done: int) -> str:
 
 def _lacks_its_end(store: RunStore, run_id: str, done: int) -> bool:
     """Return True if a checkpoint of the last iteration is there, and the evaluation after it is not."""
-    if done in evaluated_iterations(store.records, run_id):
+    if done in dict(held_out_curve(store.records, run_id)):
         return False
     return CheckpointStore(store.home.run(run_id)).iterations()[-1:] == [done]

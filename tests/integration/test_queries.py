@@ -110,14 +110,14 @@ def test_queries_on_hand_worked_figures(store: RunStore):
 def test_images_of_the_same_prompt_and_seed(store: RunStore):
     write_sample_run(store, iterations=10)
     with store.records.reading() as connection:
-        images = queries.images_before_after(connection, "glyphs-sample")
-        pairs = queries.paired_scores(connection, "glyphs-sample")
+        images = image_queries.images_before_after(connection, "glyphs-sample")
+        pairs = image_queries.paired_figures(connection, "glyphs-sample", only="score")
     assert len(images) == 12
     assert set(images["iteration_before"]) == {0}
     assert set(images["iteration_after"]) == {10}
     assert all(bytes(png).startswith(b"\x89PNG") for png in [*images["png_before"], *images["png_after"]])
     assert len(pairs) == 96
-    assert sum(pairs["score_after"].tolist()) > sum(pairs["score_before"].tolist())
+    assert sum(pairs["after"].tolist()) > sum(pairs["before"].tolist())
 
 
 def begun(store: RunStore, run_id: str, **settings: Any) -> None:
@@ -133,8 +133,8 @@ def test_the_table_of_runs(store: RunStore):
     store.commit_evaluation(evaluation_record("old", 20, 1000.0))  # a break before
     with store.records.reading() as connection:
         latest, of = comparison_queries.latest_runs(connection, 1)
-        table = comparison_queries.run_table(connection, ["old", "new"])
-        one = comparison_queries.run_table(connection, latest)
+        table = queries.run_overview(connection, ["old", "new"])
+        one = queries.run_overview(connection, latest)
     assert table["run_id"].tolist() == ["new", "old"]
     assert table["wall_s"].tolist() == pytest.approx([0.0, 9 + 18 + 11 + 9])
     assert table["iterations"].tolist() == [0, 2]
@@ -151,7 +151,7 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     loading = StateInterval("reserved-0", "reserved", "load", 70.0, 100.0, 10.98)
     store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
     with store.records.reading() as connection:
-        table = comparison_queries.run_table(connection, ["a"])
+        table = queries.run_overview(connection, ["a"])
         course = comparison_queries.score_courses(connection, ["a"])
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
 
@@ -234,9 +234,9 @@ def test_pictures_of_some_images_at_some_evaluations(store: RunStore):
     with store.records.reading() as connection:
         images = image_queries.pictured_images(connection, "r")
         assert image_queries.pictured_evaluations(connection, "r") == [0, 10, 20]
-        found = image_queries.pictures(connection, "r", [(3, 0), (1, 0)], [0, 20])
-        assert image_queries.pictures(connection, "other", [(3, 0)], [0]).empty
-        assert image_queries.pictures(connection, "r", [], [0]).empty
+        found = image_queries.pictures(connection, "r", [0, 20], [(3, 0), (1, 0)])
+        assert image_queries.pictures(connection, "other", [0], [(3, 0)]).empty
+        assert image_queries.pictures(connection, "r", [0], []).empty
     assert images["prompt_id"].tolist() == list(range(12))
     assert set(images["evaluations"]) == {3}
     assert found[["prompt_id", "iteration"]].to_numpy().tolist() == [[1, 0], [1, 20], [3, 0], [3, 20]]

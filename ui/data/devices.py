@@ -55,11 +55,10 @@ class SpotView:
 
 def read_spot(connection: RecordConnection, run_id: str) -> SpotView:
     """Return the page's data of one run, from an open connection."""
-    recorded = device_queries.recorded_iterations(connection, run_id)
     return SpotView(
         ledger=read_ledger(connection, run_id),
         utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
-        iterations=[int(iteration) for iteration in recorded["iteration"]],
+        iterations=device_queries.recorded_iterations(connection, run_id),
         decisions=run_queries.events(connection, run_id, _MOST_DECISIONS, ("capacity",)),
     )
 

@@ -28,6 +28,7 @@ from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.record.queries import runs as queries
+from storage.record.queries.images import paired_figures
 from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
@@ -259,7 +260,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             cost=queries.cost_by_iteration(connection, run_id),
             cost_by_state=queries.cost_by_state(connection, run_id),
             events=queries.events(connection, run_id),
-            change=_change(queries.paired_scores(connection, run_id)),
+            change=_change(paired_figures(connection, run_id, only="score")),
             activity=activity,
             notes=NoteStore(store.home).notes_of(run_id),
             damaged=tuple(connection.damaged),
@@ -270,7 +271,7 @@ def _change(pairs: pd.DataFrame) -> Change | None:
     if pairs.empty:
         return None
     # Rows of the same text are one prompt, as in `spotlight evaluate --compare`.
-    before_N, after_N = (np.asarray(pairs[name], dtype=float) for name in ("score_before", "score_after"))
+    before_N, after_N = (np.asarray(pairs[name], dtype=float) for name in ("before", "after"))
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for prompt, difference in zip(pairs["prompt"], after_N - before_N, strict=True):
         by_prompt[str(prompt)].append(float(difference))

@@ -125,7 +125,7 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
     """Return the pairs before and after as a grid, for a page without Streamlit.
 
     Args:
-        images: frame from `storage.record.queries.runs.images_before_after`, with at least one row.
+        images: frame from `storage.record.queries.images.images_before_after`, with at least one row.
         sources: as for `course_html`.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])

@@ -12,7 +12,7 @@ from storage.config.loading import differences
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
-from storage.record.queries import runs as queries
+from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection, Records
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
@@ -148,7 +148,7 @@ def _scores(report: Report, view: RunView, quality: QualityView, records: Record
 
 def _images(report: Report, connection: RecordConnection, view: RunView) -> None:
     report.section("Images before and after")
-    images = queries.images_before_after(connection, view.row.run_id)
+    images = images_before_after(connection, view.row.run_id)
     if images.empty:
         report.sentence("This run has no images.")
         return

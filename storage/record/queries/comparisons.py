@@ -41,55 +41,6 @@ def latest_runs(
     return [run_id for (run_id,) in rows[:limit]], len(rows)
 
 
-def run_table(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Return some runs, newest first.
-
-    Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
-    score_now, exact_now (as in `runs.run_overview`; NaN before an evaluation), score_best, wall_s (time at
-    work, from the loading of the first weights on, without gaps), usd, config and environment (JSON),
-    ended_at, host, pid and process_started_at of the current or last process.
-    """
-    return connection.execute(
-        """
-        WITH chosen AS (SELECT * FROM runs WHERE run_id IN (SELECT unnest($runs::VARCHAR[]))),
-        spans AS (
-            SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN chosen USING (run_id)
-            UNION ALL SELECT run_id, started_at, ended_at FROM evaluations SEMI JOIN chosen USING (run_id)
-            UNION ALL SELECT run_id, min(started_at), max(ended_at) FROM worker_states
-                SEMI JOIN chosen USING (run_id) WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
-            UNION ALL SELECT run_id, started_at, ended_at FROM worker_states
-                SEMI JOIN chosen USING (run_id) WHERE phase = 'discarded'
-        ),
-        reached AS (
-            SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
-                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach FROM spans
-        ),
-        worked AS (
-            SELECT run_id,
-                sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
-            FROM reached GROUP BY run_id
-        ),
-        scored AS (
-            SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
-                max(score) AS score_best, arg_max(exact, iteration) AS exact_now
-            FROM evaluations GROUP BY run_id
-        ),
-        done AS (SELECT run_id, max(iteration) AS iterations FROM iterations GROUP BY run_id),
-        paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
-        SELECT run_id, name, status, created_at, coalesce(iterations, 0) AS iterations,
-            coalesce((summary->>'score_before')::DOUBLE, score_before) AS score_before,
-            coalesce((summary->>'score_after')::DOUBLE, score_now) AS score_now, score_best,
-            coalesce((summary->>'exact_after')::DOUBLE, exact_now) AS exact_now,
-            coalesce(wall_s, 0) AS wall_s, coalesce(usd, 0) AS usd, config, environment,
-            ended_at, host, pid, process_started_at
-        FROM chosen LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
-            LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
-        ORDER BY created_at DESC, run_id DESC
-        """,
-        {"runs": list(run_ids)},
-    ).df()
-
-
 def score_courses(connection: RecordConnection, run_ids: Sequence[str]) -> pd.DataFrame:
     """Return held-out scores of several runs, run by run in this order and then in order of iterations.
 

@@ -18,22 +18,14 @@ def device_intervals(
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
-
-    Args:
-        first, last, limit: iterations to read, and the most rows to return.
     """
-    return connection.execute(
-        """
-        WITH latest AS (
-            SELECT worker, market, state, phase, iteration, started_at, ended_at,
-                (ended_at - started_at) * usd_per_hour / 3600 AS usd, count(*) OVER () AS of
-            FROM worker_states WHERE run_id = $run AND iteration BETWEEN $first AND $last
-            ORDER BY ended_at DESC, worker LIMIT $limit
-        )
-        SELECT * FROM latest ORDER BY started_at, worker
-        """,
-        {"run": run_id, "first": first, "last": last, "limit": limit},
-    ).df()
+    columns = (
+        "worker, market, state, phase, iteration, started_at, ended_at, "
+        "(ended_at - started_at) * usd_per_hour / 3600 AS usd, count(*) OVER () AS of"
+    )
+    latest = _latest("worker_states", columns, "ended_at DESC, worker")
+    values = {"run": run_id, "first": first, "last": last, "limit": limit}
+    return connection.execute(f"{latest} ORDER BY started_at, worker", values).df()
 
 
 def device_events(
@@ -42,21 +34,11 @@ def device_events(
     """Return the events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
-
-    Args:
-        first, last, limit: iterations to read, and the most rows to return.
     """
-    return connection.execute(
-        """
-        WITH latest AS (
-            SELECT worker, market, kind, happened_at, detail FROM device_events
-            WHERE run_id = $run AND iteration BETWEEN $first AND $last
-            ORDER BY happened_at DESC, worker LIMIT $limit
-        )
-        SELECT * FROM latest ORDER BY happened_at, worker
-        """,
-        {"run": run_id, "first": first, "last": last, "limit": limit},
-    ).df()
+    columns = "worker, market, kind, happened_at, detail"
+    latest = _latest("device_events", columns, "happened_at DESC, worker")
+    values = {"run": run_id, "first": first, "last": last, "limit": limit}
+    return connection.execute(f"{latest} ORDER BY happened_at, worker", values).df()
 
 
 def sequence_groups(
@@ -66,22 +48,23 @@ def sequence_groups(
 
     Columns: worker (one row per member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
-
-    Args:
-        first, last, limit: iterations to read, and the most rows to return.
     """
+    columns = "degree, epoch, place, instance, members, started_at, ended_at"
+    latest = _latest("sequence_groups", columns, "ended_at DESC, epoch DESC, place")
+    values = {"run": run_id, "first": first, "last": last, "limit": limit}
     return connection.execute(
-        """
-        WITH latest AS (
-            SELECT degree, epoch, place, instance, members, started_at, ended_at FROM sequence_groups
-            WHERE run_id = $run AND iteration BETWEEN $first AND $last
-            ORDER BY ended_at DESC, epoch DESC, place LIMIT $limit
-        )
-        SELECT unnest(string_split(members, '+')) AS worker, * FROM latest
-        ORDER BY started_at, epoch, place, worker
-        """,
-        {"run": run_id, "first": first, "last": last, "limit": limit},
+        f"SELECT unnest(string_split(members, '+')) AS worker, * {latest} "
+        "ORDER BY started_at, epoch, place, worker",
+        values,
     ).df()
+
+
+def _latest(table: str, columns: str, newest: str) -> str:
+    """Return `FROM` the `$limit` newest rows of a table in iterations `$first` to `$last`."""
+    return (
+        f"FROM (SELECT {columns} FROM {table} WHERE run_id = $run AND iteration BETWEEN $first AND $last "
+        f"ORDER BY {newest} LIMIT $limit)"
+    )
 
 
 def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
@@ -109,12 +92,13 @@ def degree_times(connection: RecordConnection, run_id: str, first: int, last: in
     ).df()
 
 
-def recorded_iterations(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return the kept iterations with recorded device time, in order. Columns: iteration."""
-    return connection.execute(
+def recorded_iterations(connection: RecordConnection, run_id: str) -> list[int]:
+    """Return the kept iterations with recorded device time, in order."""
+    rows = connection.execute(
         "SELECT DISTINCT iteration FROM costs WHERE run_id = ? AND phase <> 'discarded' ORDER BY iteration",
         [run_id],
-    ).df()
+    ).fetchall()
+    return [iteration for (iteration,) in rows]
 
 
 def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_PICTURES = """
+    SELECT run_id, prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png
+    FROM evaluation_images JOIN prompts USING (run_id, prompt_id)
+    WHERE purpose = 'evaluate' AND png IS NOT NULL
+"""
+
+
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return the images that have pictures, by prompt.
 
@@ -23,14 +30,10 @@ def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     evaluation that has its picture), evaluations (number that have it).
     """
     return connection.execute(
-        """
-        SELECT e.prompt_id, e.seed_index, any_value(p.prompt) AS prompt,
-            arg_min(e.score, e.iteration) AS score_first, arg_max(e.score, e.iteration) AS score_latest,
-            count(*) AS evaluations
-        FROM evaluation_images e
-        JOIN prompts p ON p.run_id = e.run_id AND p.purpose = 'evaluate' AND p.prompt_id = e.prompt_id
-        WHERE e.run_id = ? AND e.png IS NOT NULL
-        GROUP BY e.prompt_id, e.seed_index ORDER BY e.prompt_id, e.seed_index
+        f"""
+        SELECT prompt_id, seed_index, any_value(prompt) AS prompt, arg_min(score, iteration) AS score_first,
+            arg_max(score, iteration) AS score_latest, count(*) AS evaluations
+        FROM ({_PICTURES}) WHERE run_id = ? GROUP BY prompt_id, seed_index ORDER BY prompt_id, seed_index
         """,
         [run_id],
     ).df()
@@ -49,36 +52,44 @@ def pictured_evaluations(connection: RecordConnection, run_id: str) -> list[int]
 def pictures(
     connection: RecordConnection,
     run_id: str,
-    images: Sequence[tuple[int, int]],
     iterations: Sequence[int],
+    images: Sequence[tuple[int, int]] | None = None,
 ) -> pd.DataFrame:
-    """Return the pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
+    """Return the pictures of images at some evaluations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
 
     Args:
-        images: `prompt_id` and `seed_index` of each image.
         iterations: iterations after which they were evaluated.
+        images: `prompt_id` and `seed_index` of each image; None for all.
     """
     return connection.execute(
-        """
-        WITH wanted AS (
-            SELECT unnest($prompts::BIGINT[]) AS prompt_id, unnest($seeds::BIGINT[]) AS seed_index
-        )
-        SELECT e.prompt_id, e.seed_index, p.prompt, e.iteration, e.score, e.exact, e.detail, e.error, e.png
-        FROM evaluation_images e JOIN wanted USING (prompt_id, seed_index)
-        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = e.prompt_id
-        WHERE e.run_id = $run AND e.png IS NOT NULL
-            AND e.iteration IN (SELECT unnest($iterations::INTEGER[]))
-        ORDER BY e.prompt_id, e.seed_index, e.iteration
+        f"""
+        SELECT * EXCLUDE (run_id) FROM ({_PICTURES})
+        WHERE run_id = $run AND list_contains($iterations::INTEGER[], iteration) AND ($images IS NULL
+            OR list_contains($images::STRUCT(prompt BIGINT, seed BIGINT)[], (prompt_id, seed_index)))
+        ORDER BY prompt_id, seed_index, iteration
         """,
         {
             "run": run_id,
-            "prompts": [prompt_id for prompt_id, _ in images],
-            "seeds": [seed_index for _, seed_index in images],
             "iterations": list(iterations),
+            "images": None
+            if images is None
+            else [{"prompt": prompt, "seed": seed} for prompt, seed in images],
         },
     ).df()
+
+
+def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFrame:
+    """Return the gallery at the first and at the latest evaluation, same prompts and seeds.
+
+    Columns: prompt_id, seed_index, prompt, then iteration, score, exact, detail, error and png (bytes),
+    each with `_before` and `_after`. With one evaluation both are the same.
+    """
+    ends = pictured_evaluations(connection, run_id)
+    found = pictures(connection, run_id, [*ends[:1], *ends[-1:]])
+    before, after = (found[found["iteration"] == (ends[place] if ends else 0)] for place in (0, -1))
+    return before.merge(after, on=["prompt_id", "seed_index", "prompt"], suffixes=("_before", "_after"))
 
 
 def latest_pictures(connection: RecordConnection, run_ids: Sequence[str], most: int) -> pd.DataFrame:
@@ -91,24 +102,17 @@ def latest_pictures(connection: RecordConnection, run_ids: Sequence[str], most: 
         most: largest number of images, the first ones by prompt.
     """
     return connection.execute(
-        """
-        WITH named AS (
-            SELECT unnest($runs::VARCHAR[]) AS run_id, unnest(range(len($runs::VARCHAR[]))) AS place
-        ),
-        found AS (
-            SELECT place, e.run_id, e.prompt_id, e.seed_index, p.prompt, e.iteration, e.score, e.exact,
-                e.detail, e.error, e.png
-            FROM evaluation_images e JOIN named USING (run_id)
-            JOIN prompts p ON p.run_id = e.run_id AND p.purpose = 'evaluate' AND p.prompt_id = e.prompt_id
-            WHERE e.png IS NOT NULL
-            QUALIFY e.iteration = max(e.iteration) OVER (PARTITION BY e.run_id)
+        f"""
+        WITH found AS (
+            SELECT * FROM ({_PICTURES}) WHERE list_contains($runs::VARCHAR[], run_id)
+            QUALIFY iteration = max(iteration) OVER (PARTITION BY run_id)
         ),
         shared AS (
             SELECT prompt_id, seed_index, prompt FROM found GROUP BY ALL
             HAVING count(*) = len($runs::VARCHAR[]) ORDER BY prompt_id, seed_index LIMIT $most
         )
-        SELECT found.* EXCLUDE (place) FROM found SEMI JOIN shared USING (prompt_id, seed_index, prompt)
-        ORDER BY prompt_id, seed_index, place
+        FROM found SEMI JOIN shared USING (prompt_id, seed_index, prompt)
+        ORDER BY prompt_id, seed_index, list_position($runs::VARCHAR[], run_id)
         """,
         {"runs": list(run_ids), "most": most},
     ).df()
@@ -131,7 +135,11 @@ def figure_means(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def paired_figures(
-    connection: RecordConnection, run_id: str, iteration: int | None = None, before: int | None = None
+    connection: RecordConnection,
+    run_id: str,
+    iteration: int | None = None,
+    before: int | None = None,
+    only: str | None = None,
 ) -> pd.DataFrame:
     """Return the figures of held-out images of two evaluations, same prompts and seeds, with the score.
 
@@ -140,6 +148,7 @@ def paired_figures(
     Args:
         iteration: iteration of the later evaluation; None for the latest.
         before: iteration of the earlier one; None for the first.
+        only: figure to return, such as `score`; None for all.
     """
     return connection.execute(
         """
@@ -160,8 +169,8 @@ def paired_figures(
         JOIN figures a ON a.iteration = ends.latest
             AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index AND a.name = b.name
         JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
-        WHERE ends.first < ends.latest
+        WHERE ends.first < ends.latest AND ($only IS NULL OR b.name = $only)
         ORDER BY b.name, b.prompt_id, b.seed_index
         """,
-        {"run": run_id, "iteration": iteration, "before": before},
+        {"run": run_id, "iteration": iteration, "before": before, "only": only},
     ).df()

@@ -18,33 +18,27 @@ import pandas as pd
 
 from storage.environment import PURPOSE
 from storage.record.reading import RecordConnection
-from storage.record.results import OVERVIEW
-
-_SPANS = """
-    SELECT started_at, ended_at FROM iterations WHERE run_id = $run
-    UNION ALL SELECT started_at, ended_at FROM evaluations WHERE run_id = $run
-    UNION ALL SELECT min(started_at), max(ended_at) FROM worker_states
-        WHERE run_id = $run AND phase <> 'discarded' GROUP BY phase, iteration
-    UNION ALL SELECT started_at, ended_at FROM worker_states WHERE run_id = $run AND phase = 'discarded'
-"""
+from storage.record.results import OVERVIEW, SPANS
 
 
-def run_overview(connection: RecordConnection) -> pd.DataFrame:
-    """Return all runs, newest first.
+def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return some runs, or all, newest first.
 
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
-    score_before, score_now, exact_before, exact_now (the result of a finished run; else over the prompts that
-    every evaluation has), usd; host, pid, process_started_at of the current or last process;
-    archived, purpose (`storage.environment.PURPOSE`; empty for a run that is not part of a check).
+    score_before, score_now, score_best, exact_before, exact_now (the result of a finished run; else over the
+    prompts that every evaluation has; NaN before an evaluation), wall_s (time at work, from the loading of
+    the first weights on, without gaps), usd, config and environment (JSON); host, pid, process_started_at of
+    the current or last process; archived, purpose (`storage.environment.PURPOSE`; empty for a run that is not
+    part of a check).
     """
-    return connection.execute(OVERVIEW).df()
+    return connection.execute(OVERVIEW, {"runs": None if run_ids is None else list(run_ids)}).df()
 
 
 def listed_runs(connection: RecordConnection) -> pd.DataFrame:
     """Return all runs, newest first, by what is known without opening a file of rows.
 
-    Columns: those of `run_overview` without iterations, exact matches and usd; the scores are a finished
-    run's result, and NaN for the others.
+    Columns: those of `run_overview` without the best score, iterations, exact matches, time, usd, config and
+    environment; the scores are a finished run's result, and NaN for the others.
     """
     return connection.execute(
         f"""
@@ -137,57 +131,6 @@ def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     ).df()
 
 
-def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return the gallery at the first and at the latest evaluation, same prompts and seeds.
-
-    Columns: prompt_id, seed_index, prompt, then score, exact, detail, error, png (bytes) and iteration,
-    each with `_before` and `_after`. With one evaluation both are the same.
-    """
-    return connection.execute(
-        """
-        WITH pictures AS (SELECT * FROM evaluation_images WHERE run_id = $run AND png IS NOT NULL),
-        ends AS (SELECT min(iteration) AS first, max(iteration) AS latest FROM pictures)
-        SELECT b.prompt_id, b.seed_index, p.prompt,
-            b.iteration AS iteration_before, b.score AS score_before, b.exact AS exact_before,
-            b.detail AS detail_before, b.error AS error_before, b.png AS png_before,
-            a.iteration AS iteration_after, a.score AS score_after, a.exact AS exact_after,
-            a.detail AS detail_after, a.error AS error_after, a.png AS png_after
-        FROM ends
-        JOIN pictures b ON b.iteration = ends.first
-        JOIN pictures a ON a.iteration = ends.latest
-            AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
-        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
-        ORDER BY b.prompt_id, b.seed_index
-        """,
-        {"run": run_id},
-    ).df()
-
-
-def paired_scores(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return scores of held-out images judged at the first and the latest evaluation, same prompts and seeds.
-
-    Pairs tell a change from noise far sooner than the two means do.
-    Columns: prompt_id, prompt (its text), seed_index, score_before, score_after, exact_before, exact_after.
-    """
-    return connection.execute(
-        """
-        WITH ends AS (
-            SELECT min(iteration) AS first, max(iteration) AS latest FROM evaluations WHERE run_id = $run
-        )
-        SELECT b.prompt_id, p.prompt, b.seed_index, b.score AS score_before, a.score AS score_after,
-            b.exact::INTEGER AS exact_before, a.exact::INTEGER AS exact_after
-        FROM ends
-        JOIN evaluation_images b ON b.run_id = $run AND b.iteration = ends.first
-        JOIN evaluation_images a ON a.run_id = $run AND a.iteration = ends.latest
-            AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
-        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
-        WHERE ends.first < ends.latest AND a.error IS NULL AND b.error IS NULL
-        ORDER BY b.prompt_id, b.seed_index
-        """,
-        {"run": run_id},
-    ).df()
-
-
 def events(
     connection: RecordConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
 ) -> pd.DataFrame:
@@ -207,7 +150,7 @@ def events(
 
 def _elapsed_s(connection: RecordConnection, run_id: str, until: np.ndarray) -> np.ndarray:
     """Return the seconds that the run was at work before each time of `until` (Unix seconds)."""
-    spans = connection.execute(f"{_SPANS} ORDER BY started_at", {"run": run_id}).fetchnumpy()
+    spans = connection.execute(f"FROM ({SPANS}) WHERE run_id = ? ORDER BY started_at", [run_id]).fetchnumpy()
     starts = np.asarray(spans["started_at"], dtype=float)
     if starts.size == 0:
         return np.zeros(until.shape)

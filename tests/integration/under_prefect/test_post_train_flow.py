@@ -21,7 +21,7 @@ from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
 from storage.record.reading import Records
-from storage.record.results import evaluated_iterations, held_out_scores, run_result
+from storage.record.results import held_out_curve, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points
 from ui.data.images import read_quality
@@ -183,7 +183,7 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     assert finished["iterations"] == 3
     assert finished["max_ratio_deviation"] <= config.algorithm.ratio_tolerance
     assert finished["cost_usd"] > 0
-    assert evaluated_iterations(store.records, "run-a") == {0, 2, 3}
+    assert dict(held_out_curve(store.records, "run-a")).keys() == {0, 2, 3}
     assert last_state(home, config, "run-a")[0] == 3
     with Records(home).reading() as connection:
         samples = connection.execute("SELECT count(*), count(DISTINCT iteration) FROM samples").fetchone()
@@ -262,7 +262,7 @@ def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, confi
     resumed = post_train(config.model_copy(update={"runtime": without_ray}), "run-a")
     assert last_state(home, config, "run-a") == expected
     assert resumed["score_after"] == finished["score_after"]
-    assert evaluated_iterations(store.records, "run-a") >= {2, 3}
+    assert dict(held_out_curve(store.records, "run-a")).keys() >= {2, 3}
     assert store.run("run-a").status == "finished"
     with Records(home).reading() as connection:
         rows = connection.execute("SELECT iteration FROM iterations ORDER BY iteration").fetchall()

@@ -12,7 +12,7 @@ import streamlit as st
 from storage.config.loading import differences
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.record.queries.runs import images_before_after
+from storage.record.queries.images import images_before_after
 from storage.record.reading import Records
 from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
 from ui.data.images import QualityView, read_quality, sources_of

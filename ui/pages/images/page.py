@@ -91,7 +91,7 @@ def _pictures(
     home: Path, view: RunView, keys: tuple[tuple[int, int], ...], iterations: tuple[int, ...]
 ) -> pd.DataFrame:
     until = view.newest.evaluation_at
-    found = load(image_queries.pictures, home, view, keys, iterations, until=until)
+    found = load(image_queries.pictures, home, view, iterations, keys, until=until)
     return with_verdicts(found, gives_verdict(view))
 
 

@@ -19,6 +19,7 @@ from storage.evaluations.strategies import compared_strategies, strategy_arms
 from storage.home import Home
 from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries import comparisons, images
+from storage.record.queries.runs import run_overview
 from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
@@ -39,7 +40,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
         archived: True to include archived runs, and to count them.
         checks: the same for runs that are part of a check, and simulated ones.
 
-    Columns: those of `storage.record.queries.comparisons.run_table`, and preset, reward, strategy, task
+    Columns: those of `storage.record.queries.runs.run_overview`, and preset, reward, strategy, task
     (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
     are), verdicts (True if its reward may call an image exact; otherwise exact_now is NaN), purpose (the
     check that it is part of; empty for most), tags, note, archived, of (number of all such runs).
@@ -51,7 +52,7 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
     # By name, so that the files of all other runs stay closed.
     with Records(Home(home)).reading(*latest) as connection:
-        table = comparisons.run_table(connection, latest)
+        table = run_overview(connection, latest)
     facts = [
         _facts(json.loads(config), json.loads(environment))
         for config, environment in zip(table["config"], table["environment"], strict=True)

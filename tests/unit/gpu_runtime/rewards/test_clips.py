@@ -121,9 +121,7 @@ def test_settings_name_frames_or_are_refused():
     assert (frames("all"), frames("first,middle,last"), frames("4")) == ("all", "first,middle,last", 4)
     assert load_config("glyphs", [], {"SPOTLIGHT_REWARD__FRAMES": "4"}).reward.frames == 4
     for wrong in ("0", "some", "2.5", "true", "1025"):
-        with pytest.raises(
-            ConfigurationError, match=r"reward\.frames = .*1,024, or all, or first,"
-        ):
+        with pytest.raises(ConfigurationError, match=r"reward\.frames = .*1,024, or all, or first,"):
             frames(wrong)
     with pytest.raises(ConfigurationError, match=r"reward\.frames is 4, but embedded makes images; leave"):
         check_inputs(load_config("glyphs", ["reward.frames=4"], {}))

@@ -19,7 +19,7 @@ from storage.config.run_config import RunConfig
 from storage.environment import environment, preset_fact
 from storage.errors import CheckpointError
 from storage.evaluations.figures import figures_of, graded
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import draw_subset
@@ -108,7 +108,8 @@ def record_separately(
     Raises:
         StorageError: the record or the disk refused.
     """
-    evaluation, images = evaluated.evaluation, judged_images(evaluated)
+    evaluation = evaluated.evaluation
+    images = evaluation.images({prompt.prompt_id: prompt.tag for prompt in evaluated.prompts})
     row = SeparateEvaluation(
         evaluation_id, evaluated.run_id, evaluated.iteration, evaluation.policy_version, evaluated.started_at,
         evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
@@ -138,28 +139,6 @@ def record_separately(
         "score": evaluation.score,
         **({"exact": evaluation.exact} if row.gives_verdict else {}),
     }
-
-
-def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
-    """Return the scores and figures of an evaluation with their prompts' tags, by prompt and seed."""
-    evaluation = evaluated.evaluation
-    tags = {prompt.prompt_id: prompt.tag for prompt in evaluated.prompts}
-    return [
-        JudgedImage(
-            prompt_id=sample.request.prompt_id,
-            seed_index=sample.request.seed_index,
-            prompt=sample.request.prompt,
-            tag=tags[sample.request.prompt_id],
-            score=score.value,
-            exact=score.exact,
-            detail=score.detail,
-            error=score.error,
-            figures=figures,
-        )
-        for sample, score, figures in zip(
-            evaluation.samples, evaluation.scores, evaluation.figures, strict=True
-        )
-    ]
 
 
 def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:

@@ -9,9 +9,9 @@ import time
 from storage.config.run_config import RunConfig
 from storage.record.records import (
     DeviceState,
-    EvaluationImage,
     EvaluationRecord,
     IterationRecord,
+    JudgedImage,
     Market,
     PaidTime,
     SampleRecord,
@@ -138,15 +138,15 @@ def _word(place: int) -> str:
     return "".join(dice.choice(_LETTERS) for _ in range(3))
 
 
-def _picture(run_id: str, iteration: int, place: int, with_png: bool) -> EvaluationImage:
+def _picture(run_id: str, iteration: int, place: int, with_png: bool) -> JudgedImage:
     difficulty = random.Random(place).random()  # the same prompt and seed at every evaluation
     right = sum(difficulty + offset < 1.25 * _skill(iteration) for offset in (0.0, 0.18, 0.36))
     word = _word(1000 + place)
     read = word[:right] + "".join("O0Q"[k] for k in range(3 - right))
     picture = png(read, place, 110 - 2 * iteration) if with_png else None
-    return EvaluationImage(
-        prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, score=right / 3, exact=right == 3,
-        detail=f'read "{read}"', error=None, png=picture, figures=_looks(iteration, place),
+    return JudgedImage(
+        prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, tag="", score=right / 3,
+        exact=right == 3, detail=f'read "{read}"', error=None, png=picture, figures=_looks(iteration, place),
     )  # fmt: skip
 
 

@@ -20,9 +20,9 @@ from storage.record.records import (
     CandidateRecord,
     DeviceEvent,
     DeviceState,
-    EvaluationImage,
     EvaluationRecord,
     IterationRecord,
+    JudgedImage,
     Market,
     PaidTime,
     SampleImage,
@@ -289,7 +289,7 @@ def _evaluation(
         score = float(np.clip(dice.normal(_skill(iteration), 0.2), 0, 1).round(2))
         picture = pictures[(place + iteration) % len(pictures)] if place < _GALLERY else None
         prompt = f'a board that says "{place:04d}"'
-        images.append(EvaluationImage(place, prompt, 0, score, score == 1, "read it", None, picture))
+        images.append(JudgedImage(place, 0, prompt, "", score, score == 1, "read it", None, png=picture))
     return EvaluationRecord(
         run_id, iteration, iteration, at, at + _EVALUATION_S, sum(i.score for i in images) / len(images),
         sum(i.exact for i in images) / len(images), images,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -13,10 +13,11 @@ from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.quality.meter import QualityMeter
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score, judged, part_figures
-from gpu_runtime.scheduling.requests import evaluation_request
+from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
 from storage.config.run_config import RunConfig
+from storage.pictures import picture_file
 from storage.prompts.files import PromptRecord
-from storage.record.records import JUDGE_USD
+from storage.record.records import JUDGE_USD, JudgedImage
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,26 @@ class Evaluation:
         samples, scores, figures = (list(column) for column in zip(*rows, strict=True))
         refuse_total_failure(scorer, scores)
         return Evaluation(samples, scores, self.policy_version, figures)
+
+    def images(
+        self, tags: Mapping[int, str] | None = None, pictured: Collection[SampleRequest] = ()
+    ) -> list[JudgedImage]:
+        """Return its images for the record, in their order.
+
+        Args:
+            tags: tag of each prompt, by prompt_id; None for none.
+            pictured: requests whose pictures are kept.
+        """
+        return [
+            JudgedImage(
+                request.prompt_id, request.seed_index, request.prompt,
+                "" if tags is None else tags[request.prompt_id],
+                score.value, score.exact, score.detail, score.error, figures,
+                picture_file(sample.image_HWC) if request in pictured else None,
+            )
+            for sample, score, figures in zip(self.samples, self.scores, self.figures, strict=True)
+            for request in [sample.request]
+        ]  # fmt: skip
 
     @property
     def judge_errors(self) -> list[str]:

@@ -24,7 +24,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from storage.evaluations.quality import mean_figures
-from storage.evaluations.separate import JudgedImage
+from storage.record.records import JudgedImage
 
 LEVEL = 0.95
 METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with one prompt more at either bound"

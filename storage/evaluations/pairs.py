@@ -14,10 +14,11 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import graded, tagged_figures
 from storage.evaluations.quality import JUDGE, image_changes
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import draw_subset, load_run_prompts
+from storage.record.records import JudgedImage
 
 _OF_NO_CONCERN = (
     "name",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from storage.config.run_config import RunConfig
-    from storage.evaluations.separate import JudgedImage
+    from storage.record.records import JudgedImage
 
 SCORE = "score"
 JUDGE = "judge"

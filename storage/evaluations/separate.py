@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage.config.loading import stored_config
@@ -15,34 +15,9 @@ from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.files import put_folder, refusals
 from storage.record.reading import EVALUATION_FILE, Records, separate_evaluations
+from storage.record.records import JudgedImage
 from storage.record.run_folder import RunFolder
 from storage.record.tables import columns_of, figure_columns, tables_of
-
-
-@dataclass(frozen=True)
-class JudgedImage:
-    """One image of an evaluation.
-
-    Attributes:
-        prompt_id: position of its prompt in the file.
-        tag: the prompt's tag (GenEval's kind of task); empty if it has none.
-        figures: figures of its look, and the parts of its score (`storage/evaluations/quality.py`).
-    """
-
-    prompt_id: int
-    seed_index: int
-    prompt: str
-    tag: str
-    score: float
-    exact: bool
-    detail: str
-    error: str | None
-    figures: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def unit(self) -> tuple[str, str]:
-        """Tag and text of its prompt: images that share both are not independent, whatever their rows."""
-        return self.tag, self.prompt
 
 
 @dataclass(frozen=True)

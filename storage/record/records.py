@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -262,24 +263,32 @@ class IterationRecord(DeviceTime):
 
 
 @dataclass(frozen=True)
-class EvaluationImage:
-    """One held-out image.
+class JudgedImage:
+    """One held-out image of a run's evaluation, or of one by `spotlight evaluate`.
 
     Attributes:
-        png: its PNG, for a clip its animated WebP, for the gallery; else None.
+        prompt_id: position of its prompt in the file.
+        tag: the prompt's tag (GenEval's kind of task); empty if it has none. A run's record has none.
         figures: figures of its look, by name (`storage/evaluations/quality.py`), and the parts of its score
             as `part_NAME`.
+        png: its PNG, for a clip its animated WebP, for the gallery; else None.
     """
 
     prompt_id: int
-    prompt: str
     seed_index: int
+    prompt: str
+    tag: str
     score: float
     exact: bool
     detail: str
     error: str | None
+    figures: Mapping[str, float] = field(default_factory=dict)
     png: bytes | None = None
-    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> tuple[str, str]:
+        """Tag and text of its prompt: images that share both are not independent, whatever their rows."""
+        return self.tag, self.prompt
 
 
 @dataclass
@@ -300,6 +309,6 @@ class EvaluationRecord(DeviceTime):
     ended_at: float
     score: float
     exact: float
-    images: list[EvaluationImage] = field(default_factory=list)
+    images: list[JudgedImage] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
     looks: dict[str, float] = field(default_factory=dict)

@@ -15,11 +15,9 @@ from gpu_runtime.learning.report import OffPolicyFigures, TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Rollout, Trained
 from storage.evaluations.quality import mean_figures
-from storage.pictures import picture_file
 from storage.record.records import (
     JUDGE_USD,
     Collected,
-    EvaluationImage,
     EvaluationRecord,
     IterationRecord,
     SampleRecord,
@@ -185,25 +183,10 @@ def evaluation_record(
     """
     compared = evaluation.of(session.runtime.compared_prompts, session.config.reward.scorer)
     pictured = {sample.request for sample in compared.samples[:GALLERY]}
-    images = [
-        EvaluationImage(
-            prompt_id=sample.request.prompt_id,
-            prompt=sample.request.prompt,
-            seed_index=sample.request.seed_index,
-            score=score.value,
-            exact=score.exact,
-            detail=score.detail,
-            error=score.error,
-            png=picture_file(sample.image_HWC) if sample.request in pictured else None,
-            figures=figures,
-        )
-        for sample, score, figures in zip(
-            evaluation.samples, evaluation.scores, evaluation.figures, strict=True
-        )
-    ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
-        compared.score, compared.exact, images, part_means(compared.scores), mean_figures(compared.figures),
+        compared.score, compared.exact, evaluation.images(pictured=pictured), part_means(compared.scores),
+        mean_figures(compared.figures),
         **collected.of_devices(),
     )  # fmt: skip
 

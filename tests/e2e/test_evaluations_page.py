@@ -9,7 +9,8 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
+from storage.record.records import JudgedImage
 from storage.record.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file, pictures, sentences
 from tests.sample_run import write_sample_run

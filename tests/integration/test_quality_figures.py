@@ -13,7 +13,7 @@ from storage.config.run_config import RunConfig
 from storage.evaluations.quality import quality_verdict
 from storage.home import Home
 from storage.record.queries.images import figure_means, paired_figures
-from storage.record.records import EvaluationImage, EvaluationRecord
+from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.results import held_out_scores, run_result
 from storage.record.run_store import RunStore
 from ui.data.images import read_quality
@@ -30,8 +30,8 @@ def store(tmp_path: Path) -> RunStore:
 
 def evaluation(iteration: int, score: float, distance: float, **more: float) -> EvaluationRecord:
     images = [
-        EvaluationImage(
-            place, f"sign {place}", 0, score, False, "", None,
+        JudgedImage(
+            place, 0, f"sign {place}", "", score, False, "", None,
             figures={"truth_distance": distance * (1 + place / 100), "part_ocr": score, **more},
         )
         for place in range(16)

@@ -63,6 +63,7 @@ def pictures(
         iterations: iterations after which they were evaluated.
         images: `prompt_id` and `seed_index` of each image; None for all.
     """
+    chosen = None if images is None else [{"prompt": prompt, "seed": seed} for prompt, seed in images]
     return connection.execute(
         f"""
         SELECT * EXCLUDE (run_id) FROM ({_PICTURES})
@@ -70,13 +71,7 @@ def pictures(
             OR list_contains($images::STRUCT(prompt BIGINT, seed BIGINT)[], (prompt_id, seed_index)))
         ORDER BY prompt_id, seed_index, iteration
         """,
-        {
-            "run": run_id,
-            "iterations": list(iterations),
-            "images": None
-            if images is None
-            else [{"prompt": prompt, "seed": seed} for prompt, seed in images],
-        },
+        {"run": run_id, "iterations": list(iterations), "images": chosen},
     ).df()
 
 

@@ -21,9 +21,10 @@ from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
+from storage.record.records import JudgedImage
 from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_notes import NoteStore

@@ -17,9 +17,9 @@ from storage.errors import RuntimeFailure
 from storage.evaluations.strategies import compared_strategies, in_words, strategy_arms
 from storage.home import Home
 from storage.record.records import (
-    EvaluationImage,
     EvaluationRecord,
     IterationRecord,
+    JudgedImage,
     SampleRecord,
     StateInterval,
 )
@@ -36,9 +36,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
 
 def evaluated(store: RunStore, run_id: str, iteration: int, scores: Iterable[float]) -> None:
     images = [
-        EvaluationImage(
-            prompt_id=place, prompt=f"prompt {place}", seed_index=0, score=score, exact=False, detail="",
-            error=None, png=None, figures={},
+        JudgedImage(
+            prompt_id=place, prompt=f"prompt {place}", seed_index=0, tag="", score=score, exact=False,
+            detail="", error=None,
         )
         for place, score in enumerate(scores)
     ]  # fmt: skip

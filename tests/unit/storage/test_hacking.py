@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from storage.evaluations.quality import FigureChange, figure_changes, mean_figures, quality_verdict
-from storage.evaluations.separate import JudgedImage
+from storage.record.records import JudgedImage
 
 
 def pairs(prompts: int = 40, /, **figures: tuple[float, float]) -> pd.DataFrame:

@@ -9,7 +9,8 @@ import pytest
 
 from storage.evaluations.figures import figures_of, tagged_estimates
 from storage.evaluations.pairs import difference_of
-from storage.evaluations.separate import JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import SeparateEvaluation
+from storage.record.records import JudgedImage
 from storage.record.results import VarianceGain, variance_gain
 
 

@@ -23,9 +23,10 @@ from storage.evaluations.reproductions import (
     write_reference,
     write_reproduction,
 )
-from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
+from storage.record.records import JudgedImage
 from storage.record.run_store import RunStore
 from tests.sample_run import write_sample_run
 

@@ -18,7 +18,7 @@ from storage.errors import HackingError
 from storage.evaluations.quality import AlarmCourse
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
-from storage.record.records import EvaluationImage, EvaluationRecord
+from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.run_store import RunStore
 from tasks.iteration.alarm import answer, take_up
 from tests.tiny_run import OBJECTIVE_NAMES, TinyRun, tiny_config
@@ -73,8 +73,8 @@ class Run:
 
     def _evaluated(self, iteration: int, distance: float, score: float = 0.25) -> None:
         images = [
-            EvaluationImage(
-                place, f"p{place}", 0, score, False, "", None,
+            JudgedImage(
+                place, 0, f"p{place}", "", score, False, "", None,
                 figures={"truth_distance": distance * (1 + place / 100)},
             )
             for place in range(16)

@@ -17,7 +17,7 @@ from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.prompts.files import PromptRecord
 from storage.readers.figures import gallery, moments_after
-from storage.record.records import Collected, EvaluationImage, EvaluationRecord, StateInterval
+from storage.record.records import Collected, EvaluationRecord, JudgedImage, StateInterval
 from storage.record.run_store import RunStore
 from tasks.iteration.commit import evaluation_record, record_evaluation
 from tests.sample_run import iteration_record
@@ -76,8 +76,8 @@ def test_an_evaluation_s_parts_go_to_readers(
 
 def test_pictures_have_the_same_names_at_every_evaluation(tmp_path: Path):
     images = [
-        EvaluationImage(0, 'a sign that says "K7A"', 1, 0.5, False, "", None, b"png"),
-        EvaluationImage(1, "not kept", 0, 0.5, False, "", None),
+        JudgedImage(0, 1, 'a sign that says "K7A"', "", 0.5, False, "", None, png=b"png"),
+        JudgedImage(1, 0, "not kept", "", 0.5, False, "", None),
     ]
     store = entered(tmp_path)
     store.commit_evaluation(EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))

@@ -27,9 +27,9 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import difference_of
-from storage.evaluations.separate import JudgedImage, SeparateEvaluation
+from storage.evaluations.separate import SeparateEvaluation
 from storage.home import Home
-from storage.record.records import Collected
+from storage.record.records import Collected, JudgedImage
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tasks.iteration.commit import iteration_record

@@ -150,10 +150,10 @@ class Run:
     def ledger(self) -> pd.DataFrame:
         """The paid time: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
         from storage.ledger.ledger import read_ledger
-        from storage.record.reading import Records
+        from storage.record.run_store import RunStore
         from ui.data.devices import bill_entries
 
-        with Records(self._home).reading(self.run_id) as connection:
+        with RunStore(self._home).reading(self.run_id) as connection:
             return bill_entries(read_ledger(connection, self.run_id))
 
     @property
@@ -188,11 +188,11 @@ class Run:
 
     def _frame(self, query: str) -> pd.DataFrame:
         """Return what a query of `storage.record.queries`, named by module and function, finds of the run."""
-        from storage.record.reading import Records
+        from storage.record.run_store import RunStore
 
         module, _, name = query.partition(".")
         found = getattr(importlib.import_module(f"storage.record.queries.{module}"), name)
-        with Records(self._home).reading(self.run_id) as connection:
+        with RunStore(self._home).reading(self.run_id) as connection:
             return _dated(found(connection, self.run_id))
 
 
@@ -350,7 +350,7 @@ def runs() -> pd.DataFrame:
     store, unlisted = RunStore(_home()), ["score_best", "wall_s", "config", "environment", "host", "pid"]
     unlisted += ["process_started_at", "archived"]
     store.reconcile()
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         found = run_overview(connection)
     return _dated(found.drop(columns=unlisted))
 

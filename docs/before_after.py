@@ -19,7 +19,7 @@ import pandas as pd
 from storage.errors import StorageError
 from storage.home import Home
 from storage.record.queries.images import pictured_evaluations, pictured_images, pictures
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 
 PAIRS = 4
 WIDTH, HEIGHT, IMAGE = 900, 158, 96
@@ -32,7 +32,7 @@ def learned_pairs(home: Home, run_id: str) -> list[tuple[pd.Series, pd.Series]]:
     Raises:
         StorageError: where a run has none that went from wrong to right.
     """
-    with Records(home).reading(run_id) as record:
+    with RunStore(home).reading(run_id) as record:
         evaluations = pictured_evaluations(record, run_id)
         images = list(pictured_images(record, run_id)[["prompt_id", "seed_index"]].itertuples(index=False))
         ends = [evaluations[0], evaluations[-1]] if evaluations else []

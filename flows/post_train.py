@@ -263,7 +263,7 @@ def _train(session: Session) -> dict[str, Any]:
         if committing is not None:
             # A finished iteration is kept even if something went wrong after it.
             committing.wait(COMMIT_WAIT_S)
-    result = run_result(session.store.records, session.run_id)
+    result = run_result(session.store, session.run_id)
     for device in result["unjoined_devices"]:
         reporter().note(f"{device['device']} never joined the run: {device['reason']}")
     reporter().result(result)
@@ -275,7 +275,7 @@ def _train(session: Session) -> dict[str, Any]:
 def _catch_up(session: Session, done: int) -> None:
     """Finish the last committed iteration: its evaluation, or the response to its alarm."""
     take_up(session)
-    if done in dict(held_out_curve(session.store.records, session.run_id)):
+    if done in dict(held_out_curve(session.store, session.run_id)):
         _answer(session, done)
     else:
         _evaluate_if_due(session, done)

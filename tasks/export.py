@@ -100,7 +100,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); go on with `spotlight resume "
             f"{run_id}`, then export it"
         ) from error
-    curve, result = held_out_curve(store.records, run_id), run_result(store.records, run_id)
+    curve, result = held_out_curve(store, run_id), run_result(store, run_id)
     out = claim_folder(out, "--out")
     try:
         if config.adaptation.mode == "lora":

@@ -85,7 +85,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     measure = "score" if signals == {"graded"} else "exact"
     arms: dict[Arm, tuple[LearningCurve, ...]] = {}
     for run_id, config in zip(run_ids, configs, strict=True):
-        with store.records.reading(run_id) as connection:
+        with store.reading(run_id) as connection:
             frame = score_curve(connection, run_id)
         if len(frame) < 2 or frame["iteration"].iloc[0] != 0:
             raise ConfigurationError(

@@ -135,7 +135,7 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
     )
 
     values = found.values
-    with RunStore(home).records.reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         work = iteration_work(connection, run_id)
         evaluations = evaluation_work(connection, run_id)
         changes = changes_of_state(connection, run_id)

@@ -61,7 +61,7 @@ def record_run(
             metrics = {"iteration_s": part.ended_at - part.started_at, "cost_usd": part.usd}
             record = IterationRecord(*span, metrics, intervals=part.intervals, device_events=part.events)
             store.commit_iteration(record)
-    store.set_summary(run_id, run_result(store.records, run_id))
+    store.set_summary(run_id, run_result(store, run_id))
     store.compact(run_id)
 
 

@@ -105,7 +105,7 @@ def mlflow_points(uri: str, run_id: str) -> Points:
 def recorded_points(home: Home, run_id: str) -> Points:
     """The same of the record."""
     found: Points = defaultdict(list)
-    with RunStore(home).records.reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         for moment in moments_after(connection, run_id, -1):
             for name, value in moment.figures.items():
                 found[name].append((moment.iteration, value))

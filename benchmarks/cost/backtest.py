@@ -151,7 +151,7 @@ def _beside(live: Mapping[str, float], simulated: Mapping[str, float]) -> dict[s
 
 def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
     """What a recorded run came to."""
-    with RunStore(home).records.reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         work = iteration_work(connection, run_id)[1:]
         states = connection.execute(
             "SELECT market || '/' || state, sum(ended_at - started_at), "
@@ -231,7 +231,7 @@ def _shifted(trace: Trace, by_s: float) -> Trace:
 
 def first_phase_at(home: Home, run_id: str) -> float:
     """When the first images of a run were begun (Unix seconds)."""
-    with RunStore(home).records.reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         row = connection.execute(
             "SELECT min(started_at) FROM worker_states WHERE run_id = ? AND state = 'rollout'", [run_id]
         ).fetchone()
@@ -254,7 +254,7 @@ def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile |
     starts, losses = [], []
     for other in runs:
         if other.live.kind == kept.live.kind and other is not kept and other.trace is not None:
-            with RunStore(home).records.reading() as connection:
+            with RunStore(home).reading() as connection:
                 starts += start_times(connection, other.run_id)
                 lost = losses_at_work(connection, other.run_id)
             losses += _discoveries_s(other, lost)

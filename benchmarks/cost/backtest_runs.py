@@ -242,7 +242,7 @@ def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> di
     ran = disturb(home, run_id, arguments, faults)
     if ran.restarts or ran.hung:
         raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
-    with RunStore(home).records.reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         row = connection.execute(
             "SELECT min(started_at) FROM worker_states WHERE run_id = ?", [run_id]
         ).fetchone()

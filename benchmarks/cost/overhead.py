@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.report import finish, options
 from storage.config.loading import load_config
 from storage.home import Home
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 
 _ONE_DEVICE = (
     "runtime.spot_workers=0",
@@ -60,7 +60,7 @@ def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tup
              "--run-id", "overhead", *sets],
             check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
         )  # fmt: skip
-        with Records(home).reading() as connection:
+        with RunStore(home).reading() as connection:
             rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
         ends = [ended_at for (ended_at,) in rows]
         return [b - a for a, b in itertools.pairwise(ends)], _digest(home)

@@ -31,7 +31,7 @@ from gpu_runtime.runtime import Runtime
 from storage.config.loading import load_config
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
              "evaluation.every=0", "evaluation.prompts=1", "evaluation.images_per_prompt=1")  # fmt: skip
@@ -121,7 +121,7 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
     """Run it and read its time line."""
     with tempfile.TemporaryDirectory() as folder:
         train(preset, (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS), folder)
-        with Records(Home(Path(folder))).reading() as connection:
+        with RunStore(Home(Path(folder))).reading() as connection:
             rows = connection.execute(_ITERATIONS).fetchall()
             idle = connection.execute(_IDLE).fetchone()
     # The first window has no forecast yet, and the last iteration nothing to explore for.

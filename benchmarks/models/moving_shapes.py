@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import finish, options
 from storage.home import Home
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 
 PRESET = "moving-shapes"
 
@@ -36,7 +36,7 @@ def learned(seed: int, settings: list[str]) -> dict[str, Any]:
             env=os.environ | {"SPOTLIGHT_HOME": home}, check=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         took_s = time.monotonic() - began
-        with Records(Home(Path(home))).reading() as record:
+        with RunStore(Home(Path(home))).reading() as record:
             curve = record.execute(
                 "SELECT iteration, score, exact FROM evaluations ORDER BY iteration"
             ).fetchall()

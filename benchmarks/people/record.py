@@ -162,7 +162,7 @@ def fault(kind: str, at: int, undisturbed: dict[str, Any]) -> Outcome:
 
 def look(store: RunStore) -> tuple[set[int], int]:
     """Iterations that are there, and how many of them by halves."""
-    with store.records.reading(RUN) as connection:
+    with store.reading(RUN) as connection:
         rows = {
             table: dict(
                 connection.execute(f"SELECT iteration, count(*) FROM {table} GROUP BY ALL").fetchall()
@@ -176,7 +176,7 @@ def look(store: RunStore) -> tuple[set[int], int]:
 
 def contents(store: RunStore) -> dict[str, Any]:
     """All rows that count, but for what was paid for work that was done again."""
-    with store.records.reading(RUN) as connection:
+    with store.reading(RUN) as connection:
         found = {
             table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in _TABLES
         }

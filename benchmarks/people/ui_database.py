@@ -114,7 +114,7 @@ def _write_run(store: RunStore, run_id: str, config: RunConfig, scale: Scale, pi
 def row_counts(store: RunStore) -> dict[str, int]:
     """Rows of the tables that grow with a run."""
     tables = ("samples", "candidates", "worker_states", "iteration_metrics", "evaluation_images")
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         found = {}
         for table in tables:
             row = connection.execute(f"SELECT count(*) FROM {table}").fetchone()

@@ -152,7 +152,7 @@ class Comparison:
         for each in planned:
             arms.setdefault(each.strategy, {})[each.config.seed] = each.run_id
         run_ids = [each.run_id for each in planned]
-        with RunStore(home).records.reading(*run_ids) as connection:
+        with RunStore(home).reading(*run_ids) as connection:
             answer: dict[str, Any] = compared_strategies(connection, arms)
         if as_json:
             typer.echo(json.dumps(answer))

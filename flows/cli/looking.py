@@ -34,7 +34,7 @@ from storage.record.results import results_so_far
 from storage.record.run_notes import NoteStore
 from storage.record.run_status import (
     LIVE,
-    LogLines,
+    Activity,
     activity_of,
     lines_after,
     read_activity,
@@ -67,7 +67,7 @@ def runs(
         typer.echo(f"warning: {bare}", err=True)
     if not archived:
         rows = _not_archived(home, rows)
-    found = results_so_far(store.records)
+    found = results_so_far(store)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(_facts(row, found[row.run_id])))
@@ -185,13 +185,13 @@ def logs(
 ) -> None:
     """Print a run's log: phases, messages, and events such as notices, losses and alarms."""
     home = Home.from_environment()
-    store, log, position = RunStore(home), LogLines(), 0
+    store, log, position = RunStore(home), Activity(), 0
     status = _status(store, run_id)
     with suppress(KeyboardInterrupt):
         while True:
             lines, position = lines_after(home, run_id, position)
             for line in lines:
-                message = log.message(line)
+                message = log.take(line)
                 if as_json:
                     typer.echo(json.dumps(line))
                 elif message is not None:

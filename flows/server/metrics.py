@@ -19,7 +19,7 @@ from storage.access.server_guard import ServerGuard
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
 from storage.record.queries.live_figures import LiveRun, live_runs
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32
@@ -111,7 +111,7 @@ class _HomeCollector(Collector):
     """A collector of a home's runs, which reads their folders at each request."""
 
     def __init__(self, home: Home) -> None:
-        self._records = Records(home)
+        self._store = RunStore(home)
 
     def collect(self) -> Iterable[Metric]:
         """Return the metrics of the home's runs.
@@ -119,7 +119,7 @@ class _HomeCollector(Collector):
         Raises:
             StorageError: a run's folder cannot be read.
         """
-        with self._records.reading() as connection:
+        with self._store.reading() as connection:
             runs = live_runs(connection)
         return families(runs, time.time())
 

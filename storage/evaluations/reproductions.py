@@ -20,7 +20,7 @@ from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import read_json, refusals, write_json
-from storage.record.reading import RecordConnection, Records
+from storage.record.reading import RecordConnection
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
@@ -102,7 +102,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
             f"run {run_id!r} is {row.status}, and only a finished run can be done again; go on with "
             f"`spotlight resume {run_id}`"
         )
-    with store.records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         rewards = connection.execute(
             "SELECT iteration, value FROM iteration_metrics WHERE run_id = ? AND name = 'reward_mean'",
             [run_id],
@@ -235,7 +235,7 @@ def reference_run_of(home: Home, series: str) -> str | None:
     Raises:
         StorageError: the disk refuses, or a file is damaged.
     """
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         row = connection.execute(
             "SELECT run_id FROM reproductions WHERE series = ? AND verdict = 'recorded' "
             "ORDER BY started_at DESC LIMIT 1",

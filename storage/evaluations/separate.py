@@ -14,9 +14,10 @@ from storage.environment import gives_verdict
 from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.files import put_folder, refusals
-from storage.record.reading import EVALUATION_FILE, Records, separate_evaluations
+from storage.record.reading import EVALUATION_FILE, separate_evaluations
 from storage.record.records import JudgedImage
 from storage.record.run_folder import RunFolder
+from storage.record.run_store import RunStore
 from storage.record.tables import columns_of, figure_columns, tables_of
 
 
@@ -129,7 +130,7 @@ class EvaluationStore:
 
     def images(self, evaluation_id: str) -> list[JudgedImage]:
         """Return the images of an evaluation, by prompt and seed."""
-        with Records(self.home).reading() as connection:
+        with RunStore(self.home).reading() as connection:
             rows = connection.execute(
                 "SELECT prompt_id, seed_index, prompt, tag, score, exact, detail, error "
                 "FROM separate_evaluation_images WHERE evaluation_id = ? ORDER BY prompt_id, seed_index",

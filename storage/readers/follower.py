@@ -18,9 +18,9 @@ from storage.readers.figures import gallery, last_moment, moments_after
 from storage.readers.protocol import Reader, ReadRun
 from storage.record.checkpoints import CheckpointStore
 from storage.record.files import CHECKPOINT, read_json, write_json
-from storage.record.reading import Records
 from storage.record.records import RunStatus
 from storage.record.run_folder import RunFolder
+from storage.record.run_store import RunStore
 from storage.text import one_line
 
 REPORT = "report.html"
@@ -121,7 +121,7 @@ class Follower:
     def _send(self, status: RunStatus | None, at: float) -> bool:
         """Send everything available; return False if something was refused, and must be tried again."""
         reader, position = self.reader, self.position
-        with Records(self._home).reading(self._run_id) as connection:
+        with RunStore(self._home).reading(self._run_id) as connection:
             last = last_moment(connection, self._run_id, position.moment, position.at)
             if last < position.moment:
                 position.moment, self.is_open = last, False  # the run went back to a checkpoint

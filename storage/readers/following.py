@@ -21,7 +21,7 @@ from storage.home import Home
 from storage.readers.figures import figure_name
 from storage.readers.follower import Follower, Position, in_words, position_file
 from storage.readers.protocol import Reader, ReadRun
-from storage.readers.registry import build_reader
+from storage.readers.registry import READERS
 from storage.record.files import locked
 from storage.record.records import RunStatus
 from storage.record.run_notes import NoteStore
@@ -86,7 +86,7 @@ class _ReaderThread(threading.Thread):
     def __init__(self, home: Home, run_id: str, name: str, tracking: TrackingConfig) -> None:
         super().__init__(name=f"reader {name}", daemon=True)
         self._home, self._run_id, self._name, self._tracking = home, run_id, name, tracking
-        self._follower = Follower(home, run_id, name, build_reader(name, home, tracking), self._say)
+        self._follower = Follower(home, run_id, name, READERS.find(name).build(home, tracking), self._say)
         self._status: RunStatus | None = None
         self._is_linked = self._has_said = False
         self._earlier: list[RunRow] | None = None
@@ -168,7 +168,7 @@ class _ReaderThread(threading.Thread):
             self._say(f"{self._label} lacks the figures of earlier runs: {error}")
         while self._earlier and not is_over():
             row = self._earlier.pop(0)
-            reader = build_reader(self._name, self._home, self._tracking)
+            reader = READERS.find(self._name).build(self._home, self._tracking)
             follower = Follower(self._home, row.run_id, self._name, reader, self._say)
             try:
                 with locked(follower.lock, wait=False) as is_ours:
@@ -227,7 +227,7 @@ def send_evaluation(
             _log.warning("%s lacks evaluation %s (%s)", reader.label, run.run_id, in_words(error))
 
     until = time.monotonic() + FLUSH_WAIT_S
-    readers = [build_reader(name, home, tracking) for name in tracking.to]
+    readers = [READERS.find(name).build(home, tracking) for name in tracking.to]
     threads = [threading.Thread(target=send, args=(reader,), daemon=True) for reader in readers]
     for thread in threads:
         thread.start()

@@ -7,10 +7,9 @@ from importlib.util import find_spec
 from storage.config.plugins import Registry
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
-from storage.home import Home
 from storage.readers.mlflow_reader import MlflowReader
 from storage.readers.mlflow_server import refuse_silent_server
-from storage.readers.protocol import Reader, ReaderPlugin
+from storage.readers.protocol import ReaderPlugin
 from storage.readers.telling_readers import MailReader, WebhookReader, check_mail, check_webhook
 from storage.readers.tensorboard_reader import TensorboardReader
 from storage.readers.wandb_reader import WandbReader, refuse_without_login
@@ -59,17 +58,3 @@ def check_readers(tracking: TrackingConfig) -> None:
     """
     for name in tracking.to:
         READERS.find(name).check(tracking)
-
-
-def build_reader(name: str, home: Home, tracking: TrackingConfig) -> Reader:
-    """Return a reader by its name in `tracking.to`.
-
-    Args:
-        name: short name, or `package.module:Name`.
-        home: home whose runs it follows.
-        tracking: tracking settings of the run.
-
-    Raises:
-        ConfigurationError: the reader is unknown, or cannot be imported.
-    """
-    return READERS.find(name).build(home, tracking)

@@ -14,12 +14,13 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, quoted
-from storage.record.files import CHECKPOINT, delete_folder, put_folder, replace_file, sync_folder
+from storage.record.files import CHECKPOINT, delete_folder, put_folder, refusals, replace_file, sync_folder
 from storage.record.row_folders import row_folders
 
 if TYPE_CHECKING:
@@ -108,17 +109,12 @@ class CheckpointStore:
         """
         files = _files_to_write(iteration, blobs, state)
         name = f"iteration-{iteration:06d}"
-        try:
+        with self._refusals(f"the checkpoint in {self.folder / name}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
                 shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
             put_folder(self.folder, name, rows or {}, checkpoint=files)
             self._prune(iteration)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot save the checkpoint in {self.folder / name}: {error}; free disk space or fix the "
-                "folder's rights, then resume from the one before"
-            ) from error
         return self.folder / name / CHECKPOINT
 
     def pin(self, iteration: int) -> None:
@@ -131,13 +127,8 @@ class CheckpointStore:
             CheckpointError: the checkpoint does not exist, or the disk refused.
         """
         self._path_of(iteration)
-        try:
+        with self._refusals(f"the mark of checkpoint {iteration} in {self.folder}"):
             replace_file(self.folder / PINNED, str(iteration).encode())
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot pin checkpoint {iteration} in {self.folder}: {error}; free disk space or fix the "
-                "folder's rights, then resume"
-            ) from error
 
     def drop_after(self, iteration: int) -> None:
         """Delete the checkpoints of later iterations, so that this one is the newest.
@@ -146,14 +137,10 @@ class CheckpointStore:
             CheckpointError: this iteration has no checkpoint, or the disk refused.
         """
         self._path_of(iteration)
-        try:
+        with self._refusals(f"{self.folder}"):
             for later, path in self._found().items():
                 if later > iteration:
                     self._delete(path)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot delete checkpoints in {self.folder}: {error}; fix the folder's rights"
-            ) from error
 
     @property
     def oldest(self) -> int:
@@ -217,6 +204,9 @@ class CheckpointStore:
             CheckpointError: the checkpoint is missing or damaged.
         """
         return _read(self._path_of(iteration), iteration, [])
+
+    def _refusals(self, what: str) -> AbstractContextManager[None]:
+        return refusals(what, "then resume from the one before", CheckpointError)
 
     def _path_of(self, iteration: int) -> Path:
         path = self._found().get(iteration)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from storage.errors import StorageError
+from storage.errors import SpotlightError, StorageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,12 +28,14 @@ ASIDE = ".replaced-"
 
 
 @contextmanager
-def refusals(what: str, then: str = "then try again") -> Iterator[None]:
-    """Turn refusals by the disk into an error with a remedy."""
+def refusals(
+    what: str, then: str = "then try again", failure: type[SpotlightError] = StorageError
+) -> Iterator[None]:
+    """Turn refusals by the disk into a `failure` with a remedy."""
     try:
         yield
     except OSError as error:
-        raise StorageError(
+        raise failure(
             f"cannot write {what}: {error.strerror or error}; free disk space or fix the folder's rights, "
             f"{then}"
         ) from error

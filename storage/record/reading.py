@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +83,13 @@ class RecordConnection:
 
     Attributes:
         damaged: unreadable files, whose rows are missing.
+
+    Raises:
+        StorageError: the home is of an earlier layout.
     """
 
     def __init__(self, home: Home, run_ids: Sequence[str] | None) -> None:
+        home.refuse_earlier_layout()
         self._home = home
         self._run_ids = run_ids
         self._made: set[str] = set()
@@ -185,30 +188,6 @@ class RecordConnection:
             path for table in tables for discarded in (False, True) for path in self._files(table, discarded)
         ]
         self.damaged = [path for path in paths if not is_whole(path)]
-
-
-class Records:
-    """The record of all runs of a home, for queries. Cheap to make; holds nothing open."""
-
-    def __init__(self, home: Home) -> None:
-        self.home = home
-
-    @contextmanager
-    def reading(self, *run_ids: str) -> Iterator[RecordConnection]:
-        """Open a connection to the tables of some runs, or of all; they are empty if nothing was recorded.
-
-        Args:
-            run_ids: runs that queries ask for; naming them saves reading all others.
-
-        Raises:
-            StorageError: the home is of an earlier layout, or a query is refused.
-        """
-        self.home.refuse_earlier_layout()
-        connection = RecordConnection(self.home, run_ids or None)
-        try:
-            yield connection
-        finally:
-            connection.close()
 
 
 def evaluation_folders(home: Home) -> list[Path]:

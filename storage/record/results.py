@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from storage.environment import PURPOSE, gives_verdict
 from storage.ledger.ledger import read_ledger
 from storage.ledger.modelled import is_modelled
-from storage.record.reading import RecordConnection, Records
+from storage.record.reading import RecordConnection
+from storage.record.run_store import RunStore
 
 TRAINER = "reserved-0"
 """The worker that exists whenever a run is at work, and only then."""
@@ -120,20 +121,20 @@ def variance_gain(spreads: Iterable[Sequence[float | None]]) -> VarianceGain | N
     return None
 
 
-def held_out_curve(records: Records, run_id: str) -> list[tuple[int, float]]:
+def held_out_curve(store: RunStore, run_id: str) -> list[tuple[int, float]]:
     """Return iteration and mean score of each of the run's held-out evaluations, in order."""
-    with records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         return connection.execute(
             "SELECT iteration, score FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
         ).fetchall()
 
 
-def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]]:
+def held_out_scores(store: RunStore, run_id: str) -> dict[int, dict[int, float]]:
     """Return the mean score of a held-out prompt's judged images, by iteration and prompt_id.
 
     Only prompts that every evaluation has are included; rows with the same text count as the first of them.
     """
-    with records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         rows = connection.execute(
             "SELECT iteration, first, avg(score) FROM evaluation_images JOIN (SELECT prompt_id, "
             "min(prompt_id) OVER (PARTITION BY prompt) AS first FROM prompts "
@@ -148,9 +149,9 @@ def held_out_scores(records: Records, run_id: str) -> dict[int, dict[int, float]
     return scores
 
 
-def last_recorded_at(records: Records, run_id: str) -> float | None:
+def last_recorded_at(store: RunStore, run_id: str) -> float | None:
     """Return the end of the newest record of a run (Unix seconds), discarded work included; None before."""
-    with records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         row = connection.execute(
             "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "
             "UNION ALL SELECT ended_at FROM iterations WHERE run_id = $run "
@@ -160,15 +161,15 @@ def last_recorded_at(records: Records, run_id: str) -> float | None:
     return None if row is None else row[0]
 
 
-def results_so_far(records: Records) -> dict[str, dict[str, Any]]:
+def results_so_far(store: RunStore) -> dict[str, dict[str, Any]]:
     """Return the results of all runs, unfinished ones included, by run and column of `OVERVIEW`."""
-    with records.reading() as connection:
+    with store.reading() as connection:
         found = connection.execute(OVERVIEW, {"runs": None})
         names = [column[0] for column in found.description or ()]
         return {row[0]: dict(zip(names, row, strict=True)) for row in found.fetchall()}
 
 
-def run_result(records: Records, run_id: str) -> dict[str, Any]:
+def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
     """Return the held-out scores of the first and the last evaluation, time and money.
 
     Returns:
@@ -185,7 +186,7 @@ def run_result(records: Records, run_id: str) -> dict[str, Any]:
         evaluations that the scorer failed on: no mean includes them) and `groups_failed` (prompt groups
         not trained on for that reason).
     """
-    with records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
         [(config, environment, iterations, unjudged, wall_s)] = connection.execute(
             """

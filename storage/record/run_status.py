@@ -13,7 +13,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from storage.clock import now, process_is_alive, process_start_s
@@ -114,15 +113,15 @@ class Message:
     kind: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Activity:
-    """The end of a run's log: the process that wrote it last, and its current phases.
+    """What a run does, by its log read line by line.
 
     Attributes:
-        pid: that process; None if the log names none.
+        pid: process that wrote it last; None if the log names none.
         process_started_at: start of that process in seconds since the machine's boot; None if unknown.
         phases: phases that have begun and not ended, with their start (Unix seconds).
-        messages: latest messages and events, in order.
+        messages: latest messages and events, in order, from `read_activity`.
     """
 
     pid: int | None = None
@@ -140,33 +139,7 @@ class Activity:
         """True until the run's first phase has ended."""
         return START in self.phases
 
-
-def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
-    """Read the end of a run's log; empty without a log.
-
-    Args:
-        messages: largest number of messages, the latest ones.
-    """
-    log, found = LogLines(), list[Message]()
-    for line in _last_lines(home.run(run_id) / EVENTS_FILE):
-        if (message := log.message(line)) is not None:
-            found.append(message)
-    return Activity(log.pid, log.process_started_at, log.phases, tuple(found[-messages:] if messages else ()))
-
-
-class LogLines:
-    """A log that is read line by line.
-
-    Attributes:
-        pid, process_started_at, phases: as those of `Activity`, after the lines so far.
-    """
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.process_started_at: float | None = None
-        self.phases: dict[str, float] = {}
-
-    def message(self, line: Any) -> Message | None:
+    def take(self, line: Any) -> Message | None:
         """Take the next line (a JSON value); return its message, or None if a person needs none."""
         match line:
             case {"log": "started", "pid": int(pid), "process_started_at": float(process_started_at)}:
@@ -185,38 +158,39 @@ class LogLines:
         return None  # torn, or not ours
 
 
+def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
+    """Read the end of a run's log; empty without a log.
+
+    Args:
+        messages: largest number of messages, the latest ones.
+    """
+    activity, lines = Activity(), list[Any]()
+    with suppress(OSError):
+        lines, _ = lines_after(home, run_id, -_TAIL_BYTES)
+    found = [message for line in lines if (message := activity.take(line)) is not None]
+    activity.messages = tuple(found[-messages:] if messages else ())
+    return activity
+
+
 def lines_after(home: Home, run_id: str, position: int) -> tuple[list[Any], int]:
     """Return the complete lines of a run's log after a position, as JSON values, and the position after them.
 
     Args:
-        position: number of bytes to leave out; a line that is torn or being written stays for the next call.
+        position: number of bytes to leave out, or below 0 the number of last bytes to read; a line that is
+            torn or being written stays for the next call.
     """
     try:
         with (home.run(run_id) / EVENTS_FILE).open("rb") as opened:
-            opened.seek(position)
+            size = opened.seek(0, os.SEEK_END)
+            begin = opened.seek(position if position >= 0 else max(0, size + position))
             content = opened.read()
     except FileNotFoundError:
         return [], position
-    complete = content[: content.rfind(b"\n") + 1]
-    return list(_values(complete)), position + len(complete)
-
-
-def _last_lines(file: Path) -> Iterator[Any]:
-    """Yield the JSON values among the file's last bytes, line by line."""
-    try:
-        with file.open("rb") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            opened.seek(max(0, size - _TAIL_BYTES))
-            content = opened.read()
-    except OSError:
-        return
-    yield from _values(content)
-
-
-def _values(lines: bytes) -> Iterator[Any]:
-    for line in lines.splitlines():
+    complete, lines = content[: content.rfind(b"\n") + 1], list[Any]()
+    for line in complete.splitlines():
         with suppress(ValueError, RecursionError):
-            yield json.loads(line)
+            lines.append(json.loads(line))
+    return lines, begin + len(complete)
 
 
 class RecordedStatus(NamedTuple):

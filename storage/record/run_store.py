@@ -8,6 +8,7 @@ import os
 import socket
 import uuid
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -20,7 +21,7 @@ from storage.environment import SIMULATED
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.record.catalogue import refresh_catalogue
-from storage.record.reading import Records
+from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, RunStatus
 from storage.record.run_folder import COMPACTED_AT, EVENTS_FILE, RUN_FILE, RunFolder
 from storage.record.run_status import run_is_alive
@@ -75,15 +76,19 @@ _IDENTITY = tuple(field.name for field in fields(RunRow) if field.name != "last_
 class RunStore:
     """Every run of a home. Cheap to make; keeps nothing open.
 
-    Attributes:
-        records: their records, for queries.
-
     Every method may raise StorageError: a run's folder is damaged, or the disk refuses.
     """
 
     def __init__(self, home: Home) -> None:
         self.home = home
-        self.records = Records(home)
+
+    def reading(self, *run_ids: str) -> closing[RecordConnection]:
+        """Open a connection to the tables of some runs, or of all; they are empty if nothing was recorded.
+
+        Args:
+            run_ids: runs that queries ask for; naming them saves reading all others.
+        """
+        return closing(RecordConnection(self.home, run_ids or None))
 
     def create_run(
         self,

@@ -26,7 +26,6 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from storage.text import read_text_file
 
@@ -221,7 +220,7 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
     """
     report = check_history(read_history(home.history(run_id)))
     row = RunStore(home).run(run_id)
-    with Records(home).reading(run_id) as connection:
+    with RunStore(home).reading(run_id) as connection:
         ledger = read_ledger(connection, run_id)
     identical = bool(undisturbed) and digests(home, run_id).get(row.config.iterations) == undisturbed
     broken = report.broken()

@@ -30,7 +30,7 @@ class Answer:
 
 def take_up(session: Session) -> None:
     """Restore the alarm state of a resumed run from its evaluations before the last finished iteration."""
-    recorded = dict(held_out_curve(session.store.records, session.run_id))
+    recorded = dict(held_out_curve(session.store, session.run_id))
     before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
     for iteration in before[-1:] if session.config.evaluation.on_alarm == "warn" else before:
         verdict = _verdict(session, iteration)
@@ -119,21 +119,21 @@ def _pin(session: Session, iteration: int) -> None:
 
 
 def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
-    with session.store.records.reading(session.run_id) as connection:
+    with session.store.reading(session.run_id) as connection:
         return quality_verdict(paired_figures(connection, session.run_id, iteration))
 
 
 def _has_collapsed(session: Session, iteration: int) -> bool:
     """Return True if the score is clearly below that of the last sound evaluation."""
     sound = session.alarm.sound
-    with session.store.records.reading(session.run_id) as connection:
+    with session.store.reading(session.run_id) as connection:
         pairs = paired_figures(connection, session.run_id, iteration, sound or None)
     return any(change.high < 0 for change in figure_changes(pairs, [SCORE]))
 
 
 def _note(session: Session, kind: str, message: str) -> str:
     """Add an event once: a resumed run may reach it again."""
-    with session.store.records.reading(session.run_id) as connection:
+    with session.store.reading(session.run_id) as connection:
         known = connection.execute(
             "SELECT 1 FROM events WHERE run_id = ? AND kind = ? AND message = ?",
             [session.run_id, kind, message],

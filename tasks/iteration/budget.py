@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
 from storage.record.records import JUDGE_USD, IterationRecord
 from storage.record.results import TRAINER, held_out_curve
 
@@ -73,7 +72,7 @@ class Spending:
 
 
 def spending(
-    records: Records, run_id: str, record: IterationRecord | None = None, is_due: bool = False
+    store: RunStore, run_id: str, record: IterationRecord | None = None, is_due: bool = False
 ) -> Spending:
     """Return what a run has used, by its record.
 
@@ -87,7 +86,7 @@ def spending(
         "judge_usd": record and record.metrics.get(JUDGE_USD, 0.0),
         **{name: [getattr(one, name) for one in record.intervals] if record else [] for name in _STATE},
     }  # fmt: skip
-    with records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         parts = connection.execute(_PARTS, values).fetchall()
     iterations = [used for phase, _, _, _, *used in parts if phase == "iteration"] or [[0.0, 0.0]]
     evaluations = [used for phase, _, _, _, *used in parts if phase == "evaluation"] or [[0.0, 0.0]]
@@ -135,7 +134,7 @@ def keep_to_budget(session: Session, record: IterationRecord) -> None:
     config, done = session.config, record.iteration
     if not (config.budget.usd or config.budget.hours) or done >= session.last_iteration:
         return
-    used = spending(session.store.records, session.run_id, record, config.evaluates_after(done))
+    used = spending(session.store, session.run_id, record, config.evaluates_after(done))
     if reached := reached_budget(session.run_id, config, done, used):
         session.last_iteration, session.ended_early = done, reached
         session.store.add_event(session.run_id, "budget", reached)
@@ -173,11 +172,11 @@ def refuse_spent_budget(store: RunStore, row: RunRow, config: RunConfig) -> None
 def _spent(store: RunStore, run_id: str, config: RunConfig, done: int) -> str:
     if not 0 < done < config.iterations or not (config.budget.usd or config.budget.hours):
         return ""
-    return reached_budget(run_id, config, done, spending(store.records, run_id))
+    return reached_budget(run_id, config, done, spending(store, run_id))
 
 
 def _lacks_its_end(store: RunStore, run_id: str, done: int) -> bool:
     """Return True if a checkpoint of the last iteration is there, and the evaluation after it is not."""
-    if done in dict(held_out_curve(store.records, run_id)):
+    if done in dict(held_out_curve(store, run_id)):
         return False
     return CheckpointStore(store.home.run(run_id)).iterations()[-1:] == [done]

@@ -42,7 +42,7 @@ def review_seeds(
         next_plan: plan of the next iteration; None if there is none yet.
         started_at: Unix time in seconds at which the iteration began.
     """
-    held_out = partial(held_out_scores, session.store.records, session.run_id)
+    held_out = partial(held_out_scores, session.store, session.run_id)
     times = _times(session, rolled, trained, now() - started_at)
     evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
     review = session.runtime.review(rolled, scores, next_plan, evidence)

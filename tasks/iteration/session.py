@@ -303,7 +303,7 @@ def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
 
     The wall clock may have been set back meanwhile.
     """
-    last_at = last_recorded_at(store.records, run_id)
+    last_at = last_recorded_at(store, run_id)
     ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
     if ahead_s >= LEAST_JUMP_S:
         store.add_event(

@@ -285,7 +285,7 @@ def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store:
         assert text.count("US dollars") == text.count("US dollars (modelled)")
     assert "<th>usd (modelled)</th>" in report
     assert "<th>usd</th>" not in report
-    assert run_result(store.records, "cpu")["prices"] == "modelled"
+    assert run_result(store, "cpu")["prices"] == "modelled"
 
 
 @pytest.mark.parametrize(("prices", "mark"), [("modelled", " (modelled)"), ("as set", "")])
@@ -300,7 +300,7 @@ def test_a_run_too_short_to_judge_says_so_on_the_command_line(store: RunStore):
     reporter = Reporter(Console(file=(said := io.StringIO()), width=200))
     for iterations in (10, 1):
         write_sample_run(store, "r", iterations=10) if iterations == 10 else None
-        reporter.result(run_result(store.records, "r") | {"iterations": iterations})
+        reporter.result(run_result(store, "r") | {"iterations": iterations})
     long, short = said.getvalue().split("held-out score")[1:]
     assert "too short to judge" not in long
     assert "too short to judge: 1 iteration of at least 5; the difference" in short

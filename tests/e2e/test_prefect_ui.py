@@ -177,7 +177,7 @@ def cancelled_in_its_menu(prefect: PrefectPages, store: RunStore, run_id: str) -
     prefect.wait_for_state("Cancelled")
     wait_until("the run's books are closed", lambda: store.run(run_id).status == "cancelled")
     row = store.run(run_id)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert read_ledger(connection, run_id).is_balanced
     assert row.last_iteration is not None
     return row.last_iteration

@@ -157,7 +157,7 @@ def test_a_reward_without_verdict_has_no_exact_matches_on_any_page(store: RunSto
     assert "exact" not in re.sub(r"<script.*?</script>", "", report, flags=re.S).lower().replace(
         "exactly", ""
     )
-    assert "exact_after" not in run_result(store.records, "graded")
+    assert "exact_after" not in run_result(store, "graded")
 
 
 def shown(page: AppTest) -> str:

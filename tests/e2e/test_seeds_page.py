@@ -15,7 +15,6 @@ from streamlit.testing.v1 import AppTest
 from flows.progress import Reporter
 from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.record.reading import Records
 from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
@@ -67,7 +66,7 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
 def test_a_finished_run(recorded: None, recorded_home: Home):
     page = opened()
     said = io.StringIO()
-    Reporter(Console(file=said, width=200)).result(run_result(Records(recorded_home), "explored"))
+    Reporter(Console(file=said, width=200)).result(run_result(RunStore(recorded_home), "explored"))
     assert "ept groups have 1.7x the variance of random ones" in said.getvalue(), "as the page says"
     assert "explored :green-badge[finished]" in page.header[0].value
     assert "Last iteration's weights still rank seeds well: rank correlation 0.9" in page.success[0].value

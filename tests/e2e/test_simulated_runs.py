@@ -50,7 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 
 def states(home: Home, run_id: str) -> Mapping[tuple[str, str], float]:
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute(
             "SELECT market, state, sum(ended_at - started_at) FROM worker_states "
             "WHERE run_id = ? GROUP BY market, state",
@@ -72,7 +72,7 @@ def test_the_ledger_is_that_of_the_simulated_run(home: Home, run_id: str):
 
 
 def test_scores_are_those_of_the_policy_s_curve(home: Home):
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         scores = connection.execute(
             "SELECT run_id, iteration, score FROM evaluations ORDER BY iteration"
         ).fetchall()
@@ -92,7 +92,7 @@ def test_nothing_takes_it_for_a_run_that_was_done(home: Home, tmp_path: Path):
     ):
         with pytest.raises(ConfigurationError, match="was simulated by `spotlight what-if`"):
             take()
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         assert live_runs(connection) == [], "what is measured of a run at work"
 
 
@@ -102,7 +102,7 @@ def test_it_is_no_seed_of_a_recorded_run_and_none_is_one_of_it(tmp_path: Path):
     row = store.run("simulated")
     store.create_run("done", row.config.model_copy(update={"seed": 7}), {}, 1)
     store.commit_evaluation(EvaluationRecord("done", 0, 0, 1.0, 2.0, 0.5, 0.5))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert runs_of_other_seeds(connection, "simulated") == {row.config.seed: "simulated"}
         assert runs_of_other_seeds(connection, "done") == {7: "done"}
 

@@ -14,7 +14,6 @@ import pytest
 
 from storage.home import Home
 from storage.pictures import CLIP_BYTES, read_frames
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.killed_run import served
 
@@ -88,7 +87,7 @@ def test_a_run_of_clips_ends_with_the_same_bits_and_keeps_animated_images(home, 
     runs = [
         row.run_id for row in RunStore(Home(home)).runs() if row.config.model.path.endswith("moving-shapes")
     ]
-    with Records(Home(home)).reading() as record:
+    with RunStore(Home(home)).reading() as record:
         kept = record.execute(
             "SELECT run_id, png FROM evaluation_images WHERE png IS NOT NULL UNION ALL "
             "SELECT run_id, png FROM sample_images WHERE png IS NOT NULL"

@@ -49,7 +49,7 @@ print("ready", flush=True)
 reads, failures, seen = 0, [], 0
 while not over.is_set():
     try:
-        with store.records.reading() as connection:
+        with store.reading() as connection:
             frame = queries.metric_curves(connection, "r")
         if len(frame) < seen or frame.drop(columns="late", errors="ignore").isna().any(axis=None):
             failures.append(f"{len(frame)} rows after {seen}, or a gap in them")
@@ -79,7 +79,7 @@ def sizes(store: RunStore) -> dict[int, tuple[int, int, int, int]]:
         f"(SELECT count(*) FROM {t} x WHERE x.run_id = i.run_id AND x.iteration = i.iteration)"
         for t in tables
     )
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         rows = connection.execute(
             f"SELECT iteration, {counts} FROM iterations i ORDER BY iteration"
         ).fetchall()

@@ -22,7 +22,6 @@ from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
 from flows.server.ports import LOOPBACK, SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
@@ -177,6 +176,6 @@ def test_a_finished_run_that_goes_on_ends_as_a_longer_one(home, undisturbed):
         child.communicate(timeout=240)
         assert child.returncode == 0
     assert_ended_as(undisturbed, home, home, "longer")
-    with Records(Home(home)).reading("longer") as record:
+    with RunStore(Home(home)).reading("longer") as record:
         said = record.execute("SELECT message FROM events WHERE kind = 'limits'").fetchall()
     assert said == [("iterations is 4 from now on, 2 before",)]

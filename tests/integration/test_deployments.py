@@ -168,7 +168,7 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     row = store.run("c")
     assert row.status == "cancelled"
     assert row.last_iteration is not None and 1 <= row.last_iteration < 24
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert read_ledger(connection, "c").is_balanced
     again = up.start_run("post-train", {"resume": "c"}).json()
     assert up.wait_for_end(again["id"])["type"] == "COMPLETED"

@@ -63,7 +63,7 @@ def recorded(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[RunView, Q
     """A run with its evaluation before training, and none or one iteration after it."""
     store = RunStore(Home(tmp_path))
     write_sample_run(store, "r", iterations=request.param)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         courses = comparisons.score_courses(connection, ["r"])
         quality = read_quality(connection, "r")
     parts = quality.means.assign(**{f"{PART}style": 0.3})

@@ -89,7 +89,7 @@ def metered(worker: str, paid_s: float) -> PaidTime:
 
 
 def ledger(store: RunStore, run_id: str = "r") -> Ledger:
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         return read_ledger(connection, run_id)
 
 
@@ -139,7 +139,7 @@ def test_idle_spot_time_and_what_it_would_be_without_exploration(store: RunStore
     two_iterations(store)
     account = ledger(store)
     assert account.spot_idle_share == pytest.approx(2 / 28)
-    assert run_result(store.records, "r")["spot_idle"] == account.spot_idle_share, "pages and terminal agree"
+    assert run_result(store, "r")["spot_idle"] == account.spot_idle_share, "pages and terminal agree"
     assert account.spot_idle_share_unexplored == pytest.approx((2 + 4) / 28)
 
 
@@ -269,7 +269,7 @@ def test_devices_that_never_joined_and_why(store: RunStore):
         UnjoinedDevice("spot-2", 2, "no model folder /x"),
         UnjoinedDevice("spot-3", 0, "no spot instance had room for it"),
     )
-    result = run_result(store.records, "s")
+    result = run_result(store, "s")
     assert result["failed_starts"] == 3
     assert result["unjoined_devices"][1] == {
         "device": "spot-2", "failures": 2, "reason": "no model folder /x",
@@ -348,7 +348,7 @@ def test_the_sample_run_balances(store: RunStore):
 
 def test_the_time_line_of_chosen_iterations(store: RunStore):
     two_iterations(store)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         chosen = device_queries.device_intervals(connection, "r", 1, 1, 100)
         latest = device_queries.device_intervals(connection, "r", 0, 2, 3)
         events = device_queries.device_events(connection, "r", 1, 2, 100)
@@ -365,7 +365,7 @@ def test_the_time_line_of_chosen_iterations(store: RunStore):
 
 def test_utilisation_by_market_over_the_iterations(store: RunStore):
     two_iterations(store)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         each = device_queries.utilisation(connection, "r", 10)
         together = device_queries.utilisation(connection, "r", 1)
         assert device_queries.utilisation(connection, "nobody", 10).empty

@@ -43,7 +43,7 @@ def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: R
     store.commit_evaluation(evaluation(0, 0.25, 0.1))
     for _ in range(2):
         store.commit_evaluation(evaluation(10, 0.5, 0.2, grain=0.5))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         means, pairs = figure_means(connection, "r"), paired_figures(connection, "r")
         earlier = paired_figures(connection, "r", 0)
     assert means["iteration"].tolist() == [0, 10]
@@ -55,7 +55,7 @@ def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: R
     verdict = quality_verdict(pairs)
     assert verdict is not None and verdict.is_hacking
     store.discard_after("r", 5)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert figure_means(connection, "r")["iteration"].tolist() == [0]
 
 
@@ -64,7 +64,7 @@ def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore)
     later = evaluation(10, 0.5, 0.2)
     failed = dataclasses.replace(later.images[0], error="gone")
     store.commit_evaluation(dataclasses.replace(later, images=[failed, *later.images[1:]]))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         counts = paired_figures(connection, "r").groupby("name").size()
     assert counts.to_dict() == {"part_ocr": 16, "score": 15, "truth_distance": 16}
 
@@ -72,7 +72,7 @@ def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore)
 def test_what_the_page_and_the_report_show_of_them(store: RunStore):
     store.commit_evaluation(evaluation(0, 0.25, 0.1, edges=0.0, diversity_across=1.0, judge=0.4))
     store.commit_evaluation(evaluation(10, 0.5, 0.2, edges=0.1, diversity_across=0.9, judge=0.3))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         quality = read_quality(connection, "r")
     drawn: list[Any] = quality_charts(quality)
     assert quality.judges is not None and quality.judges["judge"].tolist() == pytest.approx([0.4, 0.3])
@@ -99,13 +99,13 @@ def test_evaluations_compare_over_the_prompts_that_all_have(store: RunStore):
     late = [dataclasses.replace(image, score=1.0) for image in last.images[8:]]
     store.commit_evaluation(whole)
     store.commit_evaluation(dataclasses.replace(part, images=part.images[:8]))
-    assert run_result(store.records, "r")["held_out_prompts"] == 8
+    assert run_result(store, "r")["held_out_prompts"] == 8
     store.commit_evaluation(dataclasses.replace(last, images=[*last.images[:8], *late]))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         means = figure_means(connection, "r")
     expected = [distance * 1.035 for distance in (0.1, 0.2, 0.3)]
     assert means["truth_distance"].tolist() == pytest.approx(expected)
-    assert [len(of_prompt) for of_prompt in held_out_scores(store.records, "r").values()] == [8, 8, 8]
-    result = run_result(store.records, "r")
+    assert [len(of_prompt) for of_prompt in held_out_scores(store, "r").values()] == [8, 8, 8]
+    result = run_result(store, "r")
     assert (result["score_before"], result["held_out_prompts"]) == (pytest.approx(0.2), 16)
     assert result["score_after"] == pytest.approx(0.8)

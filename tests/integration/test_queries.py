@@ -36,7 +36,7 @@ def test_odd_values_survive(store: RunStore):
     record = IterationRecord("r", 1, 1, 0.0, 1.0, {"loss": float("nan"), "new name": float("inf")}, [sample])
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.commit_iteration(record)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         row = connection.execute(
             "SELECT prompt, seed_index, error, explored_score, advantage FROM samples "
             "JOIN prompts USING (run_id, prompt_id)"
@@ -49,12 +49,12 @@ def test_odd_values_survive(store: RunStore):
 
 def test_going_back_keeps_the_bill(store: RunStore):
     write_sample_run(store, iterations=12)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         paid = queries.cost_by_state(connection, "glyphs-sample")[["device_s", "usd"]].sum()
         elapsed = queries.metric_curves(connection, "glyphs-sample")["elapsed_s"].max()
     for _ in range(2):  # a resume may itself be killed and come again
         store.discard_after("glyphs-sample", 8)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         states = queries.cost_by_state(connection, "glyphs-sample")
         after = states[["device_s", "usd"]].sum()
         assert queries.metric_curves(connection, "glyphs-sample")["iteration"].tolist() == list(range(1, 9))
@@ -68,7 +68,7 @@ def test_going_back_keeps_the_bill(store: RunStore):
     assert sum(lost["device_s"].tolist()) == pytest.approx(3 * (4 * 18 + 9))
     # Done again, at a later time: paid twice, and the time at work goes on from where it was.
     store.commit_iteration(iteration_record("glyphs-sample", 9, time.time() + 3600))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         again = queries.metric_curves(connection, "glyphs-sample")
     assert float(again["elapsed_s"].iloc[-1]) == pytest.approx(elapsed + 18)
 
@@ -91,7 +91,7 @@ def test_queries_on_hand_worked_figures(store: RunStore):
     # A night passes between a kill and a resume.
     store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], intervals=[at(9000, "spot", 10)]))
     store.commit_evaluation(EvaluationRecord("r", 3, 3, 9010, 9020, 0.75, 0.5))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         curves = queries.metric_curves(connection, "r")
         scores = queries.score_curve(connection, "r")
         cost = queries.cost_by_iteration(connection, "r")
@@ -109,7 +109,7 @@ def test_queries_on_hand_worked_figures(store: RunStore):
 
 def test_images_of_the_same_prompt_and_seed(store: RunStore):
     write_sample_run(store, iterations=10)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         images = image_queries.images_before_after(connection, "glyphs-sample")
         pairs = image_queries.paired_figures(connection, "glyphs-sample", only="score")
     assert len(images) == 12
@@ -131,7 +131,7 @@ def test_the_table_of_runs(store: RunStore):
     store.commit_iteration(iteration_record("old", 1, 109.0))  # 18 s
     store.commit_iteration(iteration_record("old", 2, 120.0))  # 7 s of it beside the first
     store.commit_evaluation(evaluation_record("old", 20, 1000.0))  # a break before
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         latest, of = comparison_queries.latest_runs(connection, 1)
         table = queries.run_overview(connection, ["old", "new"])
         one = queries.run_overview(connection, latest)
@@ -150,7 +150,7 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     evaluation = evaluation_record("a", 0, 100.0)
     loading = StateInterval("reserved-0", "reserved", "load", 70.0, 100.0, 10.98)
     store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         table = queries.run_overview(connection, ["a"])
         course = comparison_queries.score_courses(connection, ["a"])
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
@@ -162,7 +162,7 @@ def test_the_courses_of_several_runs_with_what_was_paid_until_then(store: RunSto
     store.commit_evaluation(evaluation_record("a", 0, 0.0))
     store.commit_iteration(iteration_record("a", 1, 9.0))
     store.commit_evaluation(evaluation_record("a", 1, 27.0))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         frame = comparison_queries.score_courses(connection, ["silent", "a"])
         assert comparison_queries.score_courses(connection, ["silent"]).empty
     assert frame["run_id"].tolist() == ["a", "a"]
@@ -181,7 +181,7 @@ def test_runs_that_differ_in_the_seed_alone(store: RunStore):
             store.commit_evaluation(evaluation_record(run_id, 0, 0.0))
     begun(store, "broken")
     store.folder("broken").change(RUN_FILE, lambda run: run | {"config": [1]})
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert comparison_queries.runs_of_other_seeds(connection, "one") == {1: "one", 2: "two"}
         assert comparison_queries.runs_of_other_seeds(connection, "two-old") == {1: "one", 2: "two-old"}
         assert comparison_queries.runs_of_other_seeds(connection, "longer") == {3: "longer"}
@@ -197,7 +197,7 @@ def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
     store.set_status("one", "finished")
     for file in store.home.runs.rglob("*.parquet"):
         file.write_bytes(b"damaged")
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         listed = queries.listed_runs(connection)
         assert comparison_queries.latest_runs(connection, 1) == (["two"], 2)
         assert comparison_queries.alike_but_seed(connection, "two") == {"one": 1, "two": 2}
@@ -219,7 +219,7 @@ def test_pages_open_the_rows_of_the_runs_that_they_show_alone(
     closed: list[RecordConnection] = []
     close = RecordConnection.close
     monkeypatch.setattr(RecordConnection, "close", lambda self: (closed.append(self), close(self)))
-    seeds, courses = read_seed_courses(store.records, "one")
+    seeds, courses = read_seed_courses(store, "one")
     assert seeds == {1: "one", 2: "two"}
     assert courses["run_id"].tolist() == ["one", "one", "two", "two"], "no row twice"
     monkeypatch.setattr(runs_data, "MOST_RUNS", 2)
@@ -231,7 +231,7 @@ def test_pages_open_the_rows_of_the_runs_that_they_show_alone(
 
 def test_pictures_of_some_images_at_some_evaluations(store: RunStore):
     write_sample_run(store, "r", iterations=20)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         images = image_queries.pictured_images(connection, "r")
         assert image_queries.pictured_evaluations(connection, "r") == [0, 10, 20]
         found = image_queries.pictures(connection, "r", [0, 20], [(3, 0), (1, 0)])
@@ -247,7 +247,7 @@ def test_evenly_spread_iterations(store: RunStore):
     begun(store, "r")
     for iteration in range(1, 11):
         store.commit_iteration(IterationRecord("r", iteration, 1, 0.0, 1.0, {}))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         spread = seed_queries.spread_iterations
         assert spread(connection, "r", 10) == list(range(1, 11))
         assert spread(connection, "r", 4) == [1, 4, 7, 10]
@@ -258,7 +258,7 @@ def test_evenly_spread_iterations(store: RunStore):
 
 def test_counted_pairs_are_the_pairs(store: RunStore):
     write_sample_run(store, "r", iterations=4, exploring=True)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         pairs = seed_queries.stale_and_fresh(connection, "r")
         counts = seed_queries.pair_counts(connection, "r")
         some = seed_queries.stale_and_fresh(connection, "r", [2, 4])

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> RunStore:
 
 def contents(store: RunStore) -> dict[str, list[tuple]]:
     """Every row of every table."""
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         return {
             table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in TABLES
         }
@@ -67,7 +67,7 @@ def test_rows_that_a_part_holds_go_with_a_later_start(tmp_path: Path):
     store.sweep_ended()
     assert list(store.folder("ended").path.glob("iteration-*")) == []
     assert len(list(store.folder("going-on").path.glob("iteration-*"))) == 3, "its driver sweeps"
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         rows = connection.execute(
             "SELECT run_id, count(*) FROM iterations GROUP BY ALL ORDER BY 1"
         ).fetchall()
@@ -283,14 +283,14 @@ class TestTheFolder:
         whole = contents(store)
         [path] = [p for p in folder.listing().files("samples") if "000002" in str(p) or "part" in str(p)]
         path.write_bytes(path.read_bytes()[:100])
-        with store.records.reading() as connection:
+        with store.reading() as connection:
             rows = connection.execute("SELECT count(*) FROM samples").fetchall()
             assert connection.damaged == [path], "the page names it"
         assert rows[0][0] < len(whole["samples"])
         assert contents(store) | {"samples": 0} == whole | {"samples": 0}, "all else is shown"
         assert folder.set_aside_damaged() == [path]
         assert folder.damaged() == []
-        with store.records.reading() as connection:
+        with store.reading() as connection:
             assert connection.execute("SELECT count(*) FROM samples").fetchall() == rows
 
     def test_a_damaged_identity(self, store: RunStore):

@@ -80,7 +80,7 @@ class TestStaleAndFresh:
     """Pairs of one seed's scores by older and by newer weights."""
 
     def pairs(self, store: RunStore) -> pd.DataFrame:
-        with store.records.reading() as connection:
+        with store.reading() as connection:
             return seed_queries.stale_and_fresh(connection, "r")
 
     def test_a_draft_that_was_trained_on_is_no_fresh_score_of_itself(self, store: RunStore):
@@ -162,7 +162,7 @@ def test_drafts_by_prompt(store: RunStore):
             draft(1, 0.5, prompt=9, kept=False),
         ],
     )  # fmt: skip
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         frame = seed_queries.drafts_by_prompt(connection, "r")
     assert rows(frame, "iteration", "prompt_id", "prompt", "drafts", "seeds", "in_plan") == [
         (5, 0, "prompt 0", 5, 4, True),
@@ -181,7 +181,7 @@ def test_best_and_worst(store: RunStore):
             sample_images=[SampleImage(0, 1, PNG), SampleImage(0, 2, PNG), SampleImage(0, 3, PNG)]
             + ([SampleImage(4, 9, PNG)] if iteration == 6 else []),
         )  # fmt: skip
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         everything = seed_queries.best_and_worst(connection, "r")
         latest = seed_queries.best_and_worst(connection, "r", latest=1)
         one = seed_queries.best_and_worst(connection, "r", prompt_id=0, latest=2)
@@ -200,7 +200,7 @@ def test_best_and_worst(store: RunStore):
 def test_events_of_some_kinds_newest_first(store: RunStore):
     for kind in ("staleness", "mlflow", "exploration"):
         store.add_event("r", kind, f"about {kind}")
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         alerts = queries.events(connection, "r", kinds=("staleness", "exploration"))
         assert alerts["kind"].tolist() == ["exploration", "staleness"]
         assert queries.events(connection, "r", kinds=()).empty

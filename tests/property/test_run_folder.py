@@ -18,7 +18,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.reading import Records
 from storage.record.records import IterationRecord, PaidTime, SampleRecord, StateInterval
 from storage.record.run_store import RunStore
 
@@ -165,7 +164,7 @@ class RecordedRun(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "store"):
             return
-        with Records(self.store.home).reading("r") as connection:
+        with RunStore(self.store.home).reading("r") as connection:
             states = connection.execute("SELECT phase, state FROM worker_states").fetchall()
             lives = connection.execute("SELECT iteration, worker[6:]::INTEGER FROM samples").fetchall()
             messages = connection.execute("SELECT message FROM events ORDER BY event_id").fetchall()

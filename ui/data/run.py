@@ -29,7 +29,6 @@ from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.record.queries import runs as queries
 from storage.record.queries.images import paired_figures
-from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import LIVE, Activity, activity_of, read_activity, shown_status, shown_statuses
 from storage.record.run_store import RunRow, RunStore
@@ -190,7 +189,7 @@ def load_overview(home: Path) -> pd.DataFrame:
 
     Their status comes from `storage.record.run_status.shown_status`.
     """
-    with Records(Home(home)).reading() as connection:
+    with RunStore(Home(home)).reading() as connection:
         runs = queries.listed_runs(connection)
     return runs.assign(status=shown_statuses(Home(home), runs))
 
@@ -232,7 +231,7 @@ def _load(
     arguments: tuple[Hashable, ...],
 ) -> T:
     """Return the same; all arguments but the first are the cache's key."""
-    with Records(Home(home)).reading(run_id) as connection:
+    with RunStore(Home(home)).reading(run_id) as connection:
         return _read(connection, run_id, *arguments)
 
 
@@ -249,7 +248,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
         RunNotFoundError: no run has that identifier.
         StorageError: a file of the record is damaged.
     """
-    with store.records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         row = store.run(run_id)
         activity = activity_of(store.home, row)
         return RunView(

@@ -13,7 +13,7 @@ from storage.errors import ConfigurationError
 from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
 from storage.record.queries.images import images_before_after
-from storage.record.reading import RecordConnection, Records
+from storage.record.reading import RecordConnection
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
 from ui.charts.cost import (
@@ -86,13 +86,13 @@ def report_page(store: RunStore, run_id: str) -> str:
     """
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
-    with store.records.reading(run_id) as connection:
+    with store.reading(run_id) as connection:
         noted = NoteStore(store.home).links(run_id)
         report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
         spot = read_spot(connection, run_id)
         _summary(report, view, spot)
         quality = read_quality(connection, run_id)
-        _scores(report, view, quality, store.records)
+        _scores(report, view, quality, store)
         _images(report, connection, view)
         _quality(report, view, quality)
         _health(report, view, spot, quality)
@@ -128,7 +128,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(pd.DataFrame([facts]))
 
 
-def _scores(report: Report, view: RunView, quality: QualityView, records: Records) -> None:
+def _scores(report: Report, view: RunView, quality: QualityView, store: RunStore) -> None:
     """Add the held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
@@ -138,7 +138,7 @@ def _scores(report: Report, view: RunView, quality: QualityView, records: Record
     report.charts([score_chart(view, "score", over, quality.judges) for over in axes])
     if gives_verdict(view):
         report.charts([score_chart(view, "exact", "iteration")], wide=True)
-    seeds, courses = read_seed_courses(records, view.row.run_id)
+    seeds, courses = read_seed_courses(store, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:
         report.charts([interval_chart(courses, seeds, "score")], wide=True)
         names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())

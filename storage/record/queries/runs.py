@@ -2,7 +2,7 @@
 
 Each function takes an open connection, so that a page opens only one for all its queries:
 
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         curve = score_curve(connection, run_id)
 
 Elapsed time counts only while the run was at work: a run killed at night and resumed in the morning does not

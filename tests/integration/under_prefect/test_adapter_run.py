@@ -12,7 +12,6 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tasks.export import export_run
 from tasks.inputs import refuse_changed_inputs
@@ -29,7 +28,7 @@ def config_of(*changes: str) -> RunConfig:
 
 
 def evaluation(home: Home, run_id: str, iteration: int) -> list[Any]:
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         return connection.execute(
             "SELECT prompt_id, seed_index, score, png FROM evaluation_images "
             "WHERE run_id = ? AND iteration = ? ORDER BY prompt_id, seed_index",

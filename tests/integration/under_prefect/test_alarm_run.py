@@ -47,14 +47,14 @@ def last_state(home: Home, run_id: str) -> tuple[int, int, dict[str, bytes]]:
 
 
 def kinds(home: Home, run_id: str) -> list[str]:
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute("SELECT kind FROM events WHERE run_id = ? ORDER BY event_id", [run_id])
         return [kind for (kind,) in rows.fetchall()]
 
 
 def judge_figures(home: Home, run_id: str) -> list[tuple[int, int, float, float]]:
     """The second judge's figures of each evaluation: iteration, how many images, the least, the largest."""
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         return connection.execute(
             "SELECT iteration, count(*), min(value), max(value) FROM evaluation_image_figures "
             "WHERE run_id = ? AND name = 'judge' GROUP BY iteration ORDER BY iteration",

@@ -33,7 +33,7 @@ def killed_in_its_last_evaluation(store: RunStore, config: RunConfig) -> None:
         patch.setattr(RunStore, "commit_evaluation", commit_of_the_first)
         with pytest.raises(RuntimeError, match="killed"):
             post_train(config, "killed")
-    assert dict(held_out_curve(store.records, "killed")).keys() == {0}
+    assert dict(held_out_curve(store, "killed")).keys() == {0}
     post_train(start.resumed_configuration(store.home, "killed"), "killed")
 
 
@@ -56,13 +56,13 @@ def test_a_run_ends_at_its_budget_and_goes_on_to_the_same_bits(home: Home):
         row.status == "finished" and row.error is not None and row.error.startswith("budget.hours is 1e-06")
     )
     assert blobs(home, "small")[0] == 1, "though a checkpoint is due every 5 iterations"
-    assert dict(held_out_curve(store.records, "small")).keys() == {0, 1}
+    assert dict(held_out_curve(store, "small")).keys() == {0, 1}
     with pytest.raises(ConfigurationError, match=r"ended early: budget\.hours"):
         start.resumed_configuration(home, "small")
     killed_in_its_last_evaluation(store, small)
     assert blobs(home, "killed") == blobs(home, "small")
     assert store.run("killed").status == "finished"
-    assert dict(held_out_curve(store.records, "killed")).keys() == {0, 1}
+    assert dict(held_out_curve(store, "killed")).keys() == {0, 1}
     raised = start.resumed_configuration(home, "small", limits=["budget.hours=5"])
     store.set_limits("small", raised)
     post_train(raised, "small")

@@ -17,7 +17,6 @@ from storage.config.loading import load_config
 from storage.environment import DECISIONS
 from storage.errors import ConfigurationError
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
@@ -60,7 +59,7 @@ def finished(home):
 
 
 def trained_on_drafts(home, run_id):
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         return dict(
             connection.execute(
                 "SELECT iteration, value FROM iteration_metrics WHERE run_id = ? AND name = 'drafts_trained' "
@@ -77,7 +76,7 @@ def weights(home, run_id):
 
 
 def messages(home, run_id):
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         found = connection.execute(
             "SELECT message FROM events WHERE run_id = ? AND kind = 'strategy' ORDER BY event_id", [run_id]
         ).fetchall()

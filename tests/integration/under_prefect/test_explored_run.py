@@ -12,7 +12,6 @@ from flows.post_train import post_train
 from storage.config.loading import load_config
 from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
 from storage.record.run_store import RunStore
 from tests.even_drafts import draft_evenly
 
@@ -52,7 +51,7 @@ def finished(home, config):
 
 
 def rows(home, query):
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         return connection.execute(query).fetchall()
 
 
@@ -112,7 +111,7 @@ def test_metrics_thumbnails_and_states(home, finished):
 
 
 def account(home, run_id):
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         return read_ledger(connection, run_id)
 
 

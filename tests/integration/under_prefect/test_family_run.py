@@ -7,7 +7,7 @@ import pytest
 from flows.post_train import post_train
 from storage.pictures import read_frames
 from storage.record.queries.devices import sequence_groups
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from tasks.export import export_run
 from tasks.report import report_file
 from tests.pipeline_reference import family_config, own_pipeline
@@ -30,7 +30,7 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
     assert result["iterations"] == 2
     assert 0 < result["score_before"] < 1
     assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         groups = sequence_groups(connection, "run-family", 1, 2, 100)
     assert set(groups["members"]) == {"reserved-0+spot-0"}
     answer = export_run(home, "run-family", tmp_path / "lora")
@@ -56,7 +56,7 @@ def test_clips_are_judged_learned_from_kept_and_shown(home, tmp_path):
     assert result["iterations"] == 2
     assert result["scorer_errors"] == 0
     assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         for table in ("evaluation_images", "sample_images"):
             query = f"SELECT png FROM {table} WHERE png IS NOT NULL LIMIT 1"
             [(clip,)] = connection.execute(query).fetchall()

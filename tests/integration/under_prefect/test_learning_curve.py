@@ -22,7 +22,7 @@ def test_a_curve_is_that_of_a_run(home):
     config = load_config("smoke", SETTINGS, {})
     curve = make_curve(config, 3, 1)
     post_train(config, "curve")
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute(
             "SELECT iteration, score, exact FROM evaluations WHERE run_id = 'curve' ORDER BY iteration"
         ).fetchall()

@@ -24,7 +24,7 @@ def test_a_run_on_pairs_of_a_file_goes_to_its_end(home: Home, tmp_path: Path):
     ]  # fmt: skip
     result = post_train(load_config("smoke", settings, {}), "run-pairs")
     assert result["iterations"] == 2
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute("SELECT seed_index, score, worker FROM samples WHERE run_id = 'run-pairs'")
         assert set(rows.fetchall()) == {(0, 1.0, GIVEN), (1, 0.0, GIVEN)}
         assert "pair_accuracy" in metric_curves(connection, "run-pairs")
@@ -40,6 +40,6 @@ def test_a_short_run_goes_to_its_end(home: Home, objective: str):
     result = post_train(load_config("smoke", settings, {}), f"run-{objective}")
     assert result["iterations"] == 2
     assert result["max_ratio_deviation"] == 0.0
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         figures = metric_curves(connection, f"run-{objective}")
     assert ("pair_accuracy" in figures) == ("pair_margin" in figures) == (objective == "dpo")

@@ -20,7 +20,6 @@ from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
-from storage.record.reading import Records
 from storage.record.results import held_out_curve, held_out_scores, run_result
 from storage.record.run_store import RunStore
 from tests.read_runs import mlflow_points, recorded_points
@@ -100,7 +99,7 @@ def finished(home, config, took_s, folder):
 
 def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, finished):
     store = RunStore(home)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         asked = connection.execute(
             "SELECT iteration, list(prompt_id ORDER BY prompt_id) FROM evaluation_images "
             "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
@@ -111,7 +110,7 @@ def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, fin
         (told,) = connection.execute("SELECT count(*) FROM evaluation_image_figures").fetchall()[0]
     part = asked[1][1]
     assert [(at, len(ids)) for at, ids in asked] == [(0, 8), (2, 4), (3, 8)] and told
-    scores = held_out_scores(store.records, "run-a")
+    scores = held_out_scores(store, "run-a")
     assert all(list(of_prompt) == part for of_prompt in scores.values())
     for iteration, of_prompt in scores.items():
         assert stored[iteration] == pytest.approx(statistics.fmean(of_prompt.values()))
@@ -120,7 +119,7 @@ def test_the_ends_have_the_whole_file_and_what_is_between_a_part_of_it(home, fin
 
 def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, finished, took_s):
     store = RunStore(home)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         ledger = read_ledger(connection, "run-a")
         messages = connection.execute(
             "SELECT message FROM events WHERE kind = 'clock_jump' ORDER BY event_id"
@@ -156,7 +155,7 @@ def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s, fold
 def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
     store = RunStore(home)
     view = read_run(store, "run-a")
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         quality = read_quality(connection, "run-a")
     assert sorted(quality.parts) == ["jpeg", "ocr"]
     charts = part_charts(view, quality)
@@ -179,13 +178,13 @@ def last_state(home, config, run_id):
 def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     store = RunStore(home)
     assert store.run("run-a").status == "finished"
-    assert finished == store.run("run-a").summary == run_result(store.records, "run-a")
+    assert finished == store.run("run-a").summary == run_result(store, "run-a")
     assert finished["iterations"] == 3
     assert finished["max_ratio_deviation"] <= config.algorithm.ratio_tolerance
     assert finished["cost_usd"] > 0
-    assert dict(held_out_curve(store.records, "run-a")).keys() == {0, 2, 3}
+    assert dict(held_out_curve(store, "run-a")).keys() == {0, 2, 3}
     assert last_state(home, config, "run-a")[0] == 3
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         samples = connection.execute("SELECT count(*), count(DISTINCT iteration) FROM samples").fetchone()
         states = {s for (s,) in connection.execute("SELECT DISTINCT state FROM worker_states").fetchall()}
         images = connection.execute("SELECT count(*) FROM evaluation_images WHERE png IS NOT NULL").fetchone()
@@ -196,7 +195,7 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
 
 def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
     """What is tested with this preset tests spot devices too."""
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute(
             "SELECT iteration, count(*) FILTER (starts_with(worker, 'spot-')), count(*) FROM samples "
             "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
@@ -206,7 +205,7 @@ def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
 
 
 def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute(
             "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = 'run-a' AND "
             "(name = 'reward_mean' OR starts_with(name, 'reward_part_'))"
@@ -262,9 +261,9 @@ def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, confi
     resumed = post_train(config.model_copy(update={"runtime": without_ray}), "run-a")
     assert last_state(home, config, "run-a") == expected
     assert resumed["score_after"] == finished["score_after"]
-    assert dict(held_out_curve(store.records, "run-a")).keys() >= {2, 3}
+    assert dict(held_out_curve(store, "run-a")).keys() >= {2, 3}
     assert store.run("run-a").status == "finished"
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         rows = connection.execute("SELECT iteration FROM iterations ORDER BY iteration").fetchall()
     assert [iteration for (iteration,) in rows] == [1, 2, 3]
 

@@ -95,7 +95,7 @@ def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunSt
     row = reproduction_of(store.home, "without")
     assert (row.verdict, row.run_id) == ("failed", None)
     assert "train.txt" in row.message
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert "failed" in set(reproductions(connection)["verdict"])
 
 

@@ -162,7 +162,7 @@ def test_the_machine_is_watched_until_the_end_of_a_context():
 def test_a_spot_worker_that_is_killed_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     home = Home(tmp_path).ensure()
     write_sample_run(RunStore(home), "killed", iterations=2)
-    with RunStore(home).records.reading() as connection:
+    with RunStore(home).reading() as connection:
         (began_at,) = connection.execute("SELECT min(started_at) FROM worker_states").fetchone() or (0.0,)
     asked: list[float | None] = []
 

@@ -311,7 +311,7 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert code == 0
     assert table.index("newer") < table.index("older")
     (line,) = [line for line in table.splitlines() if "older" in line]
-    usd = run_result(store.records, "older")["cost_usd"]
+    usd = run_result(store, "older")["cost_usd"]
     run_id, status, started, took, *rest = [cell.strip() for cell in line.strip("│┃ ").split("│")]
     assert (run_id, status, rest) == (
         "older", "finished", ["-", "ocr", "2/40", "0.250", "0.500", f"${usd:.2f}"],
@@ -330,7 +330,7 @@ def test_a_cancelled_run_shows_what_it_cost_and_scored(shell: Shell, home: Home)
     write_sample_run(store, "r", iterations=10, status="running")
     store.set_status("r", "cancelled")
     [line] = [line for line in shell("runs")[1].splitlines() if " r " in line]
-    usd = run_result(store.records, "r")["cost_usd"]
+    usd = run_result(store, "r")["cost_usd"]
     scores = [float(cell) for cell in re.findall(r"0\.\d{3}", line)]
     assert "cancelled" in line and f"${usd:.2f}" in line and usd > 0
     [facts] = [json.loads(line) for line in shell("runs", "--json")[1].splitlines()]

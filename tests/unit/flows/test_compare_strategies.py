@@ -92,7 +92,7 @@ def recorded(
 
 
 def answer_of(store: RunStore, *run_ids: str) -> dict:
-    with store.records.reading(*run_ids) as connection:
+    with store.reading(*run_ids) as connection:
         return compared_strategies(connection, strategy_arms(connection, run_ids))
 
 
@@ -151,7 +151,7 @@ def test_runs_that_differ_otherwise_are_no_comparison_of_strategies(store: RunSt
     recorded(store, "plain", "plain", (0.1, 0.1))
     recorded(store, "stale", "stale", (0.2, 0.2), optimizer={"learning_rate": 1e-3})
     recorded(store, "other-seed", "stale", (0.2, 0.2), seed=1)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert strategy_arms(connection, ["plain", "stale"]) == {}
         assert strategy_arms(connection, ["plain", "other-seed"]) == {}, "no seed is shared"
         assert strategy_arms(connection, ["plain"]) == {}

@@ -76,7 +76,7 @@ def test_the_databases_of_a_home_are_in_it_whatever_it_is_called(tmp_path: Path,
     store = RunStore(home)
     store.create_run("a-run", RunConfig(), {}, os.getpid())
     store.commit_evaluation(evaluation_record("a-run", 0, 0.0, images=1))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         assert connection.execute("SELECT count(*) FROM evaluation_images").fetchone() == (1,)
     reader = MlflowReader(home.mlflow_uri, home.artifacts)
     assert reader.open(ReadRun("a-run", {}, {}, 0.0), -1) == 0

@@ -16,7 +16,6 @@ from flows.server.metrics import families, metrics_application, metrics_server
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from storage.record.queries.live_figures import live_runs
-from storage.record.reading import Records
 from storage.record.records import DeviceEvent, IterationRecord
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
@@ -97,7 +96,7 @@ def test_a_run_is_shown_as_the_database_has_it(home: Home):
 def test_the_lag_is_counted_from_the_newest_record_of_a_run_that_goes_on(home: Home):
     store = RunStore(home)
     write_sample_run(store, "glyphs-1", iterations=1, status="running")
-    with Records(home).reading() as connection:
+    with RunStore(home).reading() as connection:
         (run,) = live_runs(connection)
     by_name = {family.name: family for family in families([run], run.newest_at + 7.0)}
     assert [sample.value for sample in by_name["spotlight_commit_lag_seconds"].samples] == [7.0]

@@ -104,7 +104,7 @@ def test_lines_of_the_log_are_no_events_and_events_are_lines_of_the_log(home: Ho
         file.write('{"happened_at": 1.0, "ki')  # a full disk
     store.add_event("r", "mirror", "no answer")
     log.note("done")
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         assert connection.execute("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]
     with duckdb.connect(str(home.database), read_only=True) as catalogue:
         assert catalogue.sql("SELECT event_id, message FROM events").fetchall() == [(1, "no answer")]

@@ -187,7 +187,7 @@ def test_frames_of_a_run(home: Home):
     rolled_out = set(samples[columns].itertuples(index=False, name=None))
     kept = {tuple(row) for row in seeds.loc[seeds["kept"], columns].itertuples(index=False, name=None)}
     assert kept and kept <= rolled_out
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         bill = read_ledger(connection, "explored").spent()
     assert sum(run.ledger["usd"].tolist()) == pytest.approx(bill.usd)
     assert sum(run.ledger["device_s"].tolist()) == pytest.approx(bill.device_s)

@@ -234,26 +234,7 @@ def test_a_malformed_row_names_file_and_row(tmp_path: Path) -> None:
         load_prompts(nothing)
 
 
-def test_what_is_no_dataset_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(PromptFileError, match=r"it has no state\.json, nor \.parquet or \.arrow files"):
-        load_prompts(tmp_path)
-    splits = tmp_path / "splits"
-    splits.mkdir()
-    (splits / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(
-        PromptFileError, match=r"has the splits train, test; name the folder of one, .*/train"
-    ):
-        load_prompts(splits)
-    folder = save_to_disk(tmp_path / "set", rows_of("one"))
-    (folder / "data-00000-of-00001.arrow").write_bytes(b"nonsense")
-    with pytest.raises(PromptFileError, match="not a file that pyarrow can read"):
-        load_prompts(folder)
-    (folder / "data-00000-of-00001.arrow").unlink()
-    with pytest.raises(PromptFileError, match=r"it has no data-00000-of-00001\.arrow"):
-        load_prompts(folder)
-    (folder / "state.json").write_text("[")
-    with pytest.raises(PromptFileError, match="not JSON"):
-        load_prompts(folder)
+def test_a_dataset_without_a_column_of_prompts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PromptFileError, match=r"no column prompt, text, caption; it has question"):
         load_prompts(save_to_disk(tmp_path / "other", [{"question": "?"}]))
 

@@ -45,14 +45,14 @@ def save(store: RunStore, iteration: int) -> CheckpointStore:
 
 
 def lives(store: RunStore) -> dict[int, float]:
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         rows = connection.execute("SELECT iteration, value FROM iteration_metrics").fetchall()
     assert len(dict(rows)) == len(rows), "no iteration twice"
     return dict(rows)
 
 
 def paid(store: RunStore) -> dict[str, float]:
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         return dict(connection.execute("SELECT phase, sum(paid_s) FROM paid_time GROUP BY ALL").fetchall())
 
 
@@ -131,7 +131,7 @@ def test_compaction_leaves_a_damaged_folder_as_it_is_and_ends_no_run(store: RunS
 def test_texts_that_are_no_utf_8_are_kept_readable(store: RunStore):
     store.add_event("r", "failed", "no file \udcff.png")
     store.set_status("r", "failed", "no file \udcff.png")
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         assert connection.execute("SELECT message FROM events").fetchall() == [("no file ?.png",)]
     assert store.run("r").error == "no file ?.png"
 
@@ -173,6 +173,6 @@ def test_an_evaluation_is_written_whatever_parts_there_are(store: RunStore, comp
         store.compact("r")
     for iteration in (0, 4):
         store.commit_evaluation(evaluation_record("r", iteration, 0.0, images=2, gallery=0))
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         rows = connection.execute("SELECT iteration FROM evaluations ORDER BY iteration").fetchall()
     assert rows == [(0,), (4,)]

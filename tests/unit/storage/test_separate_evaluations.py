@@ -225,7 +225,7 @@ def test_a_row_written_is_read_and_writing_it_again_changes_nothing(recorded: Ru
     for _ in range(2):
         write_reproduction(recorded.home, one)
     assert reproduction_of(recorded.home, "x") == one
-    with recorded.records.reading() as connection:
+    with recorded.reading() as connection:
         assert list(reproductions(connection)["reproduction_id"]) == ["x"]
     with pytest.raises(RunNotFoundError, match="no reproduction 'y'"):
         reproduction_of(recorded.home, "y")

@@ -285,26 +285,9 @@ def test_no_password_goes_to_another_machine_without_encryption(
         telling.MailReader(store.home).send("nobody listens there any more")
 
 
-@pytest.mark.parametrize(
-    ("reader", "variables", "said"),
-    [
-        ("webhook", {}, "set SPOTLIGHT_NOTIFY_WEBHOOK to its address"),
-        ("webhook", {telling.WEBHOOK_VARIABLE: f"hooks.example.org/{SECRET}"}, "as in https://HOST/SECRET"),
-        ("webhook", {telling.WEBHOOK_VARIABLE: f"file:///{SECRET}"}, "as in https://HOST/SECRET"),
-        ("mail", {}, "set SPOTLIGHT_NOTIFY_MAIL to its recipients"),
-        ("mail", {telling.MAIL_VARIABLE: "a@b.c"}, "set SPOTLIGHT_NOTIFY_MAIL_SERVER to the server"),
-        (
-            "mail",
-            {telling.MAIL_VARIABLE: "a@b.c", telling.SERVER_VARIABLE: "m", telling.PASSWORD_VARIABLE: SECRET},
-            "set both SPOTLIGHT_NOTIFY_MAIL_USER and",
-        ),
-    ],
-)
-def test_what_cannot_be_sent_is_refused_before_a_run(
-    reader: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=said) as refused:
-        check_readers(TrackingConfig(to=(reader,)))
+@pytest.mark.parametrize("address", [f"hooks.example.org/{SECRET}", f"file:///{SECRET}"])
+def test_a_refused_address_is_not_shown(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(telling.WEBHOOK_VARIABLE, address)
+    with pytest.raises(ConfigurationError, match="as in https://HOST/SECRET") as refused:
+        check_readers(TrackingConfig(to=("webhook",)))
     assert SECRET not in str(refused.value)

@@ -68,7 +68,7 @@ class Run:
         return answer(self.session, iteration)
 
     def events(self) -> list[tuple[str, str]]:
-        with self.store.records.reading() as connection:
+        with self.store.reading() as connection:
             return connection.execute("SELECT kind, message FROM events ORDER BY event_id").fetchall()
 
     def _evaluated(self, iteration: int, distance: float, score: float = 0.25) -> None:

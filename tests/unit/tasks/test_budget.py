@@ -108,7 +108,7 @@ def test_the_evaluation_at_the_end_is_as_large_as_the_first(store: RunStore):
     small = evaluation_record("r", 1, AT + 36, 1, 1)
     half = [dataclasses.replace(one, ended_at=one.started_at + 1) for one in small.intervals]
     store.commit_evaluation(dataclasses.replace(small, intervals=half))
-    assert spending(store.records, "r").next_usd == pytest.approx(ITERATION_USD + EVALUATION_USD)
+    assert spending(store, "r").next_usd == pytest.approx(ITERATION_USD + EVALUATION_USD)
 
 
 def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_again(store: RunStore):
@@ -122,7 +122,7 @@ def test_all_lives_and_judges_count_and_the_start_of_devices_is_not_expected_aga
     for uncommitted in (True, False):
         if not uncommitted:
             store.commit_iteration(record)
-        used = spending(store.records, "r", record if uncommitted else None)
+        used = spending(store, "r", record if uncommitted else None)
         assert used.usd == pytest.approx(EVALUATION_USD + 3 * ITERATION_USD + 1.0 + 0.5)
         assert used.hours == pytest.approx((9 + 3 * 18 + 360) / 3600)
         assert used.next_usd == pytest.approx(ITERATION_USD + 0.5 + EVALUATION_USD)

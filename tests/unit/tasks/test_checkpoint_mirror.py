@@ -76,7 +76,7 @@ def save(home: Home, iteration: int, weights: bytes = b"weights", began_at: floa
 
 def committed(home: Home) -> list[int]:
     """Iterations whose rows a home has."""
-    with RunStore(home).records.reading("run") as connection:
+    with RunStore(home).reading("run") as connection:
         return [
             row[0] for row in connection.execute("FROM iterations SELECT iteration ORDER BY 1").fetchall()
         ]
@@ -127,7 +127,7 @@ def test_rows_that_the_run_has_no_more_go(address: str, home: Home, elsewhere: H
     assert committed(elsewhere) == [1, 2]
     there = RunStore(elsewhere)
     assert there.folder("run").events() == store.folder("run").events()
-    with there.records.reading("run") as connection:
+    with there.reading("run") as connection:
         assert connection.execute("FROM device_events SELECT phase").fetchall() == [("discarded",)]
 
 
@@ -179,7 +179,7 @@ def test_a_new_life_copies_no_rows_again_but_those_of_iterations_that_were_done_
     query = "FROM iterations SELECT started_at ORDER BY 1"
     found = []
     for each in (home, elsewhere):
-        with RunStore(each).records.reading("run") as connection:
+        with RunStore(each).reading("run") as connection:
             found.append(connection.execute(query).fetchall())
     assert found[0] == found[1] and len(found[0]) == 2
 

@@ -68,7 +68,7 @@ def test_an_evaluation_s_parts_go_to_readers(
     costs = {"cost/evaluation_usd": 1.0, "cost/total_usd": 1.0}
     grain = {"quality/grain": pytest.approx(0.02 if scores is SCORES else 0.01)}
     both = {"score/evaluation_score": 0.5, "score/evaluation_exact": 0.5 if scores is SCORES else 0.0}
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         [moment] = moments_after(connection, "r", -1)
         assert moment.figures == both | parts | grain | costs
         assert gallery(connection, "r", 0) == {}
@@ -81,7 +81,7 @@ def test_pictures_have_the_same_names_at_every_evaluation(tmp_path: Path):
     ]
     store = entered(tmp_path)
     store.commit_evaluation(EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         assert gallery(connection, "r", 0) == {"held-out/001-a-sign-that-says-K7A-1": b"png"}
 
 
@@ -90,7 +90,7 @@ def test_an_iteration_has_the_names_of_other_systems_too(tmp_path: Path):
     record = iteration_record("r", 1, 0.0, 64)
     figures = {"groups": 8.0, "groups_dropped": 2.0, "clip_share": 0.25, "rollout_s": 16.0, "train_s": 3.2}
     store.commit_iteration(dataclasses.replace(record, metrics={**figures, "iteration_s": 32.0}))
-    with store.records.reading("r") as connection:
+    with store.reading("r") as connection:
         [moment] = moments_after(connection, "r", -1)
     expected = {
         "training/zero_std_ratio": 0.25, "training/clip_fraction": 0.25, "ms_per_image/rollout": 250.0,

@@ -64,7 +64,7 @@ def ledger(tmp_path: Path) -> Iterator[RecordConnection]:
     for iteration, intervals, happened in ((1, first, []), (2, second, events)):
         record = iteration_record(RUN, iteration, 100 + 20 * iteration, samples=16)
         store.commit_iteration(replace(record, intervals=intervals, device_events=happened, paid_time=[]))
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         yield connection
 
 

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from storage.evaluations.figures import over_seeds
 from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerdict
 from storage.record.queries import comparisons
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from ui.charts.layout import (
     SHARES,
     Axis,
@@ -37,12 +37,12 @@ _SIGNS = (  # metric, title, unit of the left axis (short, as the plots are low)
 )
 
 
-def read_seed_courses(records: Records, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
+def read_seed_courses(store: RunStore, run_id: str) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the runs that differ from one in the seed alone, by seed, and their scores if there are any."""
-    with records.reading() as connection:
+    with store.reading() as connection:
         alike = comparisons.alike_but_seed(connection, run_id)
     # By name, so that the files of all other runs stay closed.
-    with records.reading(*(alike or [run_id])) as connection:
+    with store.reading(*(alike or [run_id])) as connection:
         seeds = comparisons.runs_of_other_seeds(connection, run_id)
         others = list(seeds.values()) if len(seeds) > 1 else []
         return seeds, comparisons.score_courses(connection, others)

@@ -13,7 +13,7 @@ from storage.config.loading import differences
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.queries.images import images_before_after
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from ui.charts.layout import AXES, PLOT_SETTINGS, Measure
 from ui.data.images import QualityView, read_quality, sources_of
 from ui.data.run import RunView, gives_verdict, load, metric_names, with_verdicts
@@ -90,7 +90,7 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_seeds(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the runs of other seeds; `evaluation_at` is part of the cache's key."""
-    return read_seed_courses(Records(Home(home)), run_id)
+    return read_seed_courses(RunStore(Home(home)), run_id)
 
 
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:

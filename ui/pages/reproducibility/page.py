@@ -11,7 +11,7 @@ import streamlit as st
 from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
-from storage.record.reading import Records
+from storage.record.run_store import RunStore
 from ui.data.run import CACHE_S
 from ui.elements.formatting import duration, markdown_text, moment
 from ui.elements.run_page import show_error
@@ -26,7 +26,7 @@ _BAD = ("drifted", "failed")
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def _load(home: Path) -> pd.DataFrame:
-    with Records(Home(home)).reading() as connection:
+    with RunStore(Home(home)).reading() as connection:
         return reproductions(connection)
 
 

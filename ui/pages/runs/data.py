@@ -20,9 +20,9 @@ from storage.home import Home
 from storage.ledger.modelled import MODELLED, is_modelled
 from storage.record.queries import comparisons, images
 from storage.record.queries.runs import run_overview
-from storage.record.reading import Records
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
+from storage.record.run_store import RunStore
 from ui.charts.layout import Axis, Measure, axis_titles, dollars, laid_out
 from ui.data.run import CACHE_S
 from ui.elements.formatting import chart_text, time_unit
@@ -48,10 +48,10 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     Raises:
         StorageError: a file of the record is damaged.
     """
-    with Records(Home(home)).reading() as connection:
+    with RunStore(Home(home)).reading() as connection:
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
     # By name, so that the files of all other runs stay closed.
-    with Records(Home(home)).reading(*latest) as connection:
+    with RunStore(Home(home)).reading(*latest) as connection:
         table = run_overview(connection, latest)
     facts = [
         _facts(json.loads(config), json.loads(environment))
@@ -176,7 +176,7 @@ def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
     Raises:
         StorageError: a file of the record is damaged.
     """
-    with Records(Home(home)).reading(*run_ids) as connection:
+    with RunStore(Home(home)).reading(*run_ids) as connection:
         arms = strategy_arms(connection, run_ids)
         return Compared(
             comparisons.score_courses(connection, run_ids),
@@ -196,7 +196,7 @@ def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFra
     Raises:
         StorageError: a file of the record is damaged.
     """
-    with Records(Home(home)).reading(*run_ids) as connection:
+    with RunStore(Home(home)).reading(*run_ids) as connection:
         return images.latest_pictures(connection, run_ids, most)
 
 

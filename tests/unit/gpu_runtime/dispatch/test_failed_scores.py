@@ -179,7 +179,7 @@ def test_the_result_and_the_terminal_tell(tmp_path: Path):
     evaluation.images[5] = type(evaluation.images[5])(**{**vars(evaluation.images[5]), "error": "gone"})
     store.commit_evaluation(evaluation)
     reporter.evaluation(evaluation)
-    result = run_result(store.records, "r")
+    result = run_result(store, "r")
     assert (result["scorer_errors"], result["groups_failed"]) == (1 + 4 + 1, 3)
     first, second, held_out = screen.getvalue().splitlines()
     assert "not scored" not in first

@@ -70,17 +70,17 @@ def test_the_pool_counts_rollouts_and_drafts_and_leaves_evaluations_to_their_ima
 def test_ledger_and_result_have_them_beside_the_bill(tmp_path: Path):
     store = RunStore(Home(tmp_path))
     write_sample_run(store, "r", iterations=2)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         before = read_ledger(connection, "r")
-    assert (before.judge_usd, run_result(store.records, "r")["judge_usd"]) == (0.0, 0.0)
+    assert (before.judge_usd, run_result(store, "r")["judge_usd"]) == (0.0, 0.0)
     iteration, evaluation = iteration_record("r", 3, 5.0), evaluation_record("r", 3, 6.0, images=2)
     iteration.metrics[JUDGE_USD] = 0.75
     for image in evaluation.images:
         image.figures[JUDGE_USD] = 0.125
     store.commit_iteration(iteration)
     store.commit_evaluation(evaluation)
-    with store.records.reading() as connection:
+    with store.reading() as connection:
         ledger, (live,) = read_ledger(connection, "r"), live_runs(connection)
-    result = run_result(store.records, "r")
+    result = run_result(store, "r")
     assert (ledger.judge_usd, result["judge_usd"], live.judge_usd) == (1.0, 1.0, 1.0)
     assert result["cost_usd"] == pytest.approx(ledger.spent().usd)

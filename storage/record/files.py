@@ -31,7 +31,13 @@ ASIDE = ".replaced-"
 def refusals(
     what: str, then: str = "then try again", failure: type[SpotlightError] = StorageError
 ) -> Iterator[None]:
-    """Turn refusals by the disk into a `failure` with a remedy."""
+    """Turn refusals by the disk into an error with a remedy.
+
+    Args:
+        what: what is written.
+        then: what to do after the remedy.
+        failure: type of the error.
+    """
     try:
         yield
     except OSError as error:

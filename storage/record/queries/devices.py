@@ -18,6 +18,9 @@ def device_intervals(
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
+
+    Args:
+        first, last, limit: iterations to read, and the most rows to return.
     """
     columns = (
         "worker, market, state, phase, iteration, started_at, ended_at, "
@@ -34,6 +37,9 @@ def device_events(
     """Return the events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
+
+    Args:
+        first, last, limit: iterations to read, and the most rows to return.
     """
     columns = "worker, market, kind, happened_at, detail"
     latest = _latest("device_events", columns, "happened_at DESC, worker")
@@ -48,6 +54,9 @@ def sequence_groups(
 
     Columns: worker (one row per member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
+
+    Args:
+        first, last, limit: iterations to read, and the most rows to return.
     """
     columns = "degree, epoch, place, instance, members, started_at, ended_at"
     latest = _latest("sequence_groups", columns, "ended_at DESC, epoch DESC, place")

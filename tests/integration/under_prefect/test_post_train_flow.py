@@ -234,7 +234,7 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params["optimizer.learning_rate"] == "0.0001"
-    last = held_out_scores(RunStore(home).records, "run-a")[3]
+    last = held_out_scores(RunStore(home), "run-a")[3]
     assert run.data.metrics["score/evaluation_score"] == pytest.approx(statistics.fmean(last.values()))
     assert run.data.metrics["cost/total_usd"] == pytest.approx(finished["cost_usd"])
     assert len(client.get_metric_history(run.info.run_id, "score/reward_mean")) == 3

@@ -414,12 +414,12 @@ class RunConfig(Section):
                 "bits of a run), or set that to 1 to divide the weights over the devices"
             )
         if self.runtime.spot_trainers:
-            above = f"runtime.trainer_workers is {training}, above runtime.reserved_workers="
-            above += f"{self.runtime.reserved_workers}"
+            reserved = self.runtime.reserved_workers
+            above = f"runtime.trainer_workers is {training}, above runtime.reserved_workers={reserved}"
             if shards == 1:
                 yield (
-                    f"{above}: reserved devices alone train with algorithm.gradient_shards=1; lower it, raise "
-                    "reserved_workers, or raise gradient_shards (which changes the bits of a run)"
+                    f"{above}: reserved devices alone train with algorithm.gradient_shards=1; lower it, "
+                    "raise reserved_workers, or raise gradient_shards (which changes the bits of a run)"
                 )
             if self.adaptation.mode != "lora":
                 yield (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_runtime.simulator.chrome_trace import chrome_trace
@@ -26,14 +26,12 @@ from gpu_runtime.simulator.comparison.to_score import (
     milestones_of,
 )
 from gpu_runtime.simulator.comparison.what_if import (
+    Comparison,
     PolicyAnswer,
     Spread,
     better_but_simulated,
-    compare_policies,
-    policy_runs,
     simulated_policies,
 )
-from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.run_config import RunConfig
@@ -60,7 +58,6 @@ from tasks.what_if_in_words import (
     conclusions,
     counted_in_words,
     curves_in_words,
-    few_trainers_in_words,
     headline,
     other_learner,
 )
@@ -81,55 +78,45 @@ class WhatIf:
 
     Attributes:
         answers: one answer per policy.
-        profile: assumed times of the workload.
+        asked: workload, devices, market and futures.
         market: arrivals and losses of spot instances, in words.
-        prices: hourly cost of devices, in words.
-        offer: devices and prices.
-        iterations: number of iterations of each run.
-        futures: number of futures behind each figure.
         curves: learning curves (iterations that a score takes); None if unknown.
-        degrees: devices that share a sample, by kind of request; 0 if measured times choose.
-        model: name of the model, as profiles name it.
-        few_trainers: saving if all reserved devices trained, in words; empty for none.
-        batch: samples of a batch.
     """
 
     answers: Sequence[PolicyAnswer]
-    profile: Profile
+    asked: Comparison
     market: str
-    prices: str
-    offer: FleetPlan
-    iterations: int
-    futures: int
     curves: LearningCurves | None = None
-    degrees: Mapping[str, int] = field(default_factory=dict)
-    model: str = ""
-    few_trainers: str = ""
-    batch: int = 1
+
+    @property
+    def model(self) -> str:
+        """Name of the model, as profiles name it."""
+        return self.asked.config.model.key
+
+    @property
+    def prices(self) -> str:
+        """Hourly cost of devices, in words."""
+        return prices_in_words(self.asked.offer)
 
     @property
     def evidence(self) -> str:
         """`counted` if times were counted from operations and bytes, else `modelled`: all is simulated."""
-        return "counted" if self.profile.is_counted else "modelled"
-
-    @property
-    def shares(self) -> bool:
-        """True if several devices may share a sample."""
-        return bool(self.degrees) and set(self.degrees.values()) != {1}
+        return "counted" if self.asked.profile.is_counted else "modelled"
 
     @property
     def sharing(self) -> dict[str, int | str]:
         """The devices that share samples, and those of an instance; empty if all work alone."""
-        if not self.shares:
+        degrees = self.asked.config.sequence_parallel.by_kind
+        if set(degrees.values()) == {1}:
             return {}
-        degrees = {kind: degree or "auto" for kind, degree in self.degrees.items()}
-        return degrees | {"instance_devices": self.offer.instance_devices or "all"}
+        each = self.asked.offer.instance_devices or "all"
+        return {kind: degree or "auto" for kind, degree in degrees.items()} | {"instance_devices": each}
 
     @property
     def serving(self) -> str:
         """The load of the serving fleet, in words; empty if no policy has its devices."""
         lends = any(answer.policy.name == LENDING for answer in self.answers)
-        return serving_in_words(self.offer.serving) if lends else ""
+        return serving_in_words(self.asked.offer.serving) if lends else ""
 
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
         """Return a policy's cost up to 25, 50, 75 and 100 % of the baseline's progress, where known."""
@@ -153,16 +140,17 @@ class WhatIf:
     @property
     def exploration(self) -> ExplorationWorth | None:
         """The worth of exploration: where it pays; None if not compared."""
-        return exploration_worth(self.answers, self.curves, self.offer.reserved_usd_per_hour)
+        return exploration_worth(self.answers, self.curves, self.asked.offer.reserved_usd_per_hour)
 
     def to_json(self) -> dict[str, Any]:
         """Return the answers as JSON values, all of them modelled."""
-        other = other_learner(self.curves, self.model)
+        asked, other = self.asked, other_learner(self.curves, self.model)
+        config, offer, profile = asked.config, asked.offer, asked.profile
         return {
             "modelled": True,
             "evidence": self.evidence,
             "answer": headline(self),
-            "counted": self.profile.counted_ranges(self.batch),
+            "counted": profile.counted_ranges(config.sampling.batch_size),
             "counted_in_words": counted_in_words(self),
             "policies": [
                 {
@@ -181,17 +169,17 @@ class WhatIf:
             "curves": self.curves and self.curves.model_dump(mode="json", exclude={"arms"}),
             "other_learner": other,
             "curves_in_words": curves_in_words(self.curves, self.model),
-            "iterations": self.iterations,
-            "futures": self.futures,
+            "iterations": config.iterations,
+            "futures": asked.futures,
             "market": self.market,
             "prices": self.prices,
-            "reserved": self.offer.reserved,
-            "spot": self.offer.spot,
-            "trainers": self.offer.trainers,
-            "reserved_usd_per_hour": self.offer.reserved_usd_per_hour,
-            "spot_usd_per_hour": self.offer.spot_usd_per_hour,
-            "profile": self.profile.model_dump(mode="json"),
-            **({"sharing": self.sharing} if self.shares else {}),
+            "reserved": offer.reserved,
+            "spot": offer.spot,
+            "trainers": offer.trainers,
+            "reserved_usd_per_hour": offer.reserved_usd_per_hour,
+            "spot_usd_per_hour": offer.spot_usd_per_hour,
+            "profile": profile.model_dump(mode="json"),
+            **({"sharing": self.sharing} if self.sharing else {}),
             **({"serving": self.serving} if self.serving else {}),
         }
 
@@ -243,9 +231,9 @@ class Simulation:
         question: WhatIfQuestion,
         curves: LearningCurves | None = None,
     ) -> None:
-        self.config, self.profile, self.question = config, profile, question
-        self._curves, self._seed, self._futures = curves, question.seed, question.windows
-        self._offer, self._market = offer_of(config, question), market_of(question)
+        offer, market = offer_of(config, question), market_of(question)
+        self.asked = Comparison(config, offer, profile, market, question.windows, question.seed)
+        self._question, self._curves = question, curves
 
     def answer(self, policies: Sequence[Policy], on_run: Callable[[], None] = lambda: None) -> WhatIf:
         """Simulate policies.
@@ -254,15 +242,8 @@ class Simulation:
             policies: those of `policies`, or some of them.
             on_run: callback after each of the `runs_of(question.windows, policies)` simulated runs.
         """
-        config, offer, profile, futures = self.config, self._offer, self.profile, self._futures
-        answers = compare_policies(
-            config, offer, profile, self._market, futures, self._seed, on_run, policies
-        )
-        return WhatIf(
-            answers, profile, market_in_words(self._market, self.question), prices_in_words(offer), offer,
-            config.iterations, futures, self._curves, config.sequence_parallel.by_kind, config.model.key,
-            few_trainers_in_words(config, offer, profile), config.sampling.batch_size,
-        )  # fmt: skip
+        market = market_in_words(self.asked.market, self._question)
+        return WhatIf(self.asked.answers(policies, on_run), self.asked, market, self._curves)
 
     def spot_for(self, hours: float) -> Goal:
         """Find the fewest spot devices with which a run ends in so many hours, without exploration.
@@ -270,18 +251,17 @@ class Simulation:
         The number is doubled until the median of the futures ends in time, then halved towards the last that
         did not.
         """
-        _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
-        each = max(1, self.question.per_instance)
+        asked, config = self.asked, self.asked.config
+        _refuse_profile(config.runtime, config.sequence_parallel, asked.profile)
+        each = max(1, self._question.per_instance)
         tried: dict[int, PolicyAnswer] = {}
 
         def in_time(instances: int) -> bool:
             spot = instances * each
-            runtime = self.config.runtime.model_copy(update={"spot_workers": spot})
-            config = self.config.model_copy(update={"runtime": runtime})
-            policies, offer = policies_of([SPOT if spot else RESERVED]), offer_of(config, self.question)
-            [tried[spot]] = compare_policies(
-                config, offer, self.profile, self._market, self._futures, self._seed, policies=policies
-            )
+            runtime = config.runtime.model_copy(update={"spot_workers": spot})
+            sized = config.model_copy(update={"runtime": runtime})
+            of_size = replace(asked, config=sized, offer=offer_of(sized, self._question))
+            [tried[spot]] = of_size.answers(policies_of([SPOT if spot else RESERVED]))
             return _hours(tried[spot]) <= hours
 
         if not in_time(0):
@@ -291,13 +271,13 @@ class Simulation:
             while enough <= most and enough - fewer > 1:
                 middle = (fewer + enough) // 2
                 fewer, enough = (fewer, middle) if in_time(middle) else (middle, enough)
-        return Goal(hours, sorted(tried.items()), prices_in_words(self._offer))
+        return Goal(hours, sorted(tried.items()), prices_in_words(asked.offer))
 
     def time_line(self, policy: str) -> dict[str, Any]:
         """Return each device's work in a policy's run, in an answer's first future, as a Chrome trace."""
-        config = self.config
-        about = {"policy": policy, "profile": self.profile.name, "seed": self._seed}
-        return chrome_trace(self._first_run(policy), about | {"iterations": config.iterations})
+        asked = self.asked
+        about = {"policy": policy, "profile": asked.profile.name, "seed": asked.seed}
+        return chrome_trace(self._first_run(policy), about | {"iterations": asked.config.iterations})
 
     def record(self, store: RunStore, run_id: str, policy: Policy) -> None:
         """Record a policy's run in the first future of an answer in a home, as a simulated run.
@@ -308,26 +288,22 @@ class Simulation:
         Raises:
             StorageError: a run already has that identifier.
         """
-        fleet = policy.plan(self._offer, 0.0).fleet
-        trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
-        spot = self.profile.spot
+        asked, curves = self.asked, self._curves
+        fleet, profile = policy.plan(asked.offer, 0.0).fleet, asked.profile
         about = (
-            f"{trainers}, {fleet.spot} spot devices at most; profile {self.profile.name}"
-            f"{f', of spot devices {spot.name}' if spot is not None else ''}; "
-            f"{market_in_words(self._market, self.question)}; {prices_in_words(self._offer)}; "
-            f"seed {self._seed}"
+            f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}, "
+            f"{fleet.spot} spot devices at most; profile {profile.name}"
+            f"{f', of spot devices {profile.spot.name}' if profile.spot is not None else ''}; "
+            f"{market_in_words(asked.market, self._question)}; {prices_in_words(asked.offer)}; "
+            f"seed {asked.seed}"
         )
-        if self._curves is not None:
-            about += f"; scores by the {curves_in_words(self._curves, self.config.model.key)}"
-        run = self._first_run(policy.name)
-        record_run(store, run_id, self.config, policy, run, about, self._curves)
+        if curves is not None:
+            about += f"; scores by the {curves_in_words(curves, asked.config.model.key)}"
+        record_run(store, run_id, asked.config, policy, self._first_run(policy.name), about, curves)
 
     def _first_run(self, policy: str) -> SimulatedRun:
         """Return a policy's run in an answer's first future, with each device's work."""
-        alone = policies_of([policy])
-        return policy_runs(
-            self.config, self._offer, self.profile, self._market, 1, self._seed, policies=alone, keeps=policy
-        )[policy][0]
+        return replace(self.asked, futures=1).runs(policies_of([policy]), keeps=policy)[policy][0]
 
     def policies(self) -> Sequence[Policy]:
         """Return the policies to compare.
@@ -335,13 +311,13 @@ class Simulation:
         Raises:
             ConfigurationError: a name is unknown, its policy does not fit, or the profile lacks a time.
         """
-        chosen = self._chosen()
-        _refuse_profile(self.config.runtime, self.config.sequence_parallel, self.profile)
+        config, profile = self.asked.config, self.asked.profile
+        chosen = self._chosen(config.sequence_parallel.by_kind, 1 if profile.spot is None else 2)
+        _refuse_profile(config.runtime, config.sequence_parallel, profile)
         return chosen
 
-    def _chosen(self) -> Sequence[Policy]:
-        serving, names = self.question.serving, self.question.given("policies")
-        of_run = self.config.sequence_parallel.by_kind, 1 if self.profile.spot is None else 2
+    def _chosen(self, *of_run: Any) -> Sequence[Policy]:
+        serving, names = self._question.serving, self._question.given("policies")
         if names is None:
             lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, *of_run)]
             return [*default_policies(*of_run), *lending]
@@ -385,7 +361,7 @@ class Simulation:
         Raises:
             ConfigurationError: the run is too long.
         """
-        config = self.config
+        config = self.asked.config
         drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
         if drawn > MOST_DRAWN:
             raise ConfigurationError(

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import SPOTLIGHT
 from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, arm_of, discount_of
-from gpu_runtime.simulator.comparison.what_if import undisturbed
-from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.comparison.what_if import Comparison, undisturbed
 from gpu_runtime.simulator.profile import Profile
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from storage.config.run_config import RunConfig
 
 if TYPE_CHECKING:  # it imports this module
     from tasks.what_if import Goal, PolicyAnswer, WhatIf
@@ -23,11 +21,10 @@ _WORTH_SAYING = 0.95
 
 def headline(result: WhatIf) -> str:
     """Return time and dollars of the policy to take, always in hours and dollars of the whole run."""
-    best = result.best or result.answers[0]
+    best, offer = result.best or result.answers[0], result.asked.offer
     return (
-        f"{best.policy.name}: {run_in_words(best)} for {result.iterations} iterations on "
-        f"{result.offer.reserved} reserved and {result.offer.spot} spot devices, {result.evidence} and not "
-        "measured."
+        f"{best.policy.name}: {run_in_words(best)} for {result.asked.config.iterations} iterations on "
+        f"{offer.reserved} reserved and {offer.spot} spot devices, {result.evidence} and not measured."
     )
 
 
@@ -57,14 +54,14 @@ def run_in_words(answer: PolicyAnswer) -> str:
 
 def basis(result: WhatIf) -> list[str]:
     """Return what an answer rests on: prices, market, sharing, the evidence of the profile, the curves."""
-    trainers = result.offer.trainers
+    trainers = result.asked.offer.trainers
     curves = curves_in_words(result.curves, result.model)
     return [
         f"prices: {result.prices}; {trainers} of the reserved devices train{'s' * (trainers == 1)}",
         f"spot: {result.market}",
-        *([_sharing_in_words(result)] if result.shares else []),
+        *([_sharing_in_words(result)] if result.sharing else []),
         *([result.serving] if result.serving else []),
-        *profile_in_words(result.profile),
+        *profile_in_words(result.asked.profile),
         "All policies do the same iterations: what is learned in them shows in figures of a score alone.",
         *([curves] if curves else []),
     ]
@@ -88,24 +85,26 @@ def _sharing_in_words(result: WhatIf) -> str:
 def counted_in_words(result: WhatIf) -> str:
     """Return the counted times with their ranges; empty if none was counted."""
     said = []
-    for profile in filter(None, (result.profile, result.profile.spot)):
+    for profile in filter(None, (result.asked.profile, result.asked.profile.spot)):
         times = (
             f"{name} {each['value']:.2g} ({each['low']:.2g} to {each['high']:.2g})"
-            for name, each in profile.counted_ranges(result.batch).items()
+            for name, each in profile.counted_ranges(result.asked.config.sampling.batch_size).items()
         )
         if words := ", ".join(times):
             said.append(f"on {profile.device} {words}")
     if not said:
         return ""
-    futures = "the futures include both ends" if result.futures > 2 else "3 futures or more include both ends"
-    return f"Counted from operations and bytes, not measured, in seconds: {'; '.join(said)}; {futures}."
+    futures = "the futures" if result.asked.futures > 2 else "3 futures or more"
+    return (
+        f"Counted from operations and bytes, not measured, in seconds: {'; '.join(said)}; {futures} include "
+        "both ends."
+    )
 
 
 def conclusions(result: WhatIf) -> list[str]:
     """Return what would be better, and the discounts from which spot devices and exploration pay."""
     found = _only_simulated_in_words(result)
-    if result.few_trainers:
-        found.append(result.few_trainers)
+    found += _few_trainers_in_words(result.asked)
     even, worth = result.break_even, result.exploration
     if even is not None:
         offered = discount_of(result.answers)
@@ -158,26 +157,24 @@ def curves_in_words(curves: LearningCurves | None, model: str) -> str:
     return f"curves {curves.name}: {curves.summary} ({curves.source}){other and ', '}{other}"
 
 
-def few_trainers_in_words(config: RunConfig, offer: FleetPlan, profile: Profile) -> str:
-    """Describe the saving, without spot devices, if all reserved devices trained; empty for none.
-
-    Args: workload, devices, and times of the workload.
-    """
-    devices = offer.reserved
+def _few_trainers_in_words(asked: Comparison) -> list[str]:
+    """Describe the saving, without spot devices, if all reserved devices trained."""
+    config, offer, devices = asked.config, asked.offer, asked.offer.reserved
     if offer.trainers == devices or config.sequence_parallel.largest > 1:
-        return ""
+        return []
     sampling, scorers = config.sampling, config.runtime.scorer_workers
     few_s, all_s = (
-        undisturbed(config, profile.times(sampling.batch_size, scorers, trainers), devices) / TICKS_PER_S
+        undisturbed(config, asked.profile.times(sampling.batch_size, scorers, trainers), devices)
+        / TICKS_PER_S
         for trainers in (offer.trainers, devices)
     )
     share = all_s / few_s
     if share > _WORTH_SAYING:
-        return ""
-    return (
+        return []
+    return [
         f"{offer.trainers} of {devices} reserved devices train{'s' * (offer.trainers == 1)}. Without spot "
         f"devices, a run takes {share:.0%} of its time and dollars if all of them do (--trainers {devices})."
-    )
+    ]
 
 
 def dollars(usd: float) -> str:
@@ -291,7 +288,7 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
     live = [answer for answer in result.answers if answer.policy.only_simulated is None]
     sized = any(any(run.wanted for run in answer.runs) for answer in live)
     but = " (against policies other than sized, whose devices depend on it)" if sized else ""
-    if until.median >= result.offer.reserved_usd_per_hour:
+    if until.median >= result.asked.offer.reserved_usd_per_hour:
         return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
     if until.median == 0:
         return f"{says}. So far it pays at no price of a spot device{but}."

@@ -85,7 +85,7 @@ def what_if(
     home = Home.from_environment()
     asked = simulation(home, config, question)
     if hours is not None:
-        _show_goal(asked.spot_for(hours), asked.profile, as_json)
+        _show_goal(asked.spot_for(hours), asked.asked.profile, as_json)
         return
     compared = asked.policies()
     drawn = _drawn_file(timeline, policy, record)
@@ -168,13 +168,13 @@ def show(result: WhatIf) -> None:
     """Print a table of policies, their cost up to a score, and the basis of both."""
     from tasks.what_if_in_words import basis, conclusions, counted_in_words, headline, time_unit
 
-    screen = console()
+    screen, asked = console(), result.asked
     table = Table(
         box=SIMPLE,
         pad_edge=False,
-        title=f"{result.evidence.capitalize()}: {result.iterations} iterations, {result.offer.reserved} "
-        f"reserved and {result.offer.spot} spot devices",
-        caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
+        title=f"{result.evidence.capitalize()}: {asked.config.iterations} iterations, {asked.offer.reserved} "
+        f"reserved and {asked.offer.spot} spot devices",
+        caption=f"medians; below them the lowest and highest of {asked.futures} futures\n"
         "* least dollars of what a live run can do; of equals the most drafts\n"
         "† only simulated: no live run does it",
     )

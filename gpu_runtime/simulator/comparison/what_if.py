@@ -78,32 +78,109 @@ class PolicyAnswer:
         return {**said, "live": self.policy.only_simulated is None, **figures}
 
 
-def compare_policies(
-    config: RunConfig,
-    offer: FleetPlan,
-    profile: Profile,
-    market: SpotMarket,
-    futures: int,
-    seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
-    policies: Sequence[Policy] = DEFAULT_POLICIES,
-) -> list[PolicyAnswer]:
-    """Return the figures of policies, each simulated in every future.
+@dataclass(frozen=True)
+class Comparison:
+    """A run on a fleet and a market, to be simulated under policies, all of them in the same futures.
 
-    Args:
+    Attributes:
         config: the workload, and the number of iterations.
         offer: devices that can be rented, and their prices.
         profile: times of the workload.
         market: arrivals and losses of spot instances.
         futures: number of futures, at least 1.
         seed: seed of the futures; the same seed gives the same figures.
-        on_run: called after every simulated run.
-        policies: policies to compare, at least one.
     """
-    runs = policy_runs(config, offer, profile, market, futures, seed, on_run, policies)
-    answers = [PolicyAnswer(each, figures_of(runs[each.name]), runs=runs[each.name]) for each in policies]
-    best = best_of(answers)
-    return [replace(answer, best=answer.policy.name == best) for answer in answers]
+
+    config: RunConfig
+    offer: FleetPlan
+    profile: Profile
+    market: SpotMarket
+    futures: int
+    seed: int = 0
+
+    def answers(
+        self, policies: Sequence[Policy] = DEFAULT_POLICIES, on_run: Callable[[], None] = lambda: None
+    ) -> list[PolicyAnswer]:
+        """Return the figures of policies.
+
+        Args:
+            policies: policies to compare, at least one.
+            on_run: called after every simulated run.
+        """
+        runs = self.runs(policies, on_run)
+        answers = [PolicyAnswer(each, figures_of(runs[each.name]), runs=runs[each.name]) for each in policies]
+        best = best_of(answers)
+        return [replace(answer, best=answer.policy.name == best) for answer in answers]
+
+    def runs(
+        self,
+        policies: Sequence[Policy] = DEFAULT_POLICIES,
+        on_run: Callable[[], None] = lambda: None,
+        keeps: str = "",
+    ) -> dict[str, list[SimulatedRun]]:
+        """Return the runs of each policy, one in each future.
+
+        Args:
+            policies, on_run: as of `answers`.
+            keeps: the policy whose runs keep the intervals of every device; empty for none.
+        """
+        simulated, offer = simulated_policies(policies), self.offer
+        runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
+        for future in range(self.futures):
+            drafts, traces = 0.0, dict[tuple[int, float], Trace]()
+            offered = offer.beginning(self._price_window_s(future))
+            for policy in simulated:
+                plan = policy.plan(offered, drafts)
+                if self.config.sequence_parallel.largest > 1:  # no more trainers than in a live run
+                    trainers = min(plan.fleet.trainers, offer.trainers)
+                    plan = replace(plan, fleet=replace(plan.fleet, trainers=trainers))
+                run = self._simulate(plan, future, traces, policy.name == keeps)
+                if policy.name == SPOTLIGHT:
+                    drafts = run.drafts / self.config.iterations
+                runs[policy.name].append(run)
+                on_run()
+        return runs
+
+    def _price_window_s(self, future: int) -> float:
+        """Return where in the price history a future begins, in seconds; enough is left for a run."""
+        config, offer = self.config, self.offer
+        histories = (offer.reserved_prices, offer.spot_prices)
+        known = [prices.length_s for prices in histories if prices is not None]
+        if not known:
+            return 0.0
+        times = self.profile.times(config.sampling.batch_size, config.runtime.scorer_workers, offer.trainers)
+        spare_s = max(known) - trace_length_s(config, times, offer.reserved)
+        return self._chance("prices", future).uniform(0.0, max(0.0, spare_s))
+
+    def _simulate(
+        self, plan: SimulatedPlan, future: int, traces: dict[tuple[int, float], Trace], keeps_intervals: bool
+    ) -> SimulatedRun:
+        """Return a run in a future; traces of the future are drawn once and kept in `traces`."""
+        config, fleet = self.config, plan.fleet
+        ends = {1: LowEnd, 2: HighEnd} if self.profile.is_counted else {}
+        chance = self._chance("profile", future, ends.get(future, random.Random))
+        times = self.profile.times(
+            config.sampling.batch_size, config.runtime.scorer_workers, fleet.trainers, chance
+        )
+        replay = None
+        if plan.lends:
+            free = fleet.serving.free(fleet.spot, self._chance("serving", future))
+            rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s)
+            replay = LentDevices(rule, free, fleet.serving.slack_s)
+        elif fleet.spot:
+            # A separate generator: the window is the same whatever the profile draws.
+            algorithm = config.algorithm
+            samples = algorithm.prompts_per_iteration * algorithm.group_size
+            work = plan.runs * (1 + plan.more_samples / samples)
+            key = fleet.spot, work * trace_length_s(config, times, fleet.reserved)
+            if key not in traces:
+                traces[key] = self.market.window(*key, self._chance("trace", future))
+            replay = Replay(traces[key], self.market.notice_s)
+        return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
+
+    def _chance(self, purpose: str, future: int, kind: type[random.Random] = random.Random) -> random.Random:
+        """Return the source of a future's draws for a purpose."""
+        return kind(f"{purpose} {(self.seed, future)}")
 
 
 def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
@@ -112,70 +189,6 @@ def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
     if any(policy.needs_drafts for policy in policies):
         names.add(SPOTLIGHT)
     return tuple(policy for policy in POLICIES if policy.name in names)
-
-
-def policy_runs(
-    config: RunConfig,
-    offer: FleetPlan,
-    profile: Profile,
-    market: SpotMarket,
-    futures: int,
-    seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
-    policies: Sequence[Policy] = DEFAULT_POLICIES,
-    keeps: str = "",
-) -> dict[str, list[SimulatedRun]]:
-    """Return the runs of each policy, one in each future.
-
-    Args:
-        config: the workload, and the number of iterations.
-        offer: devices that can be rented, and their prices.
-        profile: times of the workload.
-        market: arrivals and losses of spot instances.
-        futures: number of futures.
-        seed: seed of the futures.
-        on_run: called after each run.
-        policies: policies to compare.
-        keeps: the policy whose runs keep the intervals of every device; empty for none.
-    """
-    simulated = simulated_policies(policies)
-    runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
-    for future in range(futures):
-        drafts, traces = 0.0, dict[tuple[int, float], Trace]()
-        offered = offer.beginning(_price_window_s(config, offer, profile, (seed, future)))
-        for policy in simulated:
-            plan = _possible(policy.plan(offered, drafts), offer, config.sequence_parallel.largest > 1)
-            keeps_it = policy.name == keeps
-            run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
-            if policy.name == SPOTLIGHT:
-                drafts = run.drafts / config.iterations
-            runs[policy.name].append(run)
-            on_run()
-    return runs
-
-
-def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, future: tuple[int, int]) -> float:
-    """Return where in the price history a future begins, in seconds: random, with enough left for a run.
-
-    Args:
-        config: the workload, and the number of iterations.
-        offer: devices that can be rented, and their prices.
-        profile: times of the workload.
-        future: its random seed.
-    """
-    known = [prices.length_s for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
-    if not known:
-        return 0.0
-    times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, offer.trainers)
-    spare_s = max(known) - trace_length_s(config, times, offer.reserved)
-    return random.Random(f"prices {future}").uniform(0.0, max(0.0, spare_s))
-
-
-def _possible(plan: SimulatedPlan, offer: FleetPlan, shares: bool) -> SimulatedPlan:
-    """Return the plan with at most the offered trainers where devices share samples, as in a live run."""
-    if not shares:
-        return plan
-    return replace(plan, fleet=replace(plan.fleet, trainers=min(plan.fleet.trainers, offer.trainers)))
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
@@ -220,46 +233,6 @@ def _first(answers: Sequence[PolicyAnswer]) -> PolicyAnswer:
     least = min(answer.figures["usd"].median for answer in single)
     cheap = [a for a in single if a.figures["usd"].median <= (1 + _ALIKE) * least]
     return min(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
-
-
-def _simulate(
-    config: RunConfig,
-    plan: SimulatedPlan,
-    profile: Profile,
-    market: SpotMarket,
-    future: tuple[int, int],
-    traces: dict[tuple[int, float], Trace],
-    keeps_intervals: bool = False,
-) -> SimulatedRun:
-    """Return a run in a future; traces of the future are drawn once and kept in `traces`."""
-    fleet = plan.fleet
-    times = profile.times(
-        config.sampling.batch_size,
-        config.runtime.scorer_workers,
-        fleet.trainers,
-        _chance(profile, future),
-    )
-    replay = None
-    if plan.lends:
-        free = fleet.serving.free(fleet.spot, random.Random(f"serving {future}"))
-        rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.of("spot").step_s)
-        replay = LentDevices(rule, free, fleet.serving.slack_s)
-    elif fleet.spot:
-        # A separate generator: the window is the same whatever the profile draws.
-        algorithm = config.algorithm
-        samples = algorithm.prompts_per_iteration * algorithm.group_size
-        work = plan.runs * (1 + plan.more_samples / samples)
-        key = fleet.spot, work * trace_length_s(config, times, fleet.reserved)
-        if key not in traces:
-            traces[key] = market.window(*key, random.Random(f"trace {future}"))
-        replay = Replay(traces[key], market.notice_s)
-    return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
-
-
-def _chance(profile: Profile, future: tuple[int, int]) -> random.Random:
-    """Return the source of a future's draws of the profile."""
-    ends = {1: LowEnd, 2: HighEnd} if profile.is_counted else {}
-    return ends.get(future[1], random.Random)(f"profile {future}")
 
 
 def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:

@@ -25,10 +25,12 @@ from gpu_runtime.simulator.comparison.learning_curves import (
 )
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.comparison.to_score import break_even_of, exploration_worth, milestones_of
-from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, figures_of
+from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer, figures_of
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
@@ -50,6 +52,7 @@ def curve(*values: float) -> LearningCurve:
 
 CURVES_BY_HAND = LearningCurves(
     name="by-hand",
+    model="embedded:glyphs",
     arms={
         # The mean of its last three is 0.5.
         "plain": (curve(0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6),),
@@ -57,6 +60,12 @@ CURVES_BY_HAND = LearningCurves(
         "stale": (curve(0.1, 0.3, 0.6), curve(0.1, 0.2, 0.4 - 1e-9, 0.4 - 1e-9)),
     },
 )
+
+
+def asked(preset: str) -> Comparison:
+    """A preset's run on one reserved device and four spot devices, in one future."""
+    market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0))
+    return Comparison(load_config(preset, [], {}), FleetPlan(1, 4, 1, 10.0, 2.0), small_profile(), market, 1)
 
 
 def made(reserved_h: float, spot_h: float, iterations: int = 10, **more: object) -> SimulatedRun:
@@ -203,8 +212,7 @@ def test_where_exploration_pays_by_hand():
 def test_of_drafts_that_are_not_made_nothing_is_credited():
     curves = CURVES_BY_HAND.model_copy(update={"more_per_sample": 3.0})
     spot, ours = answer("spot", made(48, 0)), answer("spotlight", made(40, 80))
-    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
-    result = WhatIf([spot, ours], small_profile(), "", "", offer, 10, 1, curves)
+    result = WhatIf([spot, ours], asked("glyphs"), "", curves)
     assert [row.iterations.median for row in result.milestones(ours)] == pytest.approx(
         [statistics.median(curves.iterations_to("stale", share)) for share in MILESTONES]
     )
@@ -226,20 +234,16 @@ def test_of_drafts_that_are_not_made_nothing_is_credited():
 def test_curves_of_another_model_than_the_bill_say_so():
     learned = CURVES_BY_HAND.model_copy(update={"model": "embedded:shapes", "learner": "a small model"})
     ours = answer("spotlight", made(40, 80))
-    result = WhatIf([ours], small_profile(), "", "", FleetPlan(1, 4, 1, 10.0, 2.0), 10, 1, learned)
-    borrowed = replace(result, model="qwen-image 512x512")
+    borrowed, own = (WhatIf([ours], asked(name), "", learned) for name in ("qwen-image-512", "shapes"))
     assert "measured on a small model, not on qwen-image 512x512" in conclusions(borrowed)[-1]
     assert borrowed.to_json()["other_learner"] in borrowed.to_json()["curves_in_words"]
-    assert replace(result, model="embedded:shapes").to_json()["other_learner"] == ""
+    assert own.to_json()["other_learner"] == ""
 
 
 def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
-    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
-    pays = WhatIf(answers, small_profile(), "", "", offer, 10, 1, CURVES_BY_HAND)
-    window = WhatIf(
-        [replace(answers[0], best=True), answer("window", made(40, 0))], pays.profile, "", "", offer, 10, 1
-    )
+    pays = WhatIf(answers, asked("glyphs"), "", CURVES_BY_HAND)
+    window = WhatIf([replace(answers[0], best=True), answer("window", made(40, 0))], pays.asked, "")
     assert conclusions(window) == [
         "window would cost the least, $400 instead of $480 of reserved, but is only simulated: no live run "
         "has a window in which trainers roll out."

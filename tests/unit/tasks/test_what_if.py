@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flows.cli.command_line import app
 from gpu_runtime.simulator.comparison.learning_curves import read_curves
-from gpu_runtime.simulator.comparison.what_if import compare_policies
+from gpu_runtime.simulator.comparison.what_if import Comparison
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
@@ -355,7 +355,7 @@ def test_policies_differ_as_they_should():
     offer = FleetPlan(1, 4, 1, 10.0, 2.0)
     figures = {
         answer.policy.name: answer.figures
-        for answer in compare_policies(config, offer, small_profile(), MARKET, 3)
+        for answer in Comparison(config, offer, small_profile(), MARKET, 3).answers()
     }
     time = {name: row["wall_s"].median for name, row in figures.items()}
     assert time["on-demand"] <= time["spot"] <= time["reserved"]
@@ -370,7 +370,7 @@ def test_policies_differ_as_they_should():
 def test_what_is_not_known_widens_the_answer():
     config, offer = small_config(), FleetPlan(1, 1, 1, 10.0, 2.0)
     sure, unsure = (
-        compare_policies(config, offer, small_profile(uncertainty), MARKET, 4)[0].figures["wall_s"]
+        Comparison(config, offer, small_profile(uncertainty), MARKET, 4).answers()[0].figures["wall_s"]
         for uncertainty in (0.0, 0.5)
     )
     assert sure.low == sure.high

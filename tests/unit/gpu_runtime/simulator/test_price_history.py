@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.comparison.to_score import discount_of
-from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, policy_runs
+from gpu_runtime.simulator.comparison.what_if import Comparison, PolicyAnswer
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -110,12 +110,12 @@ def test_every_policy_of_a_future_begins_at_the_same_moment_of_long_prices():
     offer = FleetPlan(1, 4, 1, 10.0, 2.5, spot_prices=prices)
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), losses=False)
     policies = policies_of(["spot", "pushed"])
-    runs = policy_runs(small_config(2), offer, small_profile(), market, 3, policies=policies)
+    runs = Comparison(small_config(2), offer, small_profile(), market, 3).runs(policies)
     paid = {name: [run.usd_per_hour["spot"] for run in of] for name, of in runs.items()}
     # A run takes minutes, so that each has one price, or two neighbouring ones.
     assert paid["spot"] == pytest.approx(paid["pushed"], abs=1.0)
     assert len({round(price) for price in paid["spot"]}) > 1
     offer = FleetPlan(1, 4, 1, 10.0, 2.5, spot_prices=RISES)
-    (short,) = policy_runs(small_config(2), offer, small_profile(), market, 1, policies=policies[:1])["spot"]
+    (short,) = Comparison(small_config(2), offer, small_profile(), market, 1).runs(policies[:1])["spot"]
     after_s = short.wall_s - 60
     assert short.usd_per_hour["spot"] == pytest.approx((60 * 2.5 + after_s * 9.9) / short.wall_s), "from 0 on"

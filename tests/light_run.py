@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 import json
+import os
+import sqlite3
+import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
 
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.process.stopping import stops_in_order
 from flows.server.prefect_server import prefect_server
 from storage.home import Home
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def started(
+    home: Home, name: str, tasks: int, folder: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """A run of so many tasks of a fifth of a second, as a process of its own.
+
+    Args:
+        folder: its current one.
+        environment: a person's variables.
+    """
+    own = {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT), **(environment or {})}
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.light_run", name, str(tasks)],
+        cwd=folder, env=inherited | own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def ended(run: subprocess.Popen[str]) -> tuple[dict[str, object], str]:
+    """What a run came to, and all that it said."""
+    said = run.communicate(timeout=600)[0]
+    assert run.returncode == 0 and "Traceback" not in said, said
+    return json.loads(said.splitlines()[-1]), said
+
+
+def books(home: Home) -> dict[str, tuple[str, int]]:
+    """What a home's server has recorded: run -> state, completed tasks."""
+    query = """
+        SELECT flow_run.name, flow_run.state_type, count(*) FILTER (WHERE task_run.state_type = 'COMPLETED')
+        FROM flow_run LEFT JOIN task_run ON task_run.flow_run_id = flow_run.id GROUP BY flow_run.id
+    """
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(home.prefect / "prefect.db")) as kept:
+        return {name: (state, tasks) for name, state, tasks in kept.execute(query)}
+    return {}  # it has none yet
 
 
 def main() -> None:

@@ -18,7 +18,6 @@ import httpx
 import psutil
 
 from flows.deployed.up import left_of
-from flows.server.note import living_server
 from flows.server.password import home_password
 from storage.home import Home
 from storage.processes import python_command
@@ -99,9 +98,8 @@ class RunningUp:
         return words in self.log.read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
-        """All of its own that live, without itself, and the Prefect server that it uses."""
-        server = living_server(self.home)
-        return [*left_of(self.home), *([psutil.Process(server.pid)] if server else [])]
+        """All of its own that live, without itself."""
+        return left_of(self.home)
 
     def child(self, words: str) -> psutil.Process:
         """The one of the three that has these words in its command."""

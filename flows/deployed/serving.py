@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 from pathlib import Path
 
+import psutil
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron
@@ -26,7 +28,11 @@ from flows.deployed.deployments import (
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.server.children import end_processes
 from storage.home import Home
+
+_GONE_S = 0.5
+"""Seconds until a killed `up` is gone; its threads end one by one, and the first already sends the signal."""
 
 POLL_S = 2.0
 """Seconds between requests to the server for flow runs that are due."""
@@ -83,9 +89,9 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     # Schedules keep their state when this ends: the next `up` sets again whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
-    # Runs of an earlier `up` that was killed.
-    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
+    # Those of an earlier `up` that was killed: its server ended before its runs could tell it how they did.
     await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
+    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
     going = asyncio.create_task(runner.start())
     while not runner.started:
         if going.done():
@@ -101,14 +107,24 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
 def _end_in_order(runner: Runner) -> None:
     """Cancel running flow runs on SIGTERM and SIGINT, then end the runner."""
     stopping: list[asyncio.Task[None]] = []
+    parent = os.getppid()
 
     def stop() -> None:
         if not stopping:
-            stopping.append(asyncio.create_task(runner.astop()))
+            stopping.append(asyncio.create_task(_end(runner, parent)))
 
     # The runner's own handler, set before, waits inside the signal for the loop that it blocks.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+async def _end(runner: Runner, parent: int) -> None:
+    await asyncio.sleep(_GONE_S)
+    if os.getppid() == parent:
+        await runner.astop()
+    else:  # the server is gone with `up`, and the runner would ask it for minutes
+        await asyncio.to_thread(end_processes, psutil.Process().children())
+        os._exit(1)
 
 
 def main() -> None:

@@ -1,31 +1,29 @@
 """`spotlight up`: Prefect server, deployments and dashboard as children, until one or a person ends it.
 
-A home's `up` holds a lock on `up.json`, where it notes its machine and process. Its children carry the home's
-path in their environment, and so do their descendants: what a crash leaves is found by it. `down` holds the
-lock while it ends that.
+A home's `up` holds a lock on `up.json`, where it notes itself. Its children end with it. They carry the
+home's path in their environment, and so do their descendants: one that hangs is found by it. `down` holds the
+lock while it ends those.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import httpx
 import psutil
 
 from flows.deployed.schedule import Nightly
 from flows.progress import reporter
-from flows.server.children import Child
+from flows.server.children import ENDING_S, Child, end_processes
 from flows.server.dashboards import (
     DASHBOARD_FOLDER,
     DEFAULT_PORT,
@@ -35,7 +33,7 @@ from flows.server.dashboards import (
     noted_dashboard,
 )
 from flows.server.local_server import LocalServer, for_client
-from flows.server.note import FileLock, living_server
+from flows.server.note import FileLock, ServerNote, living_server, read_note
 from flows.server.password import home_password, password_file
 from flows.server.ports import (
     LOOPBACK,
@@ -45,22 +43,16 @@ from flows.server.ports import (
     reachable,
     refuse_taken_port,
 )
-from storage.clock import process_is_alive, process_start_s
 from storage.errors import ConfigurationError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, FOLDER_VARIABLE, HOME_VARIABLE, UP_VARIABLE, Home
 from storage.processes import SAFE_PATH, python_command
 
 SERVING_MODULE = "flows.deployed.serving"
-SERVER, DEPLOYMENTS, DASHBOARD = "Prefect server", "deployments", "dashboard"
-"""Names of the three."""
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
 _PAGES = "/v2"
 """The path of the Prefect UI that its first page leads to; an address without it may open the other UI."""
-
-_RUNS_END_S = 45.0
-"""Seconds for the deployments to end their runs, which save what they hold."""
 
 
 @dataclass(frozen=True)
@@ -104,21 +96,113 @@ def up(home: Home, options: UpOptions) -> int:
             not start. Nothing is left running then.
     """
     _check(home, options)
-    with sole_supervisor(home, options.server_url), _ending_asked() as asked:
+    with sole_supervisor(home, options), _ending_asked(home) as asked:
         ports = {"--ui-port": options.dashboard_port}
-        if living_server(home) is None:  # runs of this home may have started it already
+        if living_server(home) is None:  # a run of this home may have started it already
             ports["--server-port"] = options.server_port
         for name, port in ports.items():
             refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
-        supervisor = _Supervisor(home, options, asked)
-        with noted_dashboard(home, options.host, options.dashboard_port):
-            try:
-                if not supervisor.start():
-                    return 0
-                _say_where(home, options)
-                return supervisor.watch()
-            finally:
-                supervisor.stop()
+        with noted_dashboard(home, options.host, options.dashboard_port), ExitStack() as ends:
+            return _serve(home, options, asked, ends)
+
+
+def _serve(home: Home, options: UpOptions, asked: threading.Event, ends: ExitStack) -> int:
+    """Do the work of `up`; `ends` gets what ends the three: the deployments with their runs first."""
+    ready = _ready_file(home)
+    ready.unlink(missing_ok=True)
+    ends.callback(ready.unlink, missing_ok=True)
+    ends.callback(lambda: end_processes(left_of(home)))  # descendants of a killed child
+    mark = {UP_VARIABLE: _mark(home), HOME_VARIABLE: str(home.path)}
+    server = LocalServer(home, options.server_port, options.host, True, options.names, mark)
+    ends.callback(server.stop)
+    children: list[Child] = []
+
+    def dead() -> str | None:
+        ended = (child.ended for child in children)
+        return server.lost() or next((said for said in ended if said is not None), None)
+
+    if not _wait(server.is_ready, asked, dead, home):
+        return 0
+    links = {DASHBOARD_URL_VARIABLE: options.dashboard_url}
+    environment = links | for_client(os.environ, server.client_environment) | mark
+    for start in (_dashboard, _deployments):
+        children.append(start(home, options, environment))
+        ends.callback(children[-1].stop)
+    if not _wait(lambda: ready.exists() and _answers(options.dashboard_url), asked, dead, home):
+        return 0
+    _say_where(home, options)
+    while not asked.wait(_LOOK_S):
+        if said := dead():
+            reporter().note(f"error: {said}\nending the others")
+            return 1
+    reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
+    return 0
+
+
+def _dashboard(home: Home, options: UpOptions, environment: Mapping[str, str]) -> Child:
+    # SIGKILL: Streamlit's own shutdown hangs if its output is not read, and it only reads.
+    return Child(
+        "dashboard", dashboard_command(options.dashboard_port, options.host, options.names),
+        dashboard_environment(home, environment), home.logs / "dashboard.log",
+        signal.SIGKILL, folder=DASHBOARD_FOLDER,
+    )  # fmt: skip
+
+
+def _deployments(home: Home, options: UpOptions, environment: Mapping[str, str]) -> Child:
+    # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
+    return Child(
+        "deployments",
+        python_command(
+            "-m", SERVING_MODULE, "--ready", str(_ready_file(home)),
+            "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
+        ),
+        {**environment, **SAFE_PATH, "PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
+        home.logs / "deployments.log", patience_s=ENDING_S, folder=home.prefect,
+    )  # fmt: skip
+
+
+def _ready_file(home: Home) -> Path:
+    """Return the file that the deployments make once runs can be started."""
+    return home.path / "up.ready"
+
+
+def _wait(
+    ready: Callable[[], bool], asked: threading.Event, dead: Callable[[], str | None], home: Home
+) -> bool:
+    """Wait until children are ready; return False if the end is asked for.
+
+    Raises:
+        ServerError: a child died, or it took too long.
+    """
+    deadline = time.monotonic() + _START_LIMIT_S
+    while not ready():
+        if said := dead():
+            raise ServerError(said)
+        if time.monotonic() > deadline:
+            raise ServerError(f"not all answered within {_START_LIMIT_S:g} s; see the logs in {home.logs}")
+        if asked.wait(_LOOK_S):
+            return False
+    return True
+
+
+@contextmanager
+def _ending_asked(home: Home) -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C and SIGTERM set; a further one kills the children."""
+    asked = threading.Event()
+
+    def ask(_: int, __: FrameType | None) -> None:
+        if asked.is_set():
+            for process in left_of(home):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        asked.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def down(home: Home) -> list[str]:
@@ -133,73 +217,69 @@ def down(home: Home) -> list[str]:
     file, ended = state_file(home), []
     if not file.exists():
         return []
-    lock = FileLock(file)
-    try:
-        machine = _state(file).get("machine", _MACHINE)
-        if machine != _MACHINE:
-            raise ServerError(
-                f"`spotlight up` of {home.path} runs on {machine}; end it there, or, if that machine is "
-                f"gone, delete {file}"
-            )
+    with closing(FileLock(file)) as lock:
+        _note_of_this_machine(home)
         if not lock.attempt(exclusive=True):
-            holder = _holder(_state(file))
-            if holder is not None:
-                ended.append(f"up (process {holder.pid})")
-                _send(holder, signal.SIGTERM)
-            lock.acquire(True, 2 * _RUNS_END_S, f"a `spotlight up` or `spotlight down` of {home.path}")
-        left = {process: _in_words(process) for process in left_of(home)}
-        # The process that serves the deployments ends its runs in order.
-        _end([process for process, words in left.items() if SERVING_MODULE in words])
-        _end(left_of(home))
+            if (note := _note_of_this_machine(home)) is not None:
+                ended.append(f"up (process {note.pid})")
+                with suppress(ProcessLookupError):
+                    os.kill(note.pid, signal.SIGTERM)
+            lock.acquire(True, 2 * ENDING_S, f"a `spotlight up` or `spotlight down` of {home.path}")
         lock.rewrite("")
+        left = {process: _in_words(process) for process in left_of(home)}
+        # The process that serves the deployments ends its runs in order, which tell the server.
+        end_processes([process for process, words in left.items() if SERVING_MODULE in words])
+        end_processes(left_of(home))
         return [*ended, *left.values()]
-    finally:
-        lock.close()
 
 
 def state_file(home: Home) -> Path:
-    """Return the file that a home's `up` has locked; its note is empty once nothing is left."""
+    """Return the file that a home's `up` has locked; who takes the lock replaces the note at once."""
     return home.path / "up.json"
 
 
 @contextmanager
-def sole_supervisor(home: Home, url: str) -> Iterator[None]:
+def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
     """Hold a home's lock, which the system releases however this process ends.
 
     Raises:
         ServerError: another `spotlight up` has this home, or an earlier one left processes.
     """
-    file = state_file(home.ensure())
-    with ExitStack() as held:
-        lock = FileLock(file)
-        held.callback(lock.close)
-        state = _state(file)
-        if state.get("machine", _MACHINE) != _MACHINE:
-            raise ServerError(
-                f"{home.path} belongs to a `spotlight up` on {state['machine']}; end it there with "
-                f"`spotlight down`, or, if that machine is gone, delete {file}"
-            )
+    with closing(FileLock(state_file(home.ensure()))) as lock:
+        _note_of_this_machine(home)
         if not lock.attempt(exclusive=True):
-            state = _state(file)
-            holder = _holder(state)
-            if holder is None:
+            note = _note_of_this_machine(home)
+            holder = f" (process {note.pid}, {note.ui_url})" if note else ", or `spotlight down` ends it"
+            raise ServerError(
+                f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
+                "or set SPOTLIGHT_HOME to another folder"
+            )
+        lock.write_note(ServerNote(os.getpid(), options.host, options.server_port, options.names))
+        try:
+            if left := left_of(home):
+                named = ", ".join(map(_in_words, left[:4]))
                 raise ServerError(
-                    f"another `spotlight up` of {home.path} is just starting, or `spotlight down` is ending "
-                    "one; try again when it is done"
+                    f"an earlier `spotlight up` left {len(left)} processes ({named}); end them with "
+                    "`spotlight down`"
                 )
-            raise ServerError(
-                f"`spotlight up` runs already for {home.path} (process {holder.pid}, {state['url']}); use "
-                "it, end it with `spotlight down`, or set SPOTLIGHT_HOME to another folder"
-            )
-        if left := left_of(home):
-            raise ServerError(
-                f"an earlier `spotlight up` left {len(left)} processes ({', '.join(map(_in_words, left[:4]))}"
-                "); end them with `spotlight down`"
-            )
-        me = {"pid": os.getpid(), "started_at": process_start_s(os.getpid())}
-        lock.rewrite(json.dumps({"machine": _MACHINE, **me, "url": url}))
-        held.callback(lock.rewrite, "")
-        yield
+            yield
+        finally:
+            lock.rewrite("")
+
+
+def _note_of_this_machine(home: Home) -> ServerNote | None:
+    """Return the note of a home's `up`; None where none has written one.
+
+    Raises:
+        ServerError: it is another machine's.
+    """
+    note = read_note(state_file(home))
+    if note is not None and note.machine != socket.gethostname():
+        raise ServerError(
+            f"`spotlight up` of {home.path} runs on {note.machine}; end it there with `spotlight down`, or, "
+            f"if that machine is gone, delete {state_file(home)}"
+        )
+    return note
 
 
 def left_of(home: Home) -> list[psutil.Process]:
@@ -212,45 +292,9 @@ def left_of(home: Home) -> list[psutil.Process]:
     return found
 
 
-_MACHINE = socket.gethostname()
-
-
 def _mark(home: Home) -> str:
     """Return what the environment of an `up`'s processes holds, however a person spells the home's path."""
     return str(home.path.resolve())
-
-
-def _state(file: Path) -> dict[str, Any]:
-    """Return the note of an `up`; empty where none has written one."""
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError):  # it is writing, or was cut off
-        return {}
-
-
-def _holder(state: Mapping[str, Any]) -> psutil.Process | None:
-    """Return the process of a note; None if it is gone, and the note is that of an `up` that crashed."""
-    pid = state.get("pid")
-    if not isinstance(pid, int) or not process_is_alive(pid, state.get("started_at")):
-        return None
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid)
-    return None
-
-
-def _send(process: psutil.Process, number: signal.Signals) -> None:
-    with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    """Send SIGTERM, wait, send SIGKILL; psutil checks the start time again, so a reused pid is safe."""
-    for process in processes:
-        _send(process, signal.SIGTERM)
-    _, alive = psutil.wait_procs(processes, timeout=_RUNS_END_S)
-    for process in alive:
-        _send(process, signal.SIGKILL)
-    psutil.wait_procs(alive, timeout=10)
 
 
 def _in_words(process: psutil.Process) -> str:
@@ -258,121 +302,6 @@ def _in_words(process: psutil.Process) -> str:
         return f"{' '.join(process.cmdline()[1:4])[:60]} (process {process.pid})"
     except psutil.Error:
         return str(process.pid)
-
-
-class _Supervisor:
-    """A supervisor that starts the children, watches them, and ends them."""
-
-    def __init__(self, home: Home, options: UpOptions, asked: threading.Event) -> None:
-        self._home, self._options, self._asked = home, options, asked
-        self._server: LocalServer | None = None
-        self._children: list[Child] = []
-        self._ready = home.path / "up.ready"
-        self._ready.unlink(missing_ok=True)
-
-    def start(self) -> bool:
-        """Start all and wait until they answer; return False if a person ended it meanwhile."""
-        options = self._options
-        server = LocalServer(self._home, options.server_port, options.host, exact=True, names=options.names)
-        self._server = server
-        if not self._wait(SERVER, server.is_ready):
-            return False
-        child = {
-            DASHBOARD_URL_VARIABLE: options.dashboard_url,
-            **for_client(os.environ, server.client_environment),
-            UP_VARIABLE: _mark(self._home),
-            HOME_VARIABLE: str(self._home.path),
-        }
-        # Streamlit's own shutdown hangs if its output is not read, and it only reads.
-        dashboard = Child(
-            DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names),
-            dashboard_environment(self._home, child), self._home.logs / f"{DASHBOARD}.log",
-            signal.SIGKILL, folder=DASHBOARD_FOLDER,
-        )  # fmt: skip
-        self._children.append(dashboard)
-        # Prefect reads the settings of its current folder: it is not the person's, to which a run returns.
-        deployments = Child(
-            DEPLOYMENTS,
-            python_command(
-                "-m", SERVING_MODULE, "--ready", str(self._ready),
-                "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments(),
-            ),
-            child | SAFE_PATH | {"PREFECT_LOGGING_LEVEL": "INFO", FOLDER_VARIABLE: os.getcwd()},
-            self._home.logs / f"{DEPLOYMENTS}.log", patience_s=_RUNS_END_S,
-            # If this process is killed, the deployments still end their runs, which tell the server.
-            keeps=(server.users_lock,), folder=self._home.prefect,
-        )  # fmt: skip
-        self._children.append(deployments)
-        return self._wait(DEPLOYMENTS, self._ready.exists) and self._wait(
-            DASHBOARD, lambda: _answers(options.dashboard_url)
-        )
-
-    def watch(self) -> int:
-        """Wait until a signal asks for the end, or a child dies."""
-        while not self._asked.wait(_LOOK_S):
-            dead = self._dead()
-            if dead is not None:
-                reporter().note(f"error: {dead}\nending the others")
-                return 1
-        reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
-        return 0
-
-    def stop(self) -> None:
-        """End the living children: the deployments with their runs first, the server last."""
-        self._asked.clear()
-        for child in reversed(self._children):
-            stopping = threading.Thread(target=child.stop, daemon=True)
-            stopping.start()
-            while stopping.is_alive():
-                stopping.join(_LOOK_S)
-                if self._asked.is_set():
-                    child.stop(at_once=True)
-        for process in left_of(self._home):  # descendants of a killed child
-            _send(process, signal.SIGKILL)
-        if self._server is not None:
-            self._server.stop()
-        self._ready.unlink(missing_ok=True)
-
-    def _wait(self, name: str, answers: Callable[[], bool]) -> bool:
-        """Wait until the one of that name answers; return False if the end is asked for.
-
-        Raises:
-            ServerError: a child died, or it took too long.
-        """
-        deadline = time.monotonic() + _START_LIMIT_S
-        while not answers():
-            dead = self._dead()
-            if dead is not None:
-                raise ServerError(dead)
-            if time.monotonic() > deadline:
-                asked = f"; the last time, {self._server.silence}" if self._server and name == SERVER else ""
-                raise ServerError(
-                    f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}{asked}"
-                )
-            if self._asked.wait(_LOOK_S):
-                return False
-        return True
-
-    def _dead(self) -> str | None:
-        """Describe how one of the three ended, with its last output; None while all live."""
-        three = (*self._children, *([self._server] if self._server else []))
-        return next((ended for one in three if (ended := one.ended) is not None), None)
-
-
-@contextmanager
-def _ending_asked() -> Iterator[threading.Event]:
-    """Yield an event that Ctrl-C and SIGTERM set."""
-    asked = threading.Event()
-
-    def ask(_: int, __: FrameType | None) -> None:
-        asked.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check(home: Home, options: UpOptions) -> None:

@@ -10,7 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from storage.processes import python_command
+
+ENDING_S = 45.0
+"""Seconds for runs to end, which save what they hold."""
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 16_384, 12
@@ -35,9 +40,7 @@ class Child:
         log: file to which its output is appended.
         parting: signal that ends it in order, also sent when the parent dies.
         patience_s: seconds it may take to end before it is killed.
-        keeps: open descriptors that it inherits, such as that of a lock to hold too.
         folder: its current folder; None for that of this process.
-        outlives: True to let it live when the parent dies.
     """
 
     def __init__(
@@ -48,16 +51,13 @@ class Child:
         log: Path,
         parting: signal.Signals = signal.SIGTERM,
         patience_s: float = 15.0,
-        keeps: tuple[int, ...] = (),
         folder: Path | None = None,
-        outlives: bool = False,
     ) -> None:
         self.name, self.log = name, log
         self._parting, self._patience_s = parting, patience_s
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
-            at_death = 0 if outlives else parting
-            self.process = launch(command, environment, output, at_death, keeps, folder)
+            self.process = launch(command, environment, output, parting, folder)
 
     @property
     def code(self) -> int | None:
@@ -82,34 +82,42 @@ class Child:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(limit_s)
 
-    def stop(self, at_once: bool = False) -> None:
-        """End it: in order, or by SIGKILL if it takes too long or `at_once` is given."""
+    def stop(self) -> None:
+        """End it in order, or by SIGKILL if that takes too long."""
         for number, patience_s in ((self._parting, self._patience_s), (signal.SIGKILL, 10.0)):
-            if at_once and number is not signal.SIGKILL:
-                continue
-            if self.process.poll() is not None:
-                return
-            self.process.send_signal(number)
-            self.wait(patience_s)
+            if self.process.poll() is None:
+                self.process.send_signal(number)
+                self.wait(patience_s)
 
 
 def launch(
     command: Sequence[str],
     environment: Mapping[str, str],
     output: IO[Any] | None,
-    at_death: int = signal.SIGTERM,
-    keeps: tuple[int, ...] = (),
+    at_death: signal.Signals = signal.SIGTERM,
     folder: Path | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a separate session; it receives a signal when the thread that started it ends.
 
     Args:
         output: open file for its output; None for that of this process.
-        at_death: signal sent at the thread's end; 0 for none.
-        command, environment, keeps, folder: as for `Child`.
+        at_death: signal sent at the thread's end.
+        command, environment, folder: as for `Child`.
     """
     return subprocess.Popen(
         python_command("-c", _LAUNCHER, str(os.getpid()), str(int(at_death)), *command),
         env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-        start_new_session=True, pass_fds=keeps, cwd=folder,
+        start_new_session=True, cwd=folder,
     )  # fmt: skip
+
+
+def end_processes(processes: Sequence[psutil.Process]) -> None:
+    """Send SIGTERM, wait, send SIGKILL; psutil checks the start time again, so a reused pid is safe."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(processes, timeout=ENDING_S)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=10)

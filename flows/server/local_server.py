@@ -1,15 +1,14 @@
-"""A home's Prefect server as its users see it: joined or started, kept alive, left.
+"""A home's Prefect server: the one that runs, or a child of this process that ends with it.
 
-A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. The first command
-that needs it starts it, and it ends by itself when no process uses it. A server that dies meanwhile is
-started again on the same port and database: a run computes on without it, and Prefect's clients try again
-until it is back.
+A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. One rule holds
+for every process that uses it: a server that no longer lives, because it died or because the process that had
+started it ended, is started again on the same port and database, as a child of the first process to notice.
+Meanwhile a run computes on, and Prefect's clients try again.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +18,11 @@ import httpx
 
 from flows.progress import reporter
 from flows.server.children import Child
-from flows.server.note import FileLock, ServerNote, living_server, users_file
+from flows.server.note import ServerNote, living_server
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, SERVER_PORT, reachable
 from storage.errors import ServerError
-from storage.home import UP_VARIABLE, Home
+from storage.home import Home
 from storage.processes import keep_from_proxy, python_command
 
 _START_LIMIT_S = 300.0
@@ -31,9 +30,6 @@ _PATIENCE_S = 10.0
 """Seconds after which a person who waits for the server is told why it is not ready."""
 
 _LISTEN_LIMIT_S = 60.0
-_END_LIMIT_S = 60.0
-"""Seconds for a server without users to end before the next one starts."""
-
 SERVER_MODULE = "flows.server.process"
 
 _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_")
@@ -42,11 +38,8 @@ _PERSONS_OWN = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", "PREFECT_LOGGING_"
 _LOOK_S = 0.5
 """Seconds between checks of a server."""
 
-_RESTARTS = 6
-"""Restarts in a row of a dead server, after 0 to 5 seconds; then what runs goes on without it."""
-
-_STEADY_S = 600.0
-"""Lifetime in seconds after which a death counts as the first one again."""
+_RESTARTS = 10
+"""Restarts by one process; then what runs goes on without a server."""
 
 CLIENT_RETRIES = "4"
 """Retries of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
@@ -59,6 +52,7 @@ class LocalServer:
         port: port to listen on, if it has to be started.
         exact: True to refuse another port, address or name.
         names: further host names to answer to.
+        environment: further variables of its process, if it has to be started.
 
     Raises:
         ServerError: it cannot be started; or a running one listens elsewhere, and `exact` is set.
@@ -71,33 +65,27 @@ class LocalServer:
         host: str = LOOPBACK,
         exact: bool = False,
         names: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         _refuse_unusable_proxy()
         self._home = home.ensure()
         self.log = home.logs / "prefect-server.log"
         self._password = home_password(home)
+        self._environment = dict(environment or {})
         self._child: Child | None = None
+        """The server's process, if this process has started it."""
         self.silence = ""
         """The reason why it was not ready when last asked."""
-        self._users = FileLock(users_file(home))
-        self.users_lock = self._users.descriptor
-        """A descriptor of the users' lock: while a child process holds it, the server does not end either."""
-        self._left = False
-        try:
-            self._users.acquire(False, _END_LIMIT_S, f"a Prefect server of {home.path} that was ending")
-            self.note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
-            """Where it listens; its process changes when it is started again."""
-            note = self.note
-            if exact and (note.host, note.port, note.names) != (host, port, tuple(names)):
-                raise ServerError(
-                    f"the Prefect server of {home.path} (process {note.pid}) runs already and listens on "
-                    f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
-                    f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
-                )
-        except BaseException:
-            self._users.close()
-            raise
-        keep_from_proxy(reachable(self.note.host))
+        self.note = living_server(home) or self._start(ServerNote(0, host, port, tuple(names)), exact)
+        """Where it listens; its process changes when it is started again."""
+        note = self.note
+        if exact and (note.host, note.port, note.names) != (host, port, tuple(names)):
+            raise ServerError(
+                f"the Prefect server of {home.path} (process {note.pid}) runs already and listens on "
+                f"{note.host}:{note.port}, not on {host}:{port} with the names asked for; use "
+                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
+            )
+        keep_from_proxy(reachable(note.host))
 
     @property
     def client_environment(self) -> dict[str, str]:
@@ -120,10 +108,30 @@ class LocalServer:
         """The way it ended, in words; None while it lives."""
         if living_server(self._home) is not None:
             return None
-        if self._child is None or self._child.process.pid != self.note.pid:  # another process started it
-            return f"the Prefect server ended (log: {self.log})"
+        if self._child is None:
+            return f"the Prefect server ended with the process that had started it (log: {self.log})"
         self._child.wait(2.0)  # its lock is gone a moment before its code is known
-        return self._child.ended or f"the Prefect server ended (log: {self.log})"
+        return self._child.ended
+
+    def lost(self) -> str | None:
+        """Return how our child ended; start one again that ended with another process.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
+        ended = self.ended
+        if ended is None or self._child is not None:
+            return ended
+        self.renew()
+        return None
+
+    def renew(self) -> None:
+        """Start it again where it listened, as a child of this process, unless another process was quicker.
+
+        Raises:
+            ServerError: it cannot be started.
+        """
+        self.note = living_server(self._home) or self._start(self.note, exact=True)
 
     def _start(self, where: ServerNote, exact: bool) -> ServerNote:
         """Start a server; return once one listens, seconds before it answers.
@@ -140,23 +148,20 @@ class LocalServer:
             "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
             *(part for name in where.names for part in ("--name", name)),
         )  # fmt: skip
-        environment = without_prefect(os.environ)
-        environment.pop(UP_VARIABLE, None)  # not a child of an `up`, which it may have to outlive
+        environment = without_prefect(os.environ) | self._environment
         # Not in a folder with a person's `prefect.toml`, `pyproject.toml` or `.env`.
-        folder = self._home.prefect
-        child = Child("Prefect server", command, environment, self.log, folder=folder, outlives=True)
+        child = Child("Prefect server", command, environment, self.log, folder=self._home.prefect)
         deadline = time.monotonic() + _LISTEN_LIMIT_S
         while (note := living_server(self._home)) is None:
             if child.ended is not None:
                 raise ServerError(f"while starting, {child.ended}")
             if time.monotonic() > deadline:
-                child.stop(at_once=True)
+                child.stop()
                 raise ServerError(f"no Prefect server listened within {_LISTEN_LIMIT_S:g} s; see {self.log}")
             time.sleep(0.05)
-        if note.pid == child.process.pid:
-            self._child = child
-        else:  # that of another process was quicker, and holds the lock on the note
-            child.stop(at_once=True)
+        self._child = child if note.pid == child.process.pid else None
+        if self._child is None:  # that of another process was quicker, and holds the lock on the note
+            child.stop()
         return note
 
     def is_ready(self) -> bool:
@@ -181,8 +186,8 @@ class LocalServer:
         if stranger != httpx.codes.UNAUTHORIZED:
             self.stop()
             raise ServerError(
-                f"the Prefect server answered {stranger} to a request without a password, and was ended; "
-                "this version of Prefect does not ask for one: install the one of constraints.txt"
+                f"the Prefect server answered {stranger} to a request without a password; this version of "
+                "Prefect does not ask for one: install the one of constraints.txt"
             )
         return True
 
@@ -194,7 +199,7 @@ class LocalServer:
         """
         began, noted = time.monotonic(), False
         while time.monotonic() < began + _START_LIMIT_S:
-            if (ended := self.ended) is not None:
+            if (ended := self.lost()) is not None:
                 raise ServerError(f"while starting, {ended}")
             if self.is_ready():
                 return
@@ -210,7 +215,7 @@ class LocalServer:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Restart it when it dies while the context lasts; leave it afterwards."""
+        """Start it again when it ends while the context lasts; end it afterwards if it is our child."""
         over = threading.Event()
         keeper = threading.Thread(target=self._keep_alive, args=(over,), name="server-keeper", daemon=True)
         keeper.start()
@@ -222,36 +227,22 @@ class LocalServer:
             self.stop()
 
     def _keep_alive(self, over: threading.Event) -> None:
-        deaths, began = 0, time.monotonic()
+        restarts = 0
         while not over.wait(_LOOK_S):
             if (ended := self.ended) is None:
                 continue
-            if time.monotonic() - began > _STEADY_S:
-                deaths = 0
-            if deaths == _RESTARTS:
-                reporter().note(f"warning: {ended}, after {deaths} restarts; what runs goes on without it")
+            if restarts == _RESTARTS:
+                reporter().note(f"warning: {ended}, after {restarts} restarts; what runs goes on without it")
                 return
             reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
-            if over.wait(deaths):
-                return
-            deaths, began = deaths + 1, time.monotonic()
-            with suppress(ServerError):  # on the port that its clients know; it is tried again
-                self.note = living_server(self._home) or self._start(self.note, exact=True)
+            restarts += 1
+            with suppress(ServerError, OSError):  # it is tried again
+                self.renew()
 
     def stop(self) -> None:
-        """Stop using it; its last user ends it."""
-        if self._left:
-            return
-        self._left = True
-        if self._users.attempt(exclusive=True) and (note := living_server(self._home)) is not None:
-            with suppress(ProcessLookupError):
-                os.kill(note.pid, signal.SIGTERM)
-            deadline = time.monotonic() + _END_LIMIT_S / 2
-            while living_server(self._home) is not None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if self._child:
-                self._child.stop()  # leaves no zombie
-        self._users.close()
+        """End it if this process has started it; other processes that use it start it again."""
+        if self._child is not None:
+            self._child.stop()
 
 
 def without_prefect(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,8 +1,7 @@
 """Notes of a home's servers on this machine: where each listens, and locks that no crash outlives.
 
-A server keeps an exclusive lock on its note for as long as it lives: a note counts only while it is locked. A
-process that uses the Prefect server holds a shared lock on `users-MACHINE.lock`. The system releases a lock
-when its holder ends, however it ends.
+A server keeps an exclusive lock on its note for as long as it lives: a note counts only while it is locked.
+The system releases a lock when its holder ends, however it ends.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from flows.server.ports import reachable
@@ -24,18 +24,20 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True)
 class ServerNote:
-    """The note of a running server: Prefect's, or the dashboard's.
+    """The note of a running server: Prefect's, the dashboard's, or a `spotlight up`.
 
     Attributes:
         pid: its process on this machine.
         host, port: address and port that it listens on.
         names: further host names that it answers to.
+        machine: its machine, where several share a home.
     """
 
     pid: int
     host: str
     port: int
     names: tuple[str, ...] = ()
+    machine: str = field(default_factory=socket.gethostname)
 
     @property
     def ui_url(self) -> str:
@@ -103,11 +105,6 @@ def note_file(home: Home) -> Path:
     return home.prefect / f"server-{socket.gethostname()}.json"
 
 
-def users_file(home: Home) -> Path:
-    """Return the file on which all users of the Prefect server hold a shared lock."""
-    return home.prefect / f"users-{socket.gethostname()}.lock"
-
-
 def living_server(home: Home) -> ServerNote | None:
     """Return the note of a home's Prefect server on this machine; None if there is none that listens."""
     return living_note(note_file(home))
@@ -117,13 +114,14 @@ def living_note(file: Path) -> ServerNote | None:
     """Return a server's note; None if it does not live, or has not written its note yet."""
     if not file.exists():
         return None
-    lock = FileLock(file)
+    with closing(FileLock(file)) as lock:
+        return None if lock.attempt(exclusive=False) else read_note(file)
+
+
+def read_note(file: Path) -> ServerNote | None:
+    """Return the note of a server that may have ended; None if there is none, or it is being written."""
     try:
-        if lock.attempt(exclusive=False):
-            return None
         values = json.loads(file.read_text(encoding="utf-8"))
         return ServerNote(**values | {"names": tuple(values["names"])})
-    except (OSError, ValueError, TypeError, KeyError):  # it is writing the note
+    except (OSError, ValueError, TypeError, KeyError):
         return None
-    finally:
-        lock.close()

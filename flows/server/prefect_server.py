@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from functools import wraps
-from typing import Any
-from unittest.mock import patch
+from contextlib import chdir, contextmanager
 
 import httpx
 
@@ -20,6 +17,7 @@ from flows.server.loss import hand_over
 from flows.server.password import password_file
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
+from storage.processes import quick_imports
 
 
 def is_healthy(api_url: str) -> bool:
@@ -58,7 +56,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         finally:
             hand_over()
         return
-    with files_ignored(), _own_server(home, meanwhile) as way_in:
+    with _own_server(home, meanwhile) as way_in:
         yield way_in
 
 
@@ -71,10 +69,8 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     _replace_settings({**links, **for_client(before, server.client_environment)})
     imported_before = "prefect" in sys.modules
     try:
-        if imported_before:
-            # Events of earlier flows go to their own server; the next thread reads the new settings.
-            hand_over()
-            _read_settings_again()
+        hand_over()  # events of earlier flows go to their own server
+        _read_settings(home)
         meanwhile()
         with reporter().stage("start the Prefect server"):
             server.wait_ready()
@@ -87,38 +83,20 @@ def _own_server(home: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     finally:
         _replace_settings(before)
         if imported_before:
-            _read_settings_again()
+            _read_settings(home)
         server.stop()
 
 
-@contextmanager
-def files_ignored() -> Iterator[None]:
-    """Let Prefect's settings come only from the environment and its profiles while the context lasts.
+def _read_settings(home: Home) -> None:
+    """Make Prefect read its settings now, from the environment alone.
 
-    When it is imported, it reads `.env`, `prefect.toml` and `pyproject.toml` of the current folder, which a
-    person has for other servers; no setting stops it.
+    It also reads `.env`, `prefect.toml` and `pyproject.toml` of the current folder, which a person has for
+    other servers; no setting stops it.
     """
-    from pydantic_settings.sources import ConfigFileSourceMixin, DotEnvSettingsSource
+    with chdir(home.prefect), quick_imports():
+        from prefect.context import refresh_global_settings_context  # the first import reads them, too
 
-    with ExitStack() as replaced:
-        for kind, name in ((DotEnvSettingsSource, "_read_env_files"), (ConfigFileSourceMixin, "_read_files")):
-            replaced.enter_context(patch.object(kind, name, _nothing_for_prefect(getattr(kind, name))))
-        yield
-
-
-def _nothing_for_prefect(read: Any) -> Any:
-    @wraps(read)
-    def read_for_others(source: Any, *arguments: Any, **named: Any) -> Any:
-        return {} if type(source).__module__.startswith("prefect.") else read(source, *arguments, **named)
-
-    return read_for_others
-
-
-def _read_settings_again() -> None:
-    """Make Prefect read the environment again: it reads it on import, before a later server is known."""
-    from prefect.context import refresh_global_settings_context
-
-    refresh_global_settings_context()
+        refresh_global_settings_context()
 
 
 def _replace_settings(environment: Mapping[str, str]) -> None:

@@ -1,22 +1,16 @@
-"""The Prefect server of a home: `python -m flows.server.process`, started by the first command that needs it.
+"""The Prefect server of a home: `python -m flows.server.process`, a child of a command that needs it.
 
-It listens before it publishes its address, so that no other program can be taken for it, and ends by itself
-once no process uses it. It does not die with the run that started it, as other runs may be using it by then.
+It listens before it publishes its address, so that no other program can be taken for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import signal
 import socket
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from flows.server.note import FileLock, ServerNote, note_file, users_file
+from flows.server.note import FileLock, ServerNote, note_file
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, reachable
 from storage.access.server_guard import ServerGuard
@@ -24,15 +18,12 @@ from storage.errors import ServerError
 from storage.home import Home
 from storage.processes import quick_imports
 
-_POLL_S = 0.5
 _PREDECESSOR_S = 30.0
 """Seconds for the previous server to end."""
 
 _BACKLOG = 2048
-_CLOSING_S = 5
-"""Seconds for requests under way when the server ends."""
-
-_END_S = 15.0
+_CLOSING_S = 2
+"""Seconds for requests under way when the server ends: its successor waits for them."""
 
 
 def listen(host: str, port: int, exact: bool) -> socket.socket:
@@ -88,55 +79,33 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
     }
 
 
-def end_when_unused(home: Home) -> None:
-    """End this process in order once no process holds the users' lock; a new user waits for its end."""
-    users = FileLock(users_file(home))
-    while not users.attempt(exclusive=True):
-        time.sleep(_POLL_S)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_END_S)
-    os._exit(1)
-
-
-def prefect_application(home: Home) -> Any:
-    """Return Prefect's API and UI; it reads its settings on import, and takes seconds."""
-    with quick_imports():
-        from prefect.server.api.server import create_app
-
-        from flows.server.database import provide_prefect_database, take_write_lock_first
-
-        take_write_lock_first()
-    provide_prefect_database(home.prefect / "prefect.db")
-    return create_app(final=True)
-
-
-def serve(
-    home: Home, host: str, port: int, exact: bool, names: tuple[str, ...], application: Callable[[Home], Any]
-) -> None:
-    """Serve a home until SIGTERM, or until no process uses the server.
+def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...]) -> None:
+    """Serve Prefect's API and UI of a home until SIGTERM.
 
     Args:
         exact: True to accept only this port.
-        application: function that makes the ASGI application.
     """
-    own = FileLock(note_file(home))
-    own.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
-    own.rewrite("")  # the predecessor's note
+    lock = FileLock(note_file(home))
+    lock.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
+    lock.rewrite("")  # the predecessor's note
     listener = listen(host, port, exact)
     bound = int(listener.getsockname()[1])
     os.environ.pop("PREFECT_API_URL", None)
     os.environ.update(server_environment(home, bound, host))
-    own.write_note(ServerNote(os.getpid(), host, bound, names))
-    threading.Thread(target=end_when_unused, args=(home,), name="end-when-unused", daemon=True).start()
+    lock.write_note(ServerNote(os.getpid(), host, bound, names))
+    with quick_imports():  # it takes seconds, reads the settings, and requests meanwhile wait in the backlog
+        import uvicorn
+        from prefect.server.api.server import create_app
 
-    import uvicorn  # requests meanwhile wait in the backlog
+        from flows.server.database import provide_prefect_database
 
-    guarded = ServerGuard(application(home), host, names)
+    provide_prefect_database(home.prefect / "prefect.db")
+    guarded = ServerGuard(create_app(final=True), host, names)
     settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
     uvicorn.Server(settings).run(sockets=[listener])
 
 
-def main(application: Callable[[Home], Any] = prefect_application) -> None:
+def main() -> None:
     """Serve as the command-line arguments say."""
     parser = argparse.ArgumentParser(description="Serve the Prefect API and UI of a home.")
     parser.add_argument("--home", type=Path, required=True)
@@ -146,7 +115,7 @@ def main(application: Callable[[Home], Any] = prefect_application) -> None:
     parser.add_argument("--name", action="append", default=[], help="a further name that it answers to")
     given = parser.parse_args()
     try:
-        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.name), application)
+        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.name))
     except ServerError as error:
         raise SystemExit(f"error: {error}") from error
 

@@ -10,6 +10,8 @@ import pytest
 
 from flows.deployed.up import state_file
 from storage.home import Home
+from storage.record.checkpoints import CheckpointStore
+from storage.record.run_store import RunStore
 from tests.running_up import DASHBOARD, DEPLOYMENTS, SERVER, RunningUp, running_up, spotlight, wait_until
 
 pytestmark = pytest.mark.slow
@@ -48,9 +50,27 @@ def test_when_one_dies_it_says_which_and_ends_the_others(home: Home):
         assert_nothing_is_left(up)
 
 
+def test_nothing_outlives_its_kill_and_the_next_one_tells_prefect_how_its_run_ended(home: Home):
+    settings = ["runtime.cluster=local", "runtime.spot_workers=1", "evaluation.every=0"]
+    form = {"preset": "smoke", "iterations": 400, "settings": settings}
+    with running_up(home) as up:
+        flow_run = up.start_run("post-train", form, name="killed").json()
+        wait_until("an iteration is done", lambda: any(row.last_iteration for row in RunStore(home).runs()))
+        up.process.kill()
+        up.process.wait()
+        wait_until("nothing is left", lambda: not up.processes())
+        row = RunStore(home).run("killed")
+        assert row.status == "cancelled" and row.last_iteration == max(
+            CheckpointStore(home.run("killed")).iterations()
+        )
+    with running_up(home) as up:
+        assert up.flow_run(flow_run["id"])["state"]["type"] == "CANCELLED"
+        assert up.end() == 0
+
+
 def test_down_ends_what_a_killed_one_left(home: Home):
     with running_up(home) as up:
-        # Stopped, the children cannot follow their parent's death: as if they hung.
+        # Suspended, the children cannot follow their parent's death: as if they hung.
         stopped = up.child(DEPLOYMENTS)
         for child in (stopped, up.child(DASHBOARD)):
             child.suspend()

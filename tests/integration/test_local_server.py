@@ -1,58 +1,109 @@
-"""One server a home, whoever comes and goes: real processes, locks and ports, without Prefect's seconds."""
+"""One server a home, whoever comes, goes and is killed: real runs, which only keep the books in Prefect."""
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 
 import flows.progress as progress
 from flows.server import local_server as module
 from flows.server.local_server import LocalServer
-from flows.server.note import living_server, note_file
+from flows.server.note import ServerNote, living_server, note_file
 from flows.server.password import password_file
+from flows.server.ports import SERVER_PORT
 from storage.errors import ServerError
 from storage.home import Home
-from storage.processes import set_environment
-from tests import plain_server
-from tests.running_up import ROOT, wait_until
-
-HOLDER = """
-import sys, time
-from pathlib import Path
-from flows.server import local_server
-from storage.home import Home
-local_server.SERVER_MODULE = sys.argv[2]
-server = local_server.LocalServer(Home(Path(sys.argv[1])), 0)
-print(server.note.pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.fixture(autouse=True)
-def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SERVER_MODULE", plain_server.MODULE)
-    monkeypatch.setattr(module, "_LOOK_S", 0.05)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+from tests.homes_server import noted_server
+from tests.light_run import books, ended, started
+from tests.running_up import spotlight, wait_until
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    home = Home(tmp_path / "home").ensure()
-    yield home
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").ensure()
+
+
+def tasks_done(home: Home) -> dict[str, int]:
+    """Completed tasks of each run."""
+    return {name: tasks for name, (_, tasks) in books(home).items()}
+
+
+def server_of(home: Home) -> psutil.Process:
     note = living_server(home)
-    if note is not None:
-        os.kill(note.pid, signal.SIGKILL)
+    assert note is not None
+    return psutil.Process(note.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_runs_survive_the_kill_of_their_server_and_one_that_of_who_started_it(home: Home):
+    first = started(home, "first", 600)
+    wait_until("it has a server", lambda: living_server(home) is not None)
+    second = started(home, "second", 300)
+    wait_until("both go on", lambda: all(tasks_done(home).get(name) for name in ("first", "second")))
+    server, note = server_of(home), living_server(home)
+    assert note is not None
+    assert server.ppid() == first.pid, "a child of the one that came first"
+    server.kill()
+    wait_until("there is another", lambda: living_server(home) not in (None, note))
+    before = tasks_done(home)
+    wait_until(
+        "both are heard of", lambda: all(count > before[name] for name, count in tasks_done(home).items())
+    )
+    first.kill()
+    first.communicate()
+    came_to, said = ended(second)
+    assert came_to == {"name": "second", "result": 300 * 299 // 2, "ui_url": note.ui_url}, "at one address"
+    assert "warning: the Prefect server ended" in said
+    assert "it is started again, and what runs goes on meanwhile" in " ".join(said.split())
+    assert living_server(home) is None, "its last process has ended it"
+    assert books(home)["second"] == ("COMPLETED", 300), "nothing is lost of the books"
+
+
+@pytest.mark.slow
+def test_nothing_outlives_the_kill_of_a_run_and_it_takes_no_setting_from_a_person(home: Home, tmp_path: Path):
+    (folder := tmp_path / "folder").mkdir()
+    (folder / ".env").write_text("PREFECT_SERVER_API_BASE_PATH=/elsewhere\n")
+    persons = {
+        "PREFECT_SERVER_API_BASE_PATH": "/elsewhere",
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:////tmp/a-person's.db",
+        "ALL_PROXY": "socks5://127.0.0.1:9",
+    }
+    run = started(home, "killed", 600, folder, persons)
+    wait_until("it goes on", lambda: bool(tasks_done(home).get("killed")) or run.poll() is not None)
+    assert run.poll() is None, run.communicate()[0]
+    server = server_of(home)
+    assert [name for name in server.environ() if name.startswith("PREFECT_")] == []
+    assert Path(server.cwd()) == home.prefect
+    family = psutil.Process(run.pid).children(recursive=True)
+    run.kill()
+    run.communicate()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert server in family and [process.cmdline() for process in alive] == []
+    assert living_server(home) is None
+
+
+@pytest.mark.slow
+def test_a_port_that_somebody_has_is_left_to_him_and_an_up_elsewhere_is_refused(home: Home):
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # another server has it
+            taken.bind(("127.0.0.1", SERVER_PORT))
+            taken.listen()
+        run = started(home, "elsewhere", 60)
+        wait_until("it has a server", lambda: living_server(home) is not None)
+        note = living_server(home)
+        assert note is not None and note.port != SERVER_PORT
+        refused = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
+        assert refused.returncode == 2
+        assert f"use `--server-port {note.port} --host 127.0.0.1`" in " ".join(refused.stderr.split())
+        came_to, _ = ended(run)
+        assert came_to["ui_url"] == note.ui_url
+        assert spotlight(home, "down").stdout.startswith("no process of `spotlight up` is left")
 
 
 @pytest.fixture
@@ -62,216 +113,37 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def answering(server: LocalServer) -> int:
-    """The process that answers at a server's address."""
-    user, _, secret = server.client_environment["PREFECT_API_AUTH_STRING"].partition(":")
-    return int(httpx.get(f"{server.note.api_url}/admin/version", auth=(user, secret), timeout=60).text)
-
-
-def holder(home: Home) -> subprocess.Popen[str]:
-    """Another process that uses the home's server, and has it by now."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(home.path), plain_server.MODULE],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert child.stdout is not None
-    assert child.stdout.readline().strip().isdigit()
-    return child
-
-
-@pytest.mark.slow
-def test_several_that_come_at_once_share_one_server_a_home(tmp_path: Path):
-    homes = [Home(tmp_path / name) for name in "abc"]
-    together = threading.Barrier(6)
-
-    def come(home: Home) -> LocalServer:
-        together.wait()
-        return LocalServer(home, 4200)
-
-    with ThreadPoolExecutor(6) as pool:
-        servers = list(pool.map(come, homes * 2))
-    try:
-        for server in servers:
-            server.wait_ready()
-        pids = [server.note.pid for server in servers]
-        assert pids[:3] == pids[3:], "one server a home"
-        assert len(set(pids)) == 3
-        assert len({server.note.api_url for server in servers}) == 3
-        assert [answering(server) for server in servers] == pids, "each at its own address"
-        assert len({server.client_environment["PREFECT_API_AUTH_STRING"] for server in servers}) == 3
-    finally:
-        for server in servers:
-            server.stop()
-    assert [living_server(home) for home in homes] == [None] * 3
-
-
-@pytest.mark.slow
-def test_a_port_that_somebody_has_is_left_to_him(home: Home):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = LocalServer(home, taken.getsockname()[1])
-        try:
-            server.wait_ready()
-            assert answering(server) == server.note.pid
-            assert not server.note.api_url.startswith(f"http://127.0.0.1:{taken.getsockname()[1]}/")
-        finally:
-            server.stop()
-        with pytest.raises(
-            ServerError,
-            match=r"while starting, the Prefect server ended with code 1(.|\n)*cannot be listened on",
-        ):
-            LocalServer(home, taken.getsockname()[1], exact=True)
-
-
-@pytest.mark.slow
-def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: Home):
-    first = LocalServer(home, 0)
-    port = first.note.api_url.split(":")[2].removesuffix("/api")
-    try:
-        with pytest.raises(ServerError, match=f"use `--server-port {port} --host"):
-            LocalServer(home, 1, exact=True)
-        assert living_server(home) is not None, "who was refused does not end it"
-    finally:
-        first.stop()
-
-
-def test_the_last_one_ends_it_and_no_other(home: Home):
-    first, second = LocalServer(home, 0), LocalServer(home, 0)
-    first.wait_ready()
-    first.stop()
-    assert answering(second) == second.note.pid
-    second.stop()
-    assert living_server(home) is None
-    with pytest.raises(httpx.ConnectError):
-        answering(second)
-
-
-@pytest.mark.slow
-def test_it_outlives_the_kill_of_who_started_it_and_ends_when_all_were_killed(home: Home):
-    starter = holder(home)
-    other = holder(home)
-    note = living_server(home)
-    assert note is not None
-    starter.kill()
-    starter.communicate()
-    third = LocalServer(home, 0)
-    third.wait_ready()
-    assert third.note.pid == note.pid
-    third.stop()
-    assert living_server(home) == note, "the other one still uses it"
-    other.kill()
-    other.communicate()
-    wait_until("the server ends by itself", lambda: living_server(home) is None)
-
-
-@pytest.mark.slow
-def test_who_comes_while_it_ends_gets_a_new_one(home: Home):
-    starter = holder(home)
-    before = living_server(home)
-    assert before is not None
-    starter.kill()
-    starter.communicate()
-    newcomer = LocalServer(home, 0)
-    try:
-        newcomer.wait_ready()
-        assert answering(newcomer) == newcomer.note.pid
-    finally:
-        newcomer.stop()
-
-
-@pytest.mark.slow
-def test_one_that_dies_is_started_again_on_its_port_for_all_that_use_it(home: Home, notes: list[str]):
-    first, second = LocalServer(home, 0), LocalServer(home, 0)
-    with first.kept_alive(), second.kept_alive():
-        first.wait_ready()
-        before, address = first.note.pid, first.note.api_url
-        os.kill(before, signal.SIGKILL)
-        wait_until("both have the new one", lambda: before not in (first.note.pid, second.note.pid))
-        assert first.note.pid == second.note.pid
-        assert first.note.api_url == second.note.api_url == address
-        first.wait_ready()
-        assert answering(second) == second.note.pid
-    assert living_server(home) is None
-    assert any(note.startswith("warning: the Prefect server ended with code -9") for note in notes)
-    assert all(note.endswith("it is started again, and what runs goes on meanwhile") for note in notes)
-
-
-@pytest.mark.slow
-def test_one_that_dies_again_and_again_is_given_up(
+def test_one_that_cannot_be_started_again_is_given_up(
     home: Home, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(module, "_RESTARTS", 1)
-    server = LocalServer(home, 0)
-    with server.kept_alive():
-        monkeypatch.setattr(module, "SERVER_MODULE", "tests.no_such_module")
-        os.kill(server.note.pid, signal.SIGKILL)
-        wait_until("it is given up", lambda: len(notes) == 2)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with noted_server(home) as note:
+            server = LocalServer(home)
+            assert server.note == note and server.is_ready()
+        server.note = ServerNote(note.pid, note.host, taken.getsockname()[1])  # its port is another's by now
+        with server.kept_alive():
+            wait_until("it is given up", lambda: len(notes) == 2)
+    assert notes[0].startswith("warning: the Prefect server ended with the process that had started it")
     assert "after 1 restarts; what runs goes on without it" in notes[1]
 
 
-@pytest.mark.slow
-def test_one_that_asks_for_no_password_is_refused_and_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("WITHOUT_PASSWORD", "1")
-    server = LocalServer(home, 0)
-    with pytest.raises(ServerError, match="answered 200 to a request without a password, and was ended"):
-        server.wait_ready()
-    assert living_server(home) is None
+def test_one_that_asks_for_no_password_is_refused(home: Home):
+    said = "answered 200 to a request without a password"
+    with noted_server(home, asks=False), pytest.raises(ServerError, match=said):
+        LocalServer(home).wait_ready()
 
 
-@pytest.mark.slow
-def test_one_that_stays_silent_is_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("SILENT", "1")
+def test_one_that_stays_silent_is_refused_and_a_person_who_waits_learns_why(
+    home: Home, notes: list[str], monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(module, "_START_LIMIT_S", 0.5)
-    server = LocalServer(home, 0)
-    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see .*; the last time, http"):
-        server.wait_ready()
-    assert living_server(home) is None
-
-
-def test_it_takes_no_setting_of_prefect_from_a_person(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".env").write_text("PREFECT_SERVER_API_BASE_PATH=/elsewhere\n")
-    monkeypatch.setenv("PREFECT_SERVER_API_BASE_PATH", "/elsewhere")
-    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:////tmp/a-person's.db")
-    server = LocalServer(home)
-    try:
-        process = psutil.Process(server.note.pid)
-        assert [name for name in process.environ() if name.startswith("PREFECT_")] == []
-        assert Path(process.cwd()) == home.prefect
-    finally:
-        server.stop()
-
-
-@pytest.mark.parametrize("variable", ["http_proxy", "ALL_PROXY"])
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
-def test_a_proxy_does_not_keep_it_from_being_reached(
-    home: Home, monkeypatch: pytest.MonkeyPatch, variable: str, host: str
-):
-    monkeypatch.setenv(variable, f"{'http' if variable == 'http_proxy' else 'socks5'}://127.0.0.1:9")
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.setenv(name, "")
-    set_environment()
-    server = LocalServer(home, 0, host)
-    try:
-        server.wait_ready()
-        # By the environment, as Prefect's clients ask.
-        assert httpx.get(f"{server.note.api_url}/admin/version", timeout=60).status_code == 401
-    finally:
-        server.stop()
-
-
-def test_a_person_who_waits_for_it_learns_why(home: Home, monkeypatch: pytest.MonkeyPatch, notes: list[str]):
-    monkeypatch.setattr(module, "_PATIENCE_S", -1.0)
-    server = LocalServer(home, 0)
-    server.silence = "its API answered 500"
-    answers = iter([False, False, True])
-    monkeypatch.setattr(server, "is_ready", lambda: next(answers))
-    try:
-        server.wait_ready()
-    finally:
-        server.stop()
-    assert ["is not ready yet: its API answered 500" in note for note in notes] == [True]
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    with noted_server(home):
+        password_file(home).write_text(f"other:{'x' * 20}")
+        with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see .*answered 401"):
+            LocalServer(home).wait_ready()
+    assert ["is not ready yet: http" in note for note in notes] == [True]
 
 
 def test_a_proxy_that_no_client_can_use_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import logging
 import os
 import socket
@@ -18,19 +16,19 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from flows.server import local_server
 from flows.server import prefect_server as module
-from flows.server.children import Child
 from flows.server.dashboards import noted_dashboard
-from flows.server.local_server import LocalServer, for_client
+from flows.server.local_server import for_client
 from flows.server.loss import leave, result_without_server
-from flows.server.note import ServerNote
 from flows.server.password import home_password, password_file
 from flows.server.prefect_server import is_healthy, prefect_server
 from storage.config.run_config import RunConfig
 from storage.errors import CheckpointError, ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 from storage.record.run_store import RunStore
+from tests.homes_server import noted_server
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def closed_port() -> int:
@@ -65,78 +63,6 @@ def test_a_named_server_that_answers_is_used_as_it_is(tmp_path: Path, monkeypatc
     assert os.environ["PREFECT_API_URL"] == "http://10.0.0.5:4200/api"
 
 
-class DyingServer(LocalServer):
-    """A home's server that is dead whenever it is looked at; none is started."""
-
-    def __init__(self, home: Home) -> None:
-        self._home, self.note, self.starts = home, ServerNote(0, "127.0.0.1", 9), 0
-
-    @property
-    def ended(self) -> str | None:
-        """It has."""
-        return "the server ended"
-
-    def _start(self, where: ServerNote, exact: bool) -> ServerNote:
-        self.starts += 1
-        return where
-
-
-class Looks(threading.Event):
-    """An event that is set after so many waits, none of which takes time."""
-
-    def __init__(self, left: int) -> None:
-        super().__init__()
-        self.left = left
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Return True if it is set."""
-        self.left -= 1
-        return self.left < 0
-
-
-@pytest.mark.parametrize(("lives_s", "starts"), [(1.0, 6), (601.0, 20)])
-def test_only_deaths_in_a_row_give_a_server_up(
-    lives_s: float, starts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    clock = itertools.count(0.0, lives_s)
-    monkeypatch.setattr(local_server, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    server = DyingServer(Home(tmp_path))
-    server._keep_alive(Looks(40))
-    assert server.starts == starts
-
-
-def test_the_code_of_our_dead_server_is_not_said_of_one_that_another_process_started(tmp_path: Path):
-    server = LocalServer.__new__(LocalServer)
-    server._home, server.log = Home(tmp_path), tmp_path / "server.log"
-    server._child = Child("Prefect server", [sys.executable, "-c", "exit(3)"], os.environ, server.log)
-    server.note = ServerNote(server._child.process.pid, "127.0.0.1", 9)
-    assert server.ended == f"the Prefect server ended with code 3 (log: {server.log})"
-    server.note = ServerNote(1, "127.0.0.1", 9)
-    assert server.ended == f"the Prefect server ended (log: {server.log})"
-
-
-class SilentServer:
-    """Takes the place of a home's server; nothing listens."""
-
-    def __init__(self, home: Home) -> None:
-        self.note = SimpleNamespace(ui_url=f"http://127.0.0.1:9/{home.path.name}")
-        self.client_environment = {
-            "PREFECT_API_URL": f"{self.note.ui_url}/api",
-            "PREFECT_API_AUTH_STRING": home.path.name,
-            "PREFECT_HOME": str(home.path / "not taken: a person has chosen"),
-        }
-
-    def wait_ready(self) -> None:
-        """It is."""
-
-    def kept_alive(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to do."""
-        return contextlib.nullcontext()
-
-    def stop(self) -> None:
-        """Nothing to do."""
-
-
 def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -144,7 +70,6 @@ def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "1")
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "LocalServer", SilentServer)
     import prefect.context
     from prefect.settings import get_current_settings
 
@@ -154,15 +79,18 @@ def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
     def look() -> None:
         seen.append(get_current_settings().api.url)
 
+    addresses: list[str] = []
     for name in ("first", "second"):
-        with prefect_server(Home(tmp_path / name)):
+        home = Home(tmp_path / name)
+        with noted_server(home) as note, prefect_server(home):
+            addresses.append(note.api_url)
             assert get_current_settings().home == tmp_path / "prefect"
             look()
             thread = threading.Thread(target=look)  # as those of Prefect's own that begin meanwhile
             thread.start()
             thread.join()
     look()
-    first, second = (f"http://127.0.0.1:9/{name}/api" for name in ("first", "second"))
+    first, second = addresses
     assert seen == [first, first, second, second, None]
 
 
@@ -175,10 +103,9 @@ def test_a_client_has_the_settings_of_the_home_s_server_and_the_person_s_for_log
 def test_flow_runs_link_to_a_dashboard_that_runs_without_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(module, "LocalServer", SilentServer)
     monkeypatch.delitem(sys.modules, "prefect", raising=False)  # whose settings stay as they are
     home = Home(tmp_path).ensure()
-    with noted_dashboard(home, "127.0.0.1", 8639), prefect_server(home):
+    with noted_server(home), noted_dashboard(home, "127.0.0.1", 8639), prefect_server(home):
         assert os.environ[DASHBOARD_URL_VARIABLE] == "http://127.0.0.1:8639"
     assert DASHBOARD_URL_VARIABLE not in os.environ
 
@@ -196,29 +123,19 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeyp
 
 
 LOOK = """
-import json
+import json, re
 from prefect.settings import get_current_settings
-print(json.dumps(get_current_settings().to_environment_variables(), sort_keys=True))
+found = json.dumps(get_current_settings().to_environment_variables(), sort_keys=True)
+print(re.sub(r"127.0.0.1:[0-9]+", "the server", found))
 """
 
 RUN = f"""
-import contextlib
 from pathlib import Path
-from types import SimpleNamespace
-import flows.server.prefect_server as server
-from flows.server.note import ServerNote
+from flows.server.prefect_server import prefect_server
 from storage.home import Home
-
-class Silent:
-    note = ServerNote(0, "127.0.0.1", 9)
-    itself = SimpleNamespace(note=note, _password="a:b", _home=Home(Path.home()))
-    client_environment = server.LocalServer.client_environment.fget(itself)
-    kept_alive = staticmethod(contextlib.nullcontext)
-    stop = wait_ready = staticmethod(lambda: None)
-
-server.LocalServer = lambda home: Silent
-server.close_flow_runs_of_ended_runs = lambda home: None
-with server.prefect_server(Home(Path.home() / "home")):
+from tests.homes_server import noted_server
+home = Home(Path.home() / "home")
+with noted_server(home), prefect_server(home):
     exec({LOOK!r})
 """
 
@@ -233,7 +150,11 @@ def printed(command: list[str], folder: Path) -> str:
     """Return what a child in the folder prints; its home and modules lie beside the folder."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     home = folder.parent
-    own = {"HOME": str(home), "PYTHONPATH": str(home), "PREFECT_PROFILES_PATH": str(home / "profiles.toml")}
+    own = {
+        "HOME": str(home),
+        "PYTHONPATH": f"{home}:{ROOT}",
+        "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
+    }
     answer = subprocess.run(
         command, env=kept | own, cwd=folder, stdout=subprocess.PIPE, text=True, check=True
     )

@@ -11,9 +11,9 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -25,14 +25,14 @@ from flows.deployed.schedule import Nightly
 from flows.deployed.up import UpOptions, down, left_of, sole_supervisor, state_file, up
 from flows.server.children import Child
 from flows.server.dashboards import serve
-from flows.server.note import FileLock
+from flows.server.note import FileLock, ServerNote, read_note
 from flows.server.password import password_file
 from flows.server.ports import is_loopback, reachable, refuse_taken_port
 from storage.errors import ConfigurationError, ServerError
 from storage.home import UP_VARIABLE, Home
 from tests.sample_login import write_login
 
-URL = "http://127.0.0.1:1"
+OPTIONS = UpOptions(server_port=1)
 
 
 @pytest.fixture(autouse=True)
@@ -59,21 +59,7 @@ def test_a_taken_port_is_refused_with_the_option_that_changes_it(taken: int, tmp
         up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free()))
     with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--ui-port"):
         up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=taken))
-    assert (tmp_path / "up.json").read_text() == ""
-
-
-def test_the_one_that_does_not_answer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_START_LIMIT_S", 0.0)
-    monkeypatch.setattr(module, "_LOOK_S", 0.01)
-    supervisor = module._Supervisor(Home(tmp_path).ensure(), UpOptions(), threading.Event())
-    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
-    try:
-        for name in (module.DASHBOARD, module.DEPLOYMENTS):
-            supervisor._children.append(Child(name, sleeper, os.environ, tmp_path / f"{name}.log"))
-        with pytest.raises(ServerError, match="the dashboard did not answer within 0 s"):
-            supervisor._wait(module.DASHBOARD, lambda: False)
-    finally:
-        supervisor.stop()
+    assert state_file(Home(tmp_path)).read_text() == ""
 
 
 def test_a_free_port_is_not_refused():
@@ -168,8 +154,9 @@ def sleepers() -> Iterator[Sleepers]:
         process.communicate()
 
 
-def note_of_a_crash(home: Home, machine: str = module._MACHINE) -> None:
-    state_file(home).write_text(json.dumps({"machine": machine, "pid": 2**22 + 1, "url": URL}))
+def note_of_a_crash(home: Home, machine: str = socket.gethostname(), pid: int = 2**22 + 1) -> None:
+    note = ServerNote(pid, "127.0.0.1", 1, machine=machine)
+    state_file(home).write_text(json.dumps(asdict(note)))
 
 
 def test_only_processes_of_the_home_are_left(home: Home, sleepers: Sleepers):
@@ -183,7 +170,7 @@ def test_only_processes_of_the_home_are_left(home: Home, sleepers: Sleepers):
 def test_down_ends_what_is_left_and_nothing_else(
     home: Home, sleepers: Sleepers, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "_RUNS_END_S", 0.5)
+    monkeypatch.setattr("flows.server.children.ENDING_S", 0.5)
     child, deaf, stranger = sleepers.start(home), sleepers.start(home, stubborn=True), sleepers.start(None)
     note_of_a_crash(home)
     words = {process.pid: module._in_words(process) for process in (child, deaf)}
@@ -197,7 +184,7 @@ def test_down_ends_what_is_left_and_nothing_else(
 
 def test_down_leaves_the_pid_of_an_up_that_is_gone_alone(home: Home, sleepers: Sleepers):
     stranger = sleepers.start(None)
-    state_file(home).write_text(json.dumps({"machine": module._MACHINE, "pid": stranger.pid, "url": URL}))
+    note_of_a_crash(home, pid=stranger.pid)
     assert down(home) == []
     assert stranger.is_running()
 
@@ -211,27 +198,18 @@ def held(home: Home) -> Iterator[FileLock]:
     lock.close()
 
 
-def test_a_second_down_waits_for_the_first_and_signals_nobody(home: Home, sleepers: Sleepers, held: FileLock):
-    stranger = sleepers.start(None)
-    for note in (
-        "",
-        json.dumps({"machine": module._MACHINE, "pid": stranger.pid, "started_at": 1.0, "url": URL}),
-    ):
-        held.rewrite(note)
-        with ThreadPoolExecutor(1) as thread:
-            second = thread.submit(down, home)
-            with pytest.raises(TimeoutError):
-                second.result(0.2)
-            fcntl.flock(held.descriptor, fcntl.LOCK_UN)
-            assert second.result(60) == []
-        assert held.attempt(exclusive=True)
-    assert stranger.is_running()
+def test_a_second_down_waits_for_the_first(home: Home, held: FileLock):
+    with ThreadPoolExecutor(1) as thread:
+        second = thread.submit(down, home)
+        with pytest.raises(TimeoutError):
+            second.result(0.2)
+        fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+        assert second.result(60) == []
 
 
 def test_an_up_beside_a_down_is_told_to_wait(home: Home, held: FileLock):
-    note_of_a_crash(home)
-    said = "another `spotlight up` .* is just starting, or `spotlight down` is ending one; try again"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, URL):
+    said = "runs already for .*, or `spotlight down` ends it"
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
         pass
 
 
@@ -242,13 +220,13 @@ def test_down_does_not_reach_for_another_machine(home: Home):
 
 
 def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
-    with sole_supervisor(home, URL):
-        said = rf"runs already.*process {os.getpid()}, {URL}.*`spotlight down`"
-        with pytest.raises(ServerError, match=said), sole_supervisor(home, URL):
+    with sole_supervisor(home, OPTIONS):
+        said = rf"runs already.*process {os.getpid()}, {OPTIONS.server_url}.*`spotlight down`"
+        with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
             pass
-        with sole_supervisor(Home(tmp_path / "another"), URL):
+        with sole_supervisor(Home(tmp_path / "another"), OPTIONS):
             pass
-    with sole_supervisor(home, URL):
+    with sole_supervisor(home, OPTIONS):
         pass
 
 
@@ -261,12 +239,12 @@ def test_what_a_crashed_one_left_is_refused_until_it_is_gone(
     if note is not None:
         state_file(home).write_text(note)
     said = r"left 1 processes .*end them with `spotlight down`"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, URL):
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
         pass
     left.kill()
     left.wait()
-    with sole_supervisor(home, URL):
-        assert json.loads(state_file(home).read_text())["pid"] == os.getpid()
+    with sole_supervisor(home, OPTIONS):
+        assert read_note(state_file(home)) == ServerNote(os.getpid(), "127.0.0.1", 1)
 
 
 def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):
@@ -280,6 +258,6 @@ def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):
 
 def test_a_home_of_another_machine_is_refused(home: Home):
     note_of_a_crash(home, "elsewhere")
-    said = "belongs to a `spotlight up` on elsewhere"
-    with pytest.raises(ServerError, match=said), sole_supervisor(home, URL):
+    said = "runs on elsewhere; end it there"
+    with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
         pass

@@ -1,0 +1,29 @@
+"""A home's server with nothing of Prefect in it but the question for the password, and its note."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from flows.server.note import FileLock, ServerNote, note_file
+from flows.server.password import home_password
+from storage.home import Home
+from tests.answering import answering
+
+
+@contextmanager
+def noted_server(home: Home, asks: bool = True) -> Iterator[ServerNote]:
+    """A server that another process of this home seems to have started.
+
+    Args:
+        home: whose.
+        asks: whether it asks for the password.
+    """
+    login = f"Basic {base64.b64encode(home_password(home.ensure()).encode()).decode()}"
+    with answering(200, "{}", login if asks else "") as url, closing(FileLock(note_file(home))) as lock:
+        note = ServerNote(os.getpid(), "127.0.0.1", int(url.rpartition(":")[2]))
+        assert lock.attempt(exclusive=True)
+        lock.write_note(note)
+        yield note

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
@@ -80,6 +80,15 @@ class SimulatedDevice:
     def members(self) -> tuple[SimulatedDevice, ...]:
         """The device alone, since it works alone."""
         return (self,)
+
+    def state(self, version: WeightsVersion, now: int) -> Hashable:
+        """Return all of it that a phase with a version of the weights depends on; times count from now."""
+        return (
+            max(0, self.free_at - now), self.holds == version, self.noticed, self.joined,
+            # The others wait until the run knows of the loss.
+            None if self.known_gone is None else self.known_gone - now,
+            self.trains, self.market,
+        )  # fmt: skip
 
 
 class SimulatedGroup:

@@ -101,23 +101,6 @@ class FleetPlan:
         return replace(self, reserved_prices=reserved, spot_prices=spot)
 
 
-@dataclass
-class FleetCounts:
-    """Numbers of events of devices.
-
-    Attributes:
-        joined: spot devices that loaded their model.
-        notices: notices given.
-        losses: spot devices lost.
-        changes: all of these, plus arrivals, devices given back, and losses that became known.
-    """
-
-    joined: int = 0
-    notices: int = 0
-    losses: int = 0
-    changes: int = 0
-
-
 class SimulatedFleet:
     """Devices and their states on the timeline, booked as the fleet of a live run books them.
 
@@ -145,7 +128,10 @@ class SimulatedFleet:
     ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
-        self.counts = FleetCounts()
+        self.joined, self.notices, self.losses = 0, 0, 0
+        """Spot devices that loaded their model, notices given, and spot devices lost."""
+        self.changes = 0
+        """All of these, plus arrivals, devices given back, and losses that became known."""
         self.events: list[DeviceEvent] = []
         """Events of spot devices, in ticks."""
         self.phase: GenerationPhase | None = None
@@ -228,7 +214,7 @@ class SimulatedFleet:
                 device.loading.cancel()
             if not device.joined:
                 self._start_paying(device)
-            self.counts.changes += 1
+            self.changes += 1
             self._note("left", device)
             self._unused[instance] = None
             self._remove(device)
@@ -242,7 +228,7 @@ class SimulatedFleet:
         self._loading += 1
         self._reserved_loading += market == "reserved"
         self._staying += market == "spot"
-        self.counts.changes += 1
+        self.changes += 1
         return device
 
     def _leave(self, device: SimulatedDevice) -> None:
@@ -257,11 +243,11 @@ class SimulatedFleet:
         device.loading = None
         self._loading -= 1
         self._reserved_loading -= device.market == "reserved"
-        self.counts.changes += 1
-        self.counts.joined += device.market == "spot"
+        self.changes += 1
+        self.joined += device.market == "spot"
         if self.phase is not None:
             self._register(device)
-            self.phase.on_joined(device)
+            self.phase.take_in(device)
 
     def _register(self, device: SimulatedDevice) -> None:
         self._start_paying(device)
@@ -297,9 +283,9 @@ class SimulatedFleet:
         elif step.kind == "notice":
             self._staying -= not device.noticed
             device.noticed = True
-            self.counts.notices += 1
+            self.notices += 1
             self._note("notice", device)
-            self.counts.changes += 1
+            self.changes += 1
             if self.phase is not None:
                 self.phase.on_notice(device)
             self._fill()
@@ -320,9 +306,9 @@ class SimulatedFleet:
 
     def _on_gone(self, device: SimulatedDevice) -> None:
         """Halt the device of a lost instance; the run learns of it when a call to its worker fails."""
-        self.counts.losses += 1
+        self.losses += 1
         self._note("lost", device)
-        self.counts.changes += 1
+        self.changes += 1
         device.known_gone = self._loop.now + self._loss
         if device.loading is not None:
             device.loading.cancel()
@@ -331,7 +317,7 @@ class SimulatedFleet:
         self._loop.at(device.known_gone, partial(self._on_known, device))
 
     def _on_known(self, device: SimulatedDevice) -> None:
-        self.counts.changes += 1
+        self.changes += 1
         if device.loading is not None:
             # It died while loading, which is on the bill all the same.
             self._start_paying(device)

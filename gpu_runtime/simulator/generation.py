@@ -108,7 +108,7 @@ class GenerationPhase:
         if self._pushed is not None:
             self._ask_for(work.batches)
         for device in list(self._fleet):
-            self._take_in(device)
+            self.take_in(device)
         self._loaded_by = 0
         if work.trainers_join is not None:
             self._turns.append(self._loop.at(work.trainers_join, self._let_trainers_join))
@@ -121,10 +121,6 @@ class GenerationPhase:
             )
         self._end()
         return self.outcome
-
-    def on_joined(self, device: SimulatedDevice) -> None:
-        """Let a device that has loaded its model take the phase's weights and pull."""
-        self._take_in(device)
 
     def on_notice(self, device: SimulatedDevice) -> None:
         """Stop a device at the end of its current denoising step."""
@@ -193,7 +189,8 @@ class GenerationPhase:
         self.outcome.redone_time += (begun - committed) * flight.step * len(holder.members)
         self._wake()
 
-    def _take_in(self, device: SimulatedDevice) -> None:
+    def take_in(self, device: SimulatedDevice) -> None:
+        """Let a device that has loaded its model take the phase's weights and pull."""
         if not device.serves or self._is_away(device):
             return
         now, behind = self._loop.now, device.holds != self._work.version
@@ -349,7 +346,7 @@ class GenerationPhase:
         self._away = False
         for device in self._fleet.trainers:
             if device.flight is None:
-                self._take_in(device)
+                self.take_in(device)
 
     def _let_trainers_leave(self) -> None:
         """Stop the trainers, each at the end of its denoising step, if other devices can go on."""
@@ -479,7 +476,7 @@ class GenerationPhase:
         self._scheduler.drop_waiting(self._work.kind)
 
     def _enter(self, holder: Holder, state: DeviceState) -> None:
-        """Book the state of a holder, which is a single device here, from now on."""
-        assert isinstance(holder, SimulatedDevice)
-        self._fleet.enter(holder, state)
-        self.entered.append((holder, state, self._loop.now))
+        """Book the state of a holder's devices from now on."""
+        for device in holder.members:
+            self._fleet.enter(device, state)
+            self.entered.append((device, state, self._loop.now))

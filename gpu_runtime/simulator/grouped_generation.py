@@ -28,7 +28,6 @@ from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.phase_work import PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
-from storage.record.records import DeviceState
 
 _CALLS_AHEAD = 2
 """Chunks that a group has begun at a time, as the dispatcher of a live run starts them; one for drafts."""
@@ -432,7 +431,3 @@ class GroupedPhase(GenerationPhase):
             self._grouping.formed(group.members)
             for device in group.members:
                 device.free_at = at
-
-    def _enter(self, holder: Holder, state: DeviceState) -> None:
-        for device in holder.members:
-            super()._enter(device, state)

@@ -1,14 +1,14 @@
-"""The work of a generation phase, its outcome, and the device state that it depends on. Pure."""
+"""The work of a generation phase, its outcome, and the times of training on what it delivers. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from gpu_runtime.fleet.capacity_decision import LiveWindow
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.simulator.devices import SimulatedDevice
-from storage.record.records import Market
+from storage.config.run_config import AlgorithmConfig
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,61 @@ class PhaseOutcome:
     judged_at: dict[int, int] = field(default_factory=dict)
 
 
-def devices_alike(
-    devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
-) -> tuple[tuple[int, bool, bool, bool, int | None, bool, Market], ...]:
-    """Return the state of each device that a phase depends on, such as when it is free.
+def judged_groups(outcome: PhaseOutcome, work: PhaseWork, group: int) -> list[int]:
+    """Return when all samples of each prompt group were judged, in ticks from the beginning of the rollout.
 
     Args:
-        devices: devices of the fleet.
-        work: work of the phase.
-        now: the time in ticks.
+        outcome: outcome of the rollout.
+        work: work of the rollout; its images are whole groups.
+        group: samples of a prompt.
     """
-    return tuple(
-        (
-            max(0, device.free_at - now),
-            device.holds == work.version,
-            device.noticed,
-            device.joined,
-            # The others wait until the run knows of the loss.
-            None if device.known_gone is None else device.known_gone - now,
-            device.trains,
-            device.market,
-        )
-        for device in devices
-    )
+    judged, size = outcome.judged_at, work.size
+    return [
+        max(judged[batch] for batch in range(first // size, (first + group - 1) // size + 1))
+        for first in range(0, work.images, group)
+    ]
+
+
+def fed_groups(judged: Sequence[int], algorithm: AlgorithmConfig) -> list[int]:
+    """Return when trainers may begin with each group, as `gpu_runtime/fleet/trainers.py` feeds them.
+
+    The first update's groups are fed in order, each once it and those before it are judged. All others are
+    fed once everything is judged, as are all groups if advantages depend on all rewards.
+
+    Args:
+        judged: result of `judged_groups`.
+        algorithm: settings that divide groups over updates.
+    """
+    fed, last = list(accumulate(judged, max)), max(judged)
+    if algorithm.advantage_std == "batch":
+        return [last] * len(fed)
+    first = fed[:: algorithm.updates_per_iteration]
+    return first + [last] * (len(fed) - len(first))
+
+
+def training_spans(
+    outcome: PhaseOutcome, groups: Sequence[int], length: int, rolled: int
+) -> list[tuple[int, int]]:
+    """Return the intervals in which trainers train, in ticks from the beginning of the rollout.
+
+    Trainers that had to roll out again continue when the rollout is over, with the group that they could not
+    finish before.
+
+    Args:
+        outcome: outcome of the rollout.
+        groups: ticks at which they may begin with each prompt group, in the order of training.
+        length: ticks of training on a group, by all trainers together.
+        rolled: ticks of the rollout.
+    """
+    free = rolled if outcome.trainers_left is None else outcome.trainers_left
+    back = rolled if outcome.trainers_back is None else outcome.trainers_back
+    spans: list[tuple[int, int]] = []
+    for at in groups:
+        since = max(free, at)
+        if back < rolled and since < rolled and since + length > back:
+            since = max(rolled, at)
+        free = since + length
+        if spans and spans[-1][1] == since:
+            since = spans.pop()[0]
+        spans.append((since, free))
+    return spans

@@ -23,20 +23,22 @@ from gpu_runtime.simulator.generation import GenerationPhase
 from gpu_runtime.simulator.grouped_generation import GroupedPhase
 from gpu_runtime.simulator.grouping import Grouping
 from gpu_runtime.simulator.lent_devices import LentDevices
-from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, devices_alike
+from gpu_runtime.simulator.phase_work import (
+    PhaseOutcome,
+    PhaseWork,
+    fed_groups,
+    judged_groups,
+    training_spans,
+)
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.simulator.push_dispatch import NEVER, PushDispatch
 from gpu_runtime.simulator.renting import Renting
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.streamed_training import fed_groups, judged_groups, training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
 from storage.prompts.of_a_run import held_out_prompts
 from storage.record.records import DeviceState, Market
-
-_NEVER = 2**62
-"""Ticks; no lease expires here, since no simulated device hangs."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Simulation:
         self._loop = EventLoop()
         spot_start = times.of("spot").start
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss, spot_start)
-        self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
+        self._scheduler: PullScheduler[int] = PullScheduler(1, NEVER, 1)
         self._forecast = WindowForecast()
         self._seeds: SeedPlan | None = None  # chosen ahead for the next iteration
         self._window_closes = 0  # tick at which the training under way ends
@@ -120,12 +122,12 @@ class Simulation:
             self._account(iteration, "iteration")
             if config.evaluates_after(iteration):
                 self._evaluate_all(iteration)
-        counts = self._fleet.counts
+        fleet = self._fleet
         run.wall, run.events, run.wanted = loop.now, loop.done, self._renting.wanted
         samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
         drafted = run.drafts / max(1, config.iterations - 1)  # no iteration follows the last one
         run.more_per_sample = (drafted + self._plan.more_samples) / samples
-        run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
+        run.joined, run.notices, run.losses = fleet.joined, fleet.notices, fleet.losses
         for market, paid in run.paid.items():
             if self._plan.fleet.prices(market) is not None:
                 run.usd_per_hour[market] = 3600 * self._usd[market] / paid
@@ -344,7 +346,7 @@ class Simulation:
         """Simulate a phase, or repeat a known one if nothing can disturb it."""
         self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
-        began, changes = loop.now, self._fleet.counts.changes
+        began, changes = loop.now, self._fleet.changes
         key = self._key(work, gate)
         calm = self._calm.get(key) if self._repeats else None
         next_at = loop.next_at
@@ -356,7 +358,10 @@ class Simulation:
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds
             return self._count(work, calm.outcome)
-        scheduler = self._dispatch(work)
+        scheduler = self._scheduler
+        if self._plan.pushes:
+            there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
+            scheduler = PushDispatch(there, work.version)
         memory = self._grouping.memory(work.kind)
         parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
         alone = not self._grouping.shares(work.kind)
@@ -366,7 +371,7 @@ class Simulation:
         outcome = phase.run()
         outcome.returned = scheduler.counters.returned - returned
         # The measured times of earlier phases must be unchanged, too.
-        if changes == self._fleet.counts.changes and memory == self._grouping.memory(work.kind):
+        if changes == self._fleet.changes and memory == self._grouping.memory(work.kind):
             places = {device: number for number, device in enumerate(devices)}
             self._calm[key] = _Calm(
                 loop.now - began,
@@ -376,13 +381,6 @@ class Simulation:
             )
         return self._count(work, outcome)
 
-    def _dispatch(self, work: PhaseWork) -> PullScheduler[int]:
-        """Return the scheduler that assigns the batches of a phase to devices."""
-        if not self._plan.pushes:
-            return self._scheduler
-        there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
-        return PushDispatch(1, _NEVER, 1, there, work.version)
-
     def _key(self, work: PhaseWork, gate: DraftGate | None) -> Hashable:
         """Return all that a phase depends on as long as no event disturbs it."""
         now = self._loop.now
@@ -391,8 +389,8 @@ class Simulation:
         known = self._forecast.state() if gate is not None else {}
         forecast = tuple((name, tuple(values)) for name, values in known.items())
         devices = list(self._fleet)
-        alike = devices_alike(devices, work, now)
-        return work.kind, work.batches, turns, forecast, alike, self._grouping.key(work.kind, devices)
+        states = tuple(device.state(work.version, now) for device in devices)
+        return work.kind, work.batches, turns, forecast, states, self._grouping.key(work.kind, devices)
 
     def _count(self, work: PhaseWork, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged

@@ -29,9 +29,8 @@ from gpu_runtime.simulator.comparison.what_if import (
     simulated_policies,
 )
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
+from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, judged_groups, training_spans
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.streamed_training import judged_groups, training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError

@@ -11,10 +11,9 @@ import pytest
 
 from gpu_runtime.exploration.strategies.fresh import FRESH
 from gpu_runtime.exploration.strategies.stale import STALE
-from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.phase_work import PhaseWork, devices_alike
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
@@ -219,7 +218,7 @@ def test_events_of_a_moment_happen_in_the_order_of_their_announcement():
 
 
 def test_a_phase_is_not_repeated_on_a_device_that_loads_as_if_it_were_under_notice():
-    work = PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 1, 5, 4, 4)
+    version = WeightsVersion(0)
     noticed = SimulatedDevice("a", "spot", joined=True, noticed=True)
     loading = SimulatedDevice("b", "spot", joined=False)
-    assert devices_alike([noticed], work, 0) != devices_alike([loading], work, 0)
+    assert noticed.state(version, 0) != loading.state(version, 0)

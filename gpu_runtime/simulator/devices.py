@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gpu_runtime.scheduling.history import MEMBERS_JOINED_BY
 from gpu_runtime.scheduling.requests import Lease, WeightsVersion
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.simulator.virtual_time import Event
 from storage.record.records import Market
+
+
+class BatchTimes(NamedTuple):
+    """The speed of a batch.
+
+    Attributes:
+        step: ticks of a denoising step.
+        decode: ticks of decoding.
+        chunk: denoising steps between commits.
+    """
+
+    step: int
+    decode: int
+    chunk: int
 
 
 @dataclass(slots=True, eq=False)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler, steps_to_commit
 from gpu_runtime.scheduling.requests import Lease, RequestKind, WorkItem
-from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
+from gpu_runtime.simulator.devices import BatchTimes, Flight, Holder, SimulatedDevice
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
@@ -25,20 +24,6 @@ from storage.errors import SchedulingError
 from storage.record.records import DeviceState, Market
 
 _ONE_KIND: frozenset[Market] = frozenset({"reserved"})
-
-
-class BatchTimes(NamedTuple):
-    """The speed of a batch.
-
-    Attributes:
-        step: ticks of a denoising step.
-        decode: ticks of decoding.
-        chunk: denoising steps between commits.
-    """
-
-    step: int
-    decode: int
-    chunk: int
 
 
 class GenerationPhase:
@@ -132,7 +117,6 @@ class GenerationPhase:
         if self._pushed is not None:
             self._pushed.on_notice(device.name)
             self._wake()
-        self._call_trainers_back()
         self._ask_trainers_again()
 
     def _stop(self, holder: Holder) -> None:
@@ -170,7 +154,6 @@ class GenerationPhase:
         elif self._pushed is not None:
             self._pushed.on_worker_lost(device.name)
             self._wake()
-        self._call_trainers_back()
         self._ask_trainers_again()
 
     def _take_back(self, holder: Holder, flight: Flight) -> None:
@@ -341,6 +324,11 @@ class GenerationPhase:
         """Return True if a holder trains, or waits for samples to train on."""
         return self._away and holder.trains
 
+    @property
+    def _others_go_on(self) -> bool:
+        """True if a device that does not train is left."""
+        return any(device.serves and not device.trains for device in self._fleet)
+
     def _let_trainers_join(self) -> None:
         """Let the trainers roll out from now on."""
         self._away = False
@@ -350,7 +338,7 @@ class GenerationPhase:
 
     def _let_trainers_leave(self) -> None:
         """Stop the trainers, each at the end of its denoising step, if other devices can go on."""
-        if not any(device.serves and not device.trains for device in self._fleet):
+        if not self._others_go_on:
             return
         self._away, left = True, self._loop.now
         for device in self._fleet.trainers:
@@ -365,13 +353,6 @@ class GenerationPhase:
             else:
                 self._enter(device, "idle")
         self.outcome.trainers_left = left - self._began
-
-    def _call_trainers_back(self) -> None:
-        """Let the trainers roll out the rest if no other device can go on."""
-        left = self.outcome.trainers_left is not None and self._away
-        if left and not any(device.serves and not device.trains for device in self._fleet):
-            self.outcome.trainers_back = self._loop.now - self._began
-            self._let_trainers_join()
 
     def _leaves(self, holder: Holder) -> bool:
         """Return True if a trainer trains from now on, by the live window; one called back stays."""
@@ -419,17 +400,19 @@ class GenerationPhase:
         return left
 
     def _ask_trainers_again(self) -> None:
-        """Let trainers that train roll out again if the loss of another device requires it."""
-        if not self._left or not self._goes_on():
-            return
-        trainers = self._fleet.trainers
-        if all(map(self._is_idle, trainers)):
-            self.outcome.trainers_left = self._idle_since(trainers)
-            self.outcome.trainers_back = self._loop.now - self._began
-        self._left.clear()
-        for device in trainers:
-            if device.flight is None:
-                self._pull(device)
+        """Let trainers that train roll out again, if no other device can go on or a loss requires it."""
+        outcome, trainers = self.outcome, self._fleet.trainers
+        if outcome.trainers_left is not None and self._away and not self._others_go_on:
+            outcome.trainers_back = self._loop.now - self._began
+            self._let_trainers_join()
+        if self._left and self._goes_on():
+            if all(map(self._is_idle, trainers)):
+                outcome.trainers_left = self._idle_since(trainers)
+                outcome.trainers_back = self._loop.now - self._began
+            self._left.clear()
+            for device in trainers:
+                if device.flight is None:
+                    self._pull(device)
 
     def _idle_since(self, devices: Sequence[SimulatedDevice]) -> int:
         """Return the ticks from the beginning until the last of some idle devices became idle."""

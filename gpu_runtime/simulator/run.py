@@ -114,14 +114,14 @@ class Simulation:
         loop.run_until(lambda: self._fleet.reserved_loaded)
         self._fleet.take_in()
         self._pass(self._times.opening)
-        self._evaluate_all(0)
+        self._evaluate(0)
         for iteration in range(1, config.iterations + 1):
             began = loop.now
             self._iterate(WeightsVersion(iteration - 1), iteration < config.iterations)
             run.iterations.append(loop.now - began)
             self._account(iteration, "iteration")
             if config.evaluates_after(iteration):
-                self._evaluate_all(iteration)
+                self._evaluate(iteration)
         fleet = self._fleet
         run.wall, run.events, run.wanted = loop.now, loop.done, self._renting.wanted
         samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
@@ -161,9 +161,8 @@ class Simulation:
             self._renting.on_rolled_out(batch, self._times.start)
             if self._window is not None:
                 self._window.on_rolled_out([batch / TICKS_PER_S])
-            spans = self._train_spans(
-                outcome, fed_groups(self._judged(outcome, work), config.algorithm), began
-            )
+            judged = judged_groups(outcome, work, config.algorithm.group_size)
+            spans = self._train_spans(outcome, fed_groups(judged, config.algorithm), began)
             self._note_training(spans, self._loop.now + outcome.judging)
             run.phases["reward"] += outcome.judging
             run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
@@ -204,13 +203,10 @@ class Simulation:
         window_s = max(0.0, (rollout_s - others * train_s) / (len(trainers) + others))
         with self._timed("rollout"):
             outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
-        # In the order in which they are judged.
-        spans = self._train_spans(outcome, sorted(self._judged(outcome, work)), began)
+        judged = judged_groups(outcome, work, self._config.algorithm.group_size)
+        spans = self._train_spans(outcome, sorted(judged), began)  # in the order in which they are judged
         with self._timed("train"):
             self._pass(spans[-1][1] - self._loop.now)
-
-    def _judged(self, outcome: PhaseOutcome, work: PhaseWork) -> list[int]:
-        return judged_groups(outcome, work, self._config.algorithm.group_size)
 
     def _train_spans(self, outcome: PhaseOutcome, groups: Sequence[int], began: int) -> list[tuple[int, int]]:
         """Book and return the intervals in which trainers train on a rollout that began at tick `began`."""
@@ -227,15 +223,13 @@ class Simulation:
         """Roll out for one run on the devices that do not train for the other, then on all devices."""
         closes = self._loop.now + self._untrained
         if self._untrained:
-            for device in self._fleet.trainers:
-                self._fleet.enter(device, "train")
+            self._book_trainers("train")
             work = replace(work, beside_training=True, trainers_join=closes)
         with self._timed("rollout"):
             self._pass(self._generate(work).judging)
         with self._timed("train"):
             self._pass(max(0, closes - self._loop.now))
-        for device in self._fleet.trainers:
-            self._fleet.enter(device, "idle")
+        self._book_trainers("idle")
         self._run.batches += work.batches
         self._untrained = work.images * self._times.train_sample
         with self._timed("driver"):
@@ -243,13 +237,15 @@ class Simulation:
 
     def _train_alone(self) -> None:
         """Simulate the training that is due, without a rollout beside it."""
-        for device in self._fleet.trainers:
-            self._fleet.enter(device, "train")
+        self._book_trainers("train")
         with self._timed("train"):
             self._pass(self._untrained)
-        for device in self._fleet.trainers:
-            self._fleet.enter(device, "idle")
+        self._book_trainers("idle")
         self._untrained = 0
+
+    def _book_trainers(self, state: DeviceState) -> None:
+        for device in self._fleet.trainers:
+            self._fleet.enter(device, state)
 
     @contextmanager
     def _timed(self, phase: SimulatedPhase) -> Iterator[None]:
@@ -261,23 +257,19 @@ class Simulation:
         size, commit_steps = self._config.sampling.batch_size, self._config.runtime.commit_steps
         return PhaseWork(kind, version, -(-images // size), steps, size, images, commit_steps)
 
-    def _evaluate_all(self, iteration: int) -> None:
-        """Evaluate every run that shares the devices."""
-        for number in range(self._plan.runs):
-            self._evaluate(iteration, self._plan.runs * iteration + number)
-
-    def _evaluate(self, iteration: int, weights: int) -> None:
-        """Evaluate the weights with a number, after an iteration of each run."""
-        settings = self._config.evaluation
-        images = held_out_prompts(self._config, iteration) * settings.images_per_prompt
-        averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
-        version = WeightsVersion(weights, averaged)
-        work = self._work(RequestKind.EVALUATE, version, images, self._config.sampling.evaluate_steps)
-        began = self._loop.now
-        with self._timed("evaluate"):
-            self._pass(self._generate(work).judging)
-        self._renting.on_evaluated(self._loop.now - began)
-        self._account(iteration, "evaluation")
+    def _evaluate(self, iteration: int) -> None:
+        """Evaluate the weights after an iteration of each run that shares the devices."""
+        config, runs = self._config, self._plan.runs
+        images = held_out_prompts(config, iteration) * config.evaluation.images_per_prompt
+        averaged = config.optimizer.ema_decay > 0 and iteration > 0
+        for number in range(runs):
+            version = WeightsVersion(runs * iteration + number, averaged)
+            work = self._work(RequestKind.EVALUATE, version, images, config.sampling.evaluate_steps)
+            began = self._loop.now
+            with self._timed("evaluate"):
+                self._pass(self._generate(work).judging)
+            self._renting.on_evaluated(self._loop.now - began)
+            self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
         """Let so many ticks pass without generating."""
@@ -357,7 +349,7 @@ class Simulation:
             for device, (free_after, holds) in zip(devices, calm.after, strict=True):
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds
-            return self._count(work, calm.outcome)
+            return self._count(calm.outcome)
         scheduler = self._scheduler
         if self._plan.pushes:
             there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
@@ -379,7 +371,7 @@ class Simulation:
                 tuple((max(0, device.free_at - began), device.holds == work.version) for device in devices),
                 outcome,
             )
-        return self._count(work, outcome)
+        return self._count(outcome)
 
     def _key(self, work: PhaseWork, gate: DraftGate | None) -> Hashable:
         """Return all that a phase depends on as long as no event disturbs it."""
@@ -392,7 +384,7 @@ class Simulation:
         states = tuple(device.state(work.version, now) for device in devices)
         return work.kind, work.batches, turns, forecast, states, self._grouping.key(work.kind, devices)
 
-    def _count(self, work: PhaseWork, outcome: PhaseOutcome) -> PhaseOutcome:
+    def _count(self, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged
         self._run.redone += outcome.redone
         self._run.redone_time += outcome.redone_time

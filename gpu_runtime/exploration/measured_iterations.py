@@ -64,6 +64,7 @@ class SeedEvidence:
         rolled: those of them that were rolled out, and are no kept drafts.
         drafts: drafts judged beside its training, the monitor's included; None if none were begun there.
         drafters: devices that drafted there, or could have.
+        spot_trainers: spot devices that trained it.
     """
 
     config: RunConfig
@@ -73,6 +74,7 @@ class SeedEvidence:
     rolled: int
     drafts: int | None
     drafters: int
+    spot_trainers: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class _Iteration:
     rolled: int
     drafts: int | None
     drafters: int
+    spot_trainers: int
 
 
 class MeasuredIterations:
@@ -143,19 +146,22 @@ class MeasuredIterations:
         scores = [[float(score) for score in group] for group in seeds.scores.values() if len(group) > 1]
         if scores:
             self._scores = [*self._scores, scores][-_REMEMBERED:]
-        added = _Iteration(number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters)
+        added = _Iteration(
+            number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters, seeds.spot_trainers
+        )
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
         kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
             one.number
-            for tells in (_tells_rollout, _tells_training, _tells_drafts, _tells_plain)
+            for tells in (_tells_rollout, _tells_training, _tells_spot_training, _tells_drafts, _tells_plain)
             for one in _last(every, tells)
         }
         self._iterations = [one for one in every if one.number in kept_numbers]
 
     def times(self) -> Times | None:
         """Return the seconds that samples and drafts take; None while rollout or training is not measured."""
-        rolling, training = _last(self._iterations, _tells_rollout), _last(self._iterations, _tells_training)
+        rolling, on_all = (_last(self._iterations, tells) for tells in (_tells_rollout, _tells_spot_training))
+        training = _last(self._iterations, _tells_training) or on_all
         if not rolling or not training:
             return None
         rollout_s = statistics.median(one.times.rollout_s / one.rolled for one in rolling)
@@ -178,6 +184,7 @@ class MeasuredIterations:
             ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
             beside_s=statistics.median(one.times.beside_s / one.rolled for one in rolling),
+            spot_train_s=statistics.median(map(_train_s, on_all)) if on_all else None,
         )
 
     def state(self) -> dict[str, Any]:
@@ -204,7 +211,11 @@ def _tells_rollout(one: _Iteration) -> bool:
 
 
 def _tells_training(one: _Iteration) -> bool:
-    return one.times.trained > 0
+    return one.times.trained > 0 and not one.spot_trainers
+
+
+def _tells_spot_training(one: _Iteration) -> bool:
+    return one.times.trained > 0 and one.spot_trainers > 0
 
 
 def _tells_plain(one: _Iteration) -> bool:

@@ -109,6 +109,7 @@ class Times:
         drafters: devices that neither train nor roll out meanwhile.
         overhead_s: what everything else takes longer in an iteration with drafts.
         beside_s: training before the last score, per sample rolled out.
+        spot_train_s: `train_s` where spot devices train, too; None until that is measured.
     """
 
     rollout_s: float
@@ -119,6 +120,7 @@ class Times:
     drafters: float
     overhead_s: float = 0.0
     beside_s: float = 0.0
+    spot_train_s: float | None = None
 
     def waiting_s(self, rolled: float) -> float:
         """Return the wait for the last scores if so many samples are rolled out."""
@@ -166,6 +168,17 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
     window_s = times.waiting_s(work.samples) + times.training_left_s(work.trained(random), work.samples)
     whole_s = times.rest_s + times.rollout_s * work.samples + window_s
     return Prediction(random, 0.0, random.signal(work.samples), whole_s)
+
+
+def trained_on_more(train_s: float, shards: int, before: int, after: int) -> float:
+    """Return the seconds of training if more devices train: the one with most shards decides.
+
+    Args:
+        train_s: seconds on `before` devices.
+        shards: shards that they divide between them.
+        before, after: numbers of devices, at least 1 and at most one a shard.
+    """
+    return train_s * math.ceil(shards / after) / math.ceil(shards / before)
 
 
 def predict_drafting(

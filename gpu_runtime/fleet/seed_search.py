@@ -232,7 +232,7 @@ class SeedSearch:
         window = self._window
         if window is None:
             return SeedReview(figures, (), next_plan, notes)
-        if window.length_s is not None:
+        if window.length_s is not None and not self._fleet.trainers.spot:  # without drafts, it is shorter
             self._explorer.forecast.add_window(window.length_s)
         self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)
@@ -275,6 +275,7 @@ class SeedSearch:
         if not drafted and not plan.superseded and "spread_kept" in figures and "spread_rollout" in figures:
             spread = figures["spread_random"], figures["spread_kept"], figures["spread_rollout"]
         samples = sum(map(len, plan.seeds.values()))
+        on_spot = len(self._fleet.trainers.spot)
         judged = len(window.rescored) + (0 if next_plan is None else len(next_plan.candidates))
         return SeedEvidence(
             self._config,
@@ -283,7 +284,8 @@ class SeedSearch:
             samples,
             samples - drafted,
             judged if window.drafters else None,
-            window.drafters or self._groups(len(self._fleet.drafters(window.version))),
+            window.drafters or self._groups(on_spot + len(self._fleet.drafters(window.version))),
+            on_spot,
         )
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:

@@ -1,9 +1,12 @@
 """The strategy that follows `plain`, `stale` or `off_policy`: whichever has most signal per second.
 
+Where spot devices may train (`runtime.trainer_workers`), `all_train` is one more choice: `plain`, with spot
+devices that train in the window instead of drafting.
+
 A run begins without exploration. While it explores nothing, it trains on all prompt groups that it would
 have explored (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them. After the first
 two iterations, and then every few ones, this strategy looks: from the scores and times so far it predicts the
-signal per second of each of the three (`signal_rate`), and follows the best one from the next call of `ahead`
+signal per second of each of them (`signal_rate`), and follows the best one from the next call of `ahead`
 on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces what was
 assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect one
 iteration after it.
@@ -29,6 +32,7 @@ from gpu_runtime.exploration.signal_rate import (
     predict_drafting,
     predict_plain,
     preferred,
+    trained_on_more,
 )
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.plain import PLAIN
@@ -50,8 +54,8 @@ FIRST_LOOKS, LOOK_EVERY = (1, 2), 5
 """It looks after these iterations, and after those that the last number divides. The first iteration warms
 devices up, so the second one checks what it told."""
 
-_PLAIN, _STALE, _OFF_POLICY = "plain", "stale", "off_policy"
-_CHOICES = (_PLAIN, _STALE, _OFF_POLICY)
+_PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY = "plain", "all_train", "stale", "off_policy"
+_CHOICES = (_PLAIN, _ALL_TRAIN, _STALE, _OFF_POLICY)
 
 
 class Auto(Strategy):
@@ -68,10 +72,14 @@ class Auto(Strategy):
         self._decisions: dict[int, str] = {}
         self._measured = MeasuredIterations()
 
+    @property
+    def spot_trains(self) -> bool:
+        """True if that was decided."""
+        return self._following == _ALL_TRAIN
+
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""
         refuse_too_few_drafts(config.exploration, config.algorithm)
-        self._refuse_spot_trainers(config)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
         """Follow what was decided last."""
@@ -149,7 +157,7 @@ class Auto(Strategy):
 
     def _follow(self, name: str) -> None:
         self._following = self._allowed(name)
-        followed = {_PLAIN: PLAIN, _STALE: STALE, _OFF_POLICY: self._off_policy}
+        followed = {_PLAIN: PLAIN, _ALL_TRAIN: PLAIN, _STALE: STALE, _OFF_POLICY: self._off_policy}
         self._strategy: Strategy = followed[self._following]
         self.trains_on_drafts = self._strategy.trains_on_drafts
 
@@ -181,6 +189,7 @@ class Auto(Strategy):
         if not predicted[_PLAIN].rate:
             return present, "no prompt group is expected to have differing scores"
         tried = {_PLAIN}
+        tried |= {_ALL_TRAIN} if times.spot_train_s is not None else set()
         tried |= {_STALE} if self._measured.rolled_drafts_out else set()
         tried |= {_OFF_POLICY} if self._measured.trained_on_drafts else set()
         rates = {name: one.rate for name, one in predicted.items()}
@@ -211,10 +220,15 @@ class Auto(Strategy):
             (config.seed, iteration),
         )
         random, chosen = contrast.random, contrast.chosen
-        found = {
-            _PLAIN: predict_plain(replace(work, samples=explored * algorithm.group_size), times, random),
-            _STALE: predict_drafting(work, times, random, chosen, self._measured.holds),
-        }
+        undrafted = replace(work, samples=explored * algorithm.group_size)
+        found = {_PLAIN: predict_plain(undrafted, times, random)}
+        if spot := min(config.runtime.spot_trainers, int(times.drafters)):
+            alone = config.runtime.reserved_trainers
+            on_all_s = times.spot_train_s or trained_on_more(
+                times.train_s, algorithm.gradient_shards, alone, alone + spot
+            )
+            found[_ALL_TRAIN] = predict_plain(undrafted, replace(times, train_s=on_all_s), random)
+        found[_STALE] = predict_drafting(work, times, random, chosen, self._measured.holds)
         # Cheaper drafts are no samples of the policy.
         if self._off_policy.trains_on_drafts and settings.fidelities == (FULL,):
             on_drafts = predict_drafting(work, times, random, chosen)

@@ -128,25 +128,20 @@ class Strategy:
         """
         if self.drafts:
             refuse_too_few_drafts(config.exploration, config.algorithm)
-        self._refuse_spot_trainers(config)
-        runtime = config.runtime
-        all_train = not runtime.counts_devices and runtime.least_workers <= runtime.trainer_workers
-        if self.drafts_beside_training and all_train:
-            raise ConfigurationError(
-                f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
-                f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
-                "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
-            )
-
-    def _refuse_spot_trainers(self, config: RunConfig) -> None:
-        """Refuse spot devices that are to train and to draft at the same time."""
         runtime = config.runtime
         if runtime.spot_trainers and self.drafts_beside_training:
             raise ConfigurationError(
                 f"runtime.trainer_workers is {runtime.trainer_workers}, above runtime.reserved_workers="
                 f"{runtime.reserved_workers}, with exploration.strategy={config.exploration.strategy}: spot "
                 "devices cannot train and draft at the same time; lower it, or set exploration.strategy to "
-                "plain or fresh"
+                "plain, fresh or auto"
+            )
+        all_train = not runtime.counts_devices and runtime.least_workers <= runtime.trainer_workers
+        if self.drafts_beside_training and all_train:
+            raise ConfigurationError(
+                f"exploration.strategy is {config.exploration.strategy} with runtime.reserved_workers="
+                f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "
+                "explore meanwhile; add a worker, or set exploration.strategy to plain or fresh"
             )
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:

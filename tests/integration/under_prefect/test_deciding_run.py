@@ -16,8 +16,10 @@ from gpu_runtime.exploration.measured_iterations import IterationTimes
 from storage.config.loading import load_config
 from storage.environment import DECISIONS
 from storage.errors import ConfigurationError
+from storage.ledger.ledger import read_ledger
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
+from tasks.chaos.faults import digests
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
@@ -129,3 +131,20 @@ def test_cut_off_after_a_decision_that_no_checkpoint_holds_it_resumes_to_the_sam
     assert weights(home, "decided") == expected
     assert trained_on_drafts(home, "decided") == explored
     assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"
+
+
+def test_spot_devices_train_in_the_windows_that_are_decided_and_change_no_bit(home):
+    shared = [
+        *SETTINGS, "iterations=4", "runtime.trainer_workers=2", "algorithm.gradient_shards=2",
+        "adaptation.mode=lora",
+    ]  # fmt: skip
+    for run_id, first in (("on_spot", "all_train"), ("on_reserved", "plain")):
+        post_train(load_config("smoke", shared, {}), run_id, decisions=f"1 {first}, 2 stale")
+    with RunStore(home).reading() as connection:
+        trained = connection.execute(
+            "SELECT DISTINCT run_id, iteration FROM worker_states WHERE state = 'train' AND market = 'spot'"
+        ).fetchall()
+        assert read_ledger(connection, "on_spot").is_balanced
+    assert trained == [("on_spot", 2)], "decided after the first iteration, and again after the second"
+    assert messages(home, "on_spot")[0] == "iteration 1: all_train from here on, as recorded"
+    assert digests(home, "on_spot")[4] == digests(home, "on_reserved")[4]

@@ -82,6 +82,7 @@ class Driven:
         drafts: int | None = None,
         figures: OffPolicyFigures | None = None,
         spread: tuple[float, float, float] | None = None,
+        on_spot: int = 0,
     ) -> tuple[Note, ...]:
         """Do an iteration: the next one's seeds are chosen first, beside it."""
         if iteration == 1:
@@ -89,7 +90,7 @@ class Driven:
         if (ahead := self.strategy.ahead(iteration + 1, self)) is not None:
             ahead.choose()
         seeds = SeedEvidence(
-            self.config, graded() if scores is None else scores, spread, 32, 32, drafts, drafters
+            self.config, graded() if scores is None else scores, spread, 32, 32, drafts, drafters, on_spot
         )
         return self.strategy.after_training(iteration, TrainingEvidence(figures, dict, times, seeds))
 
@@ -112,6 +113,70 @@ def test_without_drafts_it_trains_on_every_group_that_it_would_have_explored():
     for strategy, prompts in ((Auto(), 12), (Plain(), 8)):
         plan = SeedExplorer(config, range(100), strategy).plain(1)
         assert len(plan.seeds) == prompts and {len(seeds) for seeds in plan.seeds.values()} == {4}
+
+
+def with_spot_trainers(**exploration: Any) -> RunConfig:
+    """A reserved trainer, two spot devices that may train beside it, and four shards."""
+    config = config_of(**exploration)
+    changed = {
+        "runtime": config.runtime.model_copy(update={"trainer_workers": 3}),
+        "algorithm": config.algorithm.model_copy(update={"gradient_shards": 4}),
+    }
+    return config.model_copy(update=changed)
+
+
+ALL_TRAIN = replace(TRAINING, train_s=52.0, whole_s=64.0)
+"""Of four shards, one of three devices has two: training takes half as long, and sums are sent."""
+
+
+def test_spot_devices_train_where_that_brings_more_than_their_drafts():
+    """With as many candidates as samples there is nothing to choose."""
+    run = Driven(config=with_spot_trainers(candidates=4, fidelities=("full", "preview-3")))
+    assert not run.strategy.spot_trains, "it is measured first what reserved devices take alone"
+    ((_, message),) = run.iterate(1, TRAINING)
+    # All 32 samples have contrast: 112 s instead of 212.
+    assert message.startswith("iteration 1: all_train from here on") and "all_train 1.89" in message
+    notes: list[Note] = []
+    for iteration in range(2, 6):
+        notes += run.iterate(iteration, ALL_TRAIN, on_spot=2)
+        assert run.strategy.spot_trains and run.ways[iteration + 1] == "plain"
+    assert "still all_train from here on" in notes[-1][1] and "all_train 1.83" in notes[-1][1]
+    assert run.strategy.decisions() == {1: "all_train", 2: "all_train", 5: "all_train"}
+    resumed = through_json(run.strategy)
+    assert resumed.spot_trains and resumed.decisions() == run.strategy.decisions()
+
+
+def test_spot_devices_that_train_in_vain_are_given_up():
+    """What is sent between devices takes as long as it saves."""
+    run = Driven(config=with_spot_trainers(candidates=4, fidelities=("full", "preview-3")))
+    run.iterate(1, TRAINING)
+    for iteration in range(2, 5):
+        run.iterate(iteration, replace(TRAINING, train_s=110.0, whole_s=122.0), on_spot=2)
+    run.iterate(5, replace(TRAINING, train_s=110.0, whole_s=122.0), on_spot=2)
+    assert run.strategy.decisions() == {1: "all_train", 2: "plain", 5: "plain"}
+    run.strategy.ahead(7, run)
+    assert not run.strategy.spot_trains
+
+
+def test_spot_devices_draft_where_that_brings_more_than_their_training():
+    """Five in a hundred succeed, and the rollout takes longest."""
+    times = replace(TRAINING, rollout_s=100.0, train_s=16.0, whole_s=118.0)
+    run = Driven(config=with_spot_trainers(fidelities=("full", "preview-3")))
+    ((_, message),) = run.iterate(1, times, exact(0.05), drafters=64)
+    assert "stale from here on" in message and "all_train" in message
+    run.strategy.ahead(3, run)
+    assert not run.strategy.spot_trains and run.ways[3] == "stale"
+
+
+def test_auto_alone_of_those_that_draft_beside_training_may_have_spot_trainers():
+    runtime = {"reserved_workers": 1, "spot_workers": 2, "trainer_workers": 3}
+    sections = {"runtime": runtime, "algorithm": {"gradient_shards": 4}, "adaptation": {"mode": "lora"}}
+    for strategy in ("auto", "plain", "fresh"):
+        read_strategy_options(RunConfig.model_validate({**sections, "exploration": {"strategy": strategy}}))
+    for strategy in ("stale", "off_policy"):
+        config = RunConfig.model_validate({**sections, "exploration": {"strategy": strategy}})
+        with pytest.raises(ConfigurationError, match="spot devices cannot train and draft at the same time"):
+            read_strategy_options(config)
 
 
 def test_it_counts_what_it_would_train_on_without_drafts():

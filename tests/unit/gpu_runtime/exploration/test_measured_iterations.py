@@ -26,9 +26,9 @@ PLAIN = IterationTimes(
 
 def add(
     measured: MeasuredIterations, number: int, times: IterationTimes = PLAIN, drafts: int | None = None,
-    drafters: int = 2, rolled: int = 32, spread: tuple[float, float, float] | None = None,
+    drafters: int = 2, rolled: int = 32, spread: tuple[float, float, float] | None = None, on_spot: int = 0,
 ) -> None:  # fmt: skip
-    seeds = SeedEvidence(make_config(), {0: [0.0, 1.0]}, spread, 32, rolled, drafts, drafters)
+    seeds = SeedEvidence(make_config(), {0: [0.0, 1.0]}, spread, 32, rolled, drafts, drafters, on_spot)
     measured.add(number, times, seeds, None)
 
 
@@ -50,6 +50,14 @@ def test_an_iteration_gives_the_seconds_of_its_parts():
     nothing_learned = MeasuredIterations()
     add(nothing_learned, 2, replace(PLAIN, trained=0))
     assert nothing_learned.times() is None
+
+
+def test_training_with_spot_devices_is_measured_apart():
+    faster = replace(PLAIN, train_s=4.0, whole_s=39.0)
+    found = of({}, *[{"times": faster, "on_spot": 2}] * 6)
+    assert (found.train_s, found.spot_train_s, found.rest_s) == (0.5, 0.2, 3.0)
+    assert of({}).spot_train_s is None
+    assert of({"times": faster, "on_spot": 2}).train_s == 0.2, "nothing else is known"
 
 
 def test_the_usual_iteration_counts_and_the_first_one_only_while_it_is_alone():

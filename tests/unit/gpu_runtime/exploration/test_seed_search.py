@@ -120,11 +120,15 @@ def test_drafts_judged_beside_training_include_those_of_the_monitor():
     search.new_window(SeedPlan(3, {0: (0, 1), 1: (0, 1)}), WeightsVersion(2))
     assert search._window is not None
     search._window.rescored = drafted(3, 2).candidates[:3]
-    fleet: Any = SimpleNamespace(drafters=lambda version: [object()] * 5)
+    trainers = SimpleNamespace(spot=[])
+    fleet: Any = SimpleNamespace(drafters=lambda version: [object()] * 5, trainers=trainers)
     search._fleet = fleet
     plan = search._window.plan
     found = search._seed_evidence(plan, {}, {}, drafted(4, 2))
     assert found is not None and (found.drafts, found.drafters) == (None, 5), "none were begun"
+    trainers.spot.append(object())
+    found = search._seed_evidence(plan, {}, {}, drafted(4, 2))
+    assert found is not None and (found.drafters, found.spot_trainers) == (6, 1), "it could have drafted"
     search._window.drafters = 2
     found = search._seed_evidence(plan, {}, {}, drafted(4, 2))
     assert found is not None and (found.drafts, found.drafters) == (16 + 3, 2)

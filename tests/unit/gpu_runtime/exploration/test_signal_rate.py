@@ -21,6 +21,7 @@ from gpu_runtime.exploration.signal_rate import (
     predict_drafting,
     predict_plain,
     preferred,
+    trained_on_more,
 )
 
 WORK = Workload(samples=16, most_drafts=1000)
@@ -46,6 +47,12 @@ def test_without_exploration_phases_follow_each_other(trains_equal, trained):
     found = predict_plain(replace(WORK, trains_equal=trains_equal), TIMES, RANDOM)
     assert found.iteration_s == pytest.approx(3 + 16 * 0.5 + 2 + trained)
     assert found.rate == pytest.approx(0.8 / found.iteration_s)
+
+
+def test_training_takes_as_long_as_the_device_with_most_shards():
+    assert trained_on_more(12.0, 8, 1, 3) == pytest.approx(12 * 3 / 8)
+    assert trained_on_more(12.0, 4, 2, 3) == pytest.approx(12.0), "two of them still have two each"
+    assert trained_on_more(12.0, 4, 1, 4) == pytest.approx(3.0)
 
 
 def test_drafts_fill_the_window_that_their_own_choice_lengthens():

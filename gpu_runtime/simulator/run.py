@@ -115,9 +115,10 @@ class Simulation:
         self._fleet.take_in()
         self._pass(self._times.opening)
         self._evaluate(0)
+        iterate = self._iterate if self._plan.runs == 1 else self._iterate_together
         for iteration in range(1, config.iterations + 1):
             began = loop.now
-            self._iterate(WeightsVersion(iteration - 1), iteration < config.iterations)
+            iterate(WeightsVersion(iteration - 1), iteration < config.iterations)
             run.iterations.append(loop.now - began)
             self._account(iteration, "iteration")
             if config.evaluates_after(iteration):
@@ -135,48 +136,52 @@ class Simulation:
 
     def _iterate(self, version: WeightsVersion, more: bool) -> None:
         """Simulate one iteration, with drafts beside reward and training if another one follows."""
-        config, run, runs = self._config, self._run, self._plan.runs
-        if runs > 1:
-            for number in range(runs):
-                self._roll_out_beside_training(
-                    self._rollout(WeightsVersion(runs * version.policy_version + number))
-                )
-            if not more or config.evaluates_after(version.policy_version + 1):
-                self._train_alone()
-            return
         iteration, strategy = version.policy_version + 1, self._plan.strategy
         if self._seeds is None:
             strategy.before_rollout(iteration, self)
         ahead = strategy.ahead(iteration + 1, self) if more else None
         work = replace(self._rollout(version), window=self._window, train_s=self._train_s)
-        self._renting.decide(work.batches, config.iterations - version.policy_version)
+        self._renting.decide(work.batches, self._config.iterations - version.policy_version)
         self._seeds = None
         if self._plan.seeds:
             self._roll_out_then_train(work)
         else:
-            began = self._loop.now
-            with self._timed("rollout"):
-                outcome = self._generate(work)
-            batch = work.steps * self._times.step + self._times.decode
-            self._renting.on_rolled_out(batch, self._times.start)
-            if self._window is not None:
-                self._window.on_rolled_out([batch / TICKS_PER_S])
-            judged = judged_groups(outcome, work, config.algorithm.group_size)
-            spans = self._train_spans(outcome, fed_groups(judged, config.algorithm), began)
-            self._note_training(spans, self._loop.now + outcome.judging)
-            run.phases["reward"] += outcome.judging
-            run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
-            self._seeds = self._train(spans, ahead)
-        run.batches += work.batches
+            self._seeds = self._roll_out_and_train(work, ahead)
+        self._run.batches += work.batches
         with self._timed("driver"):
             self._pass(self._times.driver)
 
-    def _note_training(self, spans: Sequence[tuple[int, int]], judged: int) -> None:
-        """Record the time of an iteration's training, whose samples were all judged at tick `judged`."""
+    def _iterate_together(self, version: WeightsVersion, more: bool) -> None:
+        """Simulate one iteration of each run that shares the devices."""
+        runs, iteration = self._plan.runs, version.policy_version
+        for number in range(runs):
+            self._roll_out_beside_training(self._rollout(WeightsVersion(runs * iteration + number)))
+        if not more or self._config.evaluates_after(iteration + 1):
+            self._train_alone()
+
+    def _roll_out_and_train(self, work: PhaseWork, ahead: Ahead | None) -> SeedPlan | None:
+        """Roll out, judge and train; return the seeds chosen beside judging and training."""
+        loop, run, algorithm = self._loop, self._run, self._config.algorithm
+        began = loop.now
+        with self._timed("rollout"):
+            outcome = self._generate(work)
+        batch = work.steps * self._times.step + self._times.decode
+        self._renting.on_rolled_out(batch, self._times.start)
+        if self._window is not None:
+            self._window.on_rolled_out([batch / TICKS_PER_S])
+        groups = fed_groups(judged_groups(outcome, work, algorithm.group_size), algorithm)
+        spans = self._train_spans(outcome, groups, began)
+        judged, self._window_closes = loop.now + outcome.judging, spans[-1][1]
         whole_s = sum(until - since for since, until in spans) / TICKS_PER_S
         beside_s = sum(max(0, min(judged, until) - since) for since, until in spans) / TICKS_PER_S
         self._renting.on_trained(TrainingTime(whole_s, beside_s))
-        self._train_s = whole_s / self._config.algorithm.updates_per_iteration
+        self._train_s = whole_s / algorithm.updates_per_iteration
+        run.phases["reward"] += outcome.judging
+        run.phases["train"] += self._window_closes - judged
+        self._fleet.on_training()
+        seeds = None if ahead is None else ahead.choose()
+        self._pass(self._window_closes - loop.now)
+        return seeds
 
     def _rollout(self, version: WeightsVersion) -> PhaseWork:
         config, group = self._config, self._config.algorithm.group_size
@@ -274,14 +279,6 @@ class Simulation:
     def _pass(self, length: int) -> None:
         """Let so many ticks pass without generating."""
         self._loop.run_until(lambda: False, self._loop.now + length)
-
-    def _train(self, spans: Sequence[tuple[int, int]], ahead: Ahead | None) -> SeedPlan | None:
-        """Simulate the rest of training and judging, and return the seeds chosen beside both."""
-        self._fleet.on_training()
-        self._window_closes = spans[-1][1]
-        seeds = None if ahead is None else ahead.choose()
-        self._pass(self._window_closes - self._loop.now)
-        return seeds
 
     def plain(self, iteration: int) -> SeedPlan:
         """See `Drafting`."""

@@ -232,6 +232,7 @@ def _train(session: Session) -> dict[str, Any]:
                 plan = explore(session, iteration, refused=plan)
             following = iteration + 1
             ahead = session.runtime.ahead(following) if iteration < config.iterations else None
+            rolling_since = now()
             rolled = rollout(session, plan, ahead)
             exploring = None if ahead is None else explore.submit(session, following, ahead)
             if committing is not None:
@@ -240,7 +241,7 @@ def _train(session: Session) -> dict[str, Any]:
             trained = train(session, rolled, scores)
             with session.timed("explore_wait", announced=False):
                 plan = exploring.result() if exploring is not None else None
-            review = review_seeds(session, rolled, scores, trained, plan, started_at)
+            review = review_seeds(session, rolled, scores, trained, plan, rolling_since)
             plan = review.next_plan
             ended_at = now()
             collected = session.runtime.collect()

@@ -6,7 +6,8 @@ A case is a task, a fleet and what a sample costs there. Its fixed arms follow `
 `off_policy` with the settings that `auto` has: the same learning rate, warm-up and explored prompts. Curves
 are measured, as in `benchmarks.exploration`; their seconds are modelled, iteration by iteration, from their
 counts (`modelled_fleet.times_with_window`). `auto` decides by these modelled times, so it has a curve of its
-own in each case, and fixed arms have one for all cases of a task.
+own in each case, and fixed arms have one for all cases of a task. Drafts that `auto` makes on all devices,
+once it changes to `off_policy`, count as if the fewer ones of the window had made them.
 
 A run seed reaches the target, `SHARE` of the median gain with which `plain` ends, where its rising curve
 does. One that never does counts as if it did at its end in the arm compared with, and as never in `auto`.

@@ -115,11 +115,12 @@ class _Loop:
         elif plan.refused:
             plan = runtime.explore_anew(plan)
         ahead = None if last else runtime.ahead(iteration + 1)
+        before_rollout, rolling_since_s = dict(self._times.seconds), time.thread_time()
         rolled = runtime.rollout(plan, ahead)
         scores = runtime.reward(rolled)
         following = None if ahead is None else self._explore_beside_training(iteration + 1, ahead)
         trained = runtime.train(rolled, scores)
-        in_turn = self._times_in_turn(trained, seconds, time.thread_time() - began_s)
+        in_turn = self._times_in_turn(trained, before_rollout, time.thread_time() - rolling_since_s)
         evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
         review = runtime.review(rolled, scores, following, evidence)
         self.curve.trained.append(in_turn.trained)

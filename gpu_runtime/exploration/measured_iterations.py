@@ -34,7 +34,7 @@ class IterationTimes:
     Attributes:
         rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,
             wait for the last scores, the training left then, and the wait for drafts beside them.
-        whole_s: wall-clock of the whole iteration, publishing of the new weights included.
+        whole_s: wall-clock from the beginning of its rollout on, publishing of the new weights included.
         trained: samples that it trained on.
         rollers: devices that rolled its samples out.
         beside_s: training beside its rollout and the wait for scores.

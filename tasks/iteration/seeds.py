@@ -30,7 +30,7 @@ def review_seeds(
     scores: list[Score],
     trained: Trained,
     next_plan: SeedPlan | None,
-    started_at: float,
+    rolling_since: float,
 ) -> SeedReview:
     """Review an iteration's seeds, and report what people should know of them and of the next ones.
 
@@ -40,10 +40,10 @@ def review_seeds(
         scores: scores of its samples, in their order.
         trained: result of training on them.
         next_plan: plan of the next iteration; None if there is none yet.
-        started_at: Unix time in seconds at which the iteration began.
+        rolling_since: Unix time in seconds at which its rollout began.
     """
     held_out = partial(held_out_scores, session.store, session.run_id)
-    times = _times(session, rolled, trained, now() - started_at)
+    times = _times(session, rolled, trained, now() - rolling_since)
     evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
     session.record_decisions()

@@ -9,7 +9,8 @@ two iterations, and then every few ones, this strategy looks: from the scores an
 signal per second of each of them (`signal_rate`), and follows the best one from the next call of `ahead`
 on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces what was
 assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect one
-iteration after it.
+iteration after it. `off_policy` takes effect at once where the number of drafts is set
+(`exploration.drafts`): seeds that no window has drafted are drafted on all devices, in place of a rollout.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -82,13 +83,15 @@ class Auto(Strategy):
         refuse_too_few_drafts(config.exploration, config.algorithm)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
-        """Follow what was decided last."""
+        """Follow what was decided last; seeds without drafts wait for what is decided meanwhile."""
         self._follow_decided()
-        return self._strategy.ahead(iteration, drafting)
+        return self._strategy.ahead(iteration, drafting) if self._strategy.drafts else None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Follow what was decided last."""
+        """Follow what was decided last, with drafts that replace the rollout where no window made any."""
         self._follow_decided()
+        if self.trains_on_drafts:
+            return drafting.on_all_devices(iteration, as_in_window=True)
         return self._strategy.before_rollout(iteration, drafting)
 
     def redraft(self, iteration: int, drafting: Drafting) -> SeedPlan:

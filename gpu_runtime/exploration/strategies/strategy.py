@@ -85,7 +85,7 @@ class Drafting(Protocol):
         Args:
             iteration: iteration to roll out next.
             as_in_window: True for as many drafts as a training window would hold, instead of every candidate,
-                where exploration.drafts sets no number.
+                where exploration.drafts sets no number. The plan is plain before a window was measured.
         """
         ...
 

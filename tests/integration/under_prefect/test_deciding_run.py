@@ -87,8 +87,8 @@ def messages(home, run_id):
 
 def test_a_run_records_what_it_decides_and_why(home, finished):
     assert finished.run("decided").environment[DECISIONS] == "1 off_policy, 2 off_policy, 5 plain"
-    assert trained_on_drafts(home, "decided").keys() == {3, 4, 5, 6}, (
-        "drafts under way at a decision are used"
+    assert trained_on_drafts(home, "decided").keys() == {2, 3, 4, 5, 6}, (
+        "they are made at once where drafting is decided, and used where they are under way when it ends"
     )
     explored, checked, ended = messages(home, "decided")
     assert explored.startswith("iteration 1: off_policy from here on: signal per second")

@@ -61,6 +61,7 @@ class Driven:
         self.config = config or config_of()
         self.ways: dict[int, str] = {}
         """How the seeds of each iteration were chosen."""
+        self._chosen_ahead = True  # a resumed run has the plan of its checkpoint
 
     def plain(self, iteration: int) -> SeedPlan:
         self.ways[iteration] = "plain"
@@ -71,7 +72,9 @@ class Driven:
         return Ahead(lambda: SeedPlan(iteration, {}))
 
     def on_all_devices(self, iteration: int, as_in_window: bool = False) -> SeedPlan:
-        raise AssertionError("no strategy that can be followed drafts before a rollout")
+        assert as_in_window and self.strategy.trains_on_drafts, "drafts that are rolled out again cost twice"
+        self.ways[iteration] = "off_policy, first"
+        return SeedPlan(iteration, {})
 
     def iterate(
         self,
@@ -85,9 +88,11 @@ class Driven:
         on_spot: int = 0,
     ) -> tuple[Note, ...]:
         """Do an iteration: the next one's seeds are chosen first, beside it."""
-        if iteration == 1:
-            self.strategy.before_rollout(1, self)
-        if (ahead := self.strategy.ahead(iteration + 1, self)) is not None:
+        if iteration == 1 or not self._chosen_ahead:
+            self.strategy.before_rollout(iteration, self)
+        ahead = self.strategy.ahead(iteration + 1, self)
+        self._chosen_ahead = ahead is not None
+        if ahead is not None:
             ahead.choose()
         seeds = SeedEvidence(
             self.config, graded() if scores is None else scores, spread, 32, 32, drafts, drafters, on_spot
@@ -95,7 +100,7 @@ class Driven:
         return self.strategy.after_training(iteration, TrainingEvidence(figures, dict, times, seeds))
 
 
-def test_it_explores_from_the_iteration_after_next_once_a_look_says_so():
+def test_it_explores_from_the_next_iteration_on_once_a_look_says_so():
     run = Driven()
     ((kind, message),) = run.iterate(1, TRAINING)
     assert kind == "strategy" and "off_policy from here on" in message and "signal per second" in message
@@ -103,8 +108,9 @@ def test_it_explores_from_the_iteration_after_next_once_a_look_says_so():
     assert "still off_policy from here on" in message
     for iteration in (3, 4):
         assert run.iterate(iteration, TRAINING) == ()
-    # The seeds of the second were chosen beside the first, before anything was decided.
-    assert run.ways == {1: "plain", 2: "plain", 3: "off_policy", 4: "off_policy", 5: "off_policy"}
+    # No window has drafted the seeds of the second: nothing was decided when the first began.
+    later = dict.fromkeys((3, 4, 5), "off_policy")
+    assert run.ways == {1: "plain", 2: "off_policy, first", **later}
     assert run.strategy.decisions() == {1: "off_policy", 2: "off_policy"}
 
 
@@ -139,7 +145,7 @@ def test_spot_devices_train_where_that_brings_more_than_their_drafts():
     notes: list[Note] = []
     for iteration in range(2, 6):
         notes += run.iterate(iteration, ALL_TRAIN, on_spot=2)
-        assert run.strategy.spot_trains and run.ways[iteration + 1] == "plain"
+        assert run.strategy.spot_trains and run.ways[iteration] == "plain"
     assert "still all_train from here on" in notes[-1][1] and "all_train 1.83" in notes[-1][1]
     assert run.strategy.decisions() == {1: "all_train", 2: "all_train", 5: "all_train"}
     resumed = through_json(run.strategy)
@@ -263,6 +269,7 @@ def test_seeds_that_lose_their_contrast_are_given_up():
     assert run.strategy.decisions()[10] == "plain"
     assert run.ways[11] == "stale", "drafts under way when it is decided are used"
     run.iterate(11, slow)
+    run.iterate(12, slow)
     assert run.ways[12] == "plain"
 
 

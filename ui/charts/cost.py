@@ -14,7 +14,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from storage.ledger.ledger import Ledger
-from ui.charts.layout import dollars, laid_out
+from ui.charts.layout import add_line, as_bill, dollars, laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import short_duration
 from ui.elements.palette import MARKET_COLOURS
@@ -96,14 +96,20 @@ def bill_by_phase(ledger: Ledger) -> pd.DataFrame:
     )
 
 
+def bill_charts(view: RunView, ledger: Ledger) -> list[go.Figure]:
+    """Return the charts of the bill, and that of the same bill on demand only, if it compares."""
+    compared, phases = on_demand_cost(ledger), bill_by_phase(ledger)
+    charts = [cost_chart(view), state_chart(view), phase_chart(phases, view.is_modelled)]
+    return charts if compared is None else [*charts, on_demand_chart(compared, view.is_modelled)]
+
+
 def cost_chart(view: RunView) -> go.Figure:
     """Return a chart of the dollars paid up to each iteration, spot on top of reserved."""
     figure = go.Figure()
     for market, colour in MARKET_COLOURS.items():
-        figure.add_scatter(
-            x=view.cost["iteration"], y=view.cost[f"{market}_usd"], name=market, mode="lines",
-            stackgroup="markets", line={"color": colour, "width": 1.5}, hovertemplate="$%{y:.4g}",
-        )  # fmt: skip
+        paid = view.cost[f"{market}_usd"]
+        hover = {"stackgroup": "markets", "hovertemplate": "$%{y:.4g}"}
+        add_line(figure, view.cost["iteration"], paid, market, colour, 1.5, **hover)
     figure = laid_out(figure, "Cost so far, by market", "Iteration", dollars(view.is_modelled))
     return figure.update_yaxes(rangemode="tozero", tickprefix="$")
 
@@ -135,8 +141,7 @@ def market_bars(
             marker={"color": colour}, customdata=part["device_s"],
             hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",
         )  # fmt: skip
-    figure = laid_out(figure, title, dollars(modelled), "")
-    return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")
+    return as_bill(figure, title, modelled)
 
 
 # Phases of the bill in the order of the chart, and what it calls them.
@@ -172,6 +177,4 @@ def on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
             },
             hovertemplate="$%{x:.4g}",
         )  # fmt: skip
-    figure = laid_out(figure, "The bill, and on demand only", dollars(modelled), "")
-    figure.update_layout(barmode="stack", hovermode="closest")
-    return figure.update_xaxes(tickprefix="$").update_yaxes(autorange="reversed")
+    return as_bill(figure, "The bill, and on demand only", modelled).update_yaxes(autorange="reversed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -73,26 +74,14 @@ def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.
     """
     intervals, clock = course.intervals, WorkClock(course.intervals)
     unit_s, unit = time_unit(clock.total_s)
-    placed = intervals.assign(
-        row=intervals["worker"].map(_device_row),
-        begin=clock.elapsed_s(intervals["started_at"].to_numpy()) / unit_s,
-        length=(intervals["ended_at"] - intervals["started_at"]) / unit_s,
-    )
     figure = go.Figure()
-    for state in _in_legends_order(placed["state"].tolist()):
-        part = placed.loc[placed["state"] == state]
-        figure.add_bar(
-            y=part["row"], x=part["length"], base=part["begin"], name=state, orientation="h",
-            marker={"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
-            customdata=[
-                (
-                    row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s",
-                    f"{usd(row['usd'])} {mark}".rstrip(), _when(row),
-                )
-                for row in part.to_dict("records")
-            ],
-            hovertemplate=f"%{{customdata[0]}}: {state} for %{{customdata[1]}} (%{{customdata[2]}}), "
-            "%{customdata[3]}<extra></extra>",
+    for state in _in_legends_order(intervals["state"].tolist()):
+        part = intervals.loc[intervals["state"] == state]
+        paid = [f"{usd(row['usd'])} {mark}".rstrip() for row in part.to_dict("records")]
+        _add_bars(
+            figure, part, clock, state, {"color": _colour(state), "line": {"width": 0}},
+            [part["worker"], paid, map(_when, part.to_dict("records"))],
+            f"%{{customdata[1]}}: {state} for %{{customdata[0]}} (%{{customdata[2]}}), %{{customdata[3]}}",
         )  # fmt: skip
     rows = _in_order_of_rows(intervals)
     events = course.events.loc[course.events["worker"].map(_device_row).isin(rows)]
@@ -124,7 +113,7 @@ def _utilisation_chart(own: pd.DataFrame, market: str) -> go.Figure:
         figure.add_bar(
             x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
             width=part["last"] - part["first"] + 1,
-            marker={"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
+            marker={"color": _colour(state), "line": {"width": 0}},
             customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
             hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
             "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
@@ -142,34 +131,41 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
     """
     groups, intervals, clock = course.groups, course.intervals, WorkClock(course.intervals)
     unit_s, unit = time_unit(clock.total_s)
-    placed = groups.assign(
-        row=groups["worker"].map(_device_row),
-        begin=clock.elapsed_s(groups["started_at"].to_numpy(dtype=float)) / unit_s,
-        length=(groups["ended_at"] - groups["started_at"]) / unit_s,
-    )
     figure = go.Figure()
-    for number, degree in enumerate(sorted(set(placed["degree"].tolist()))):
-        part = placed.loc[placed["degree"] == degree]
-        figure.add_bar(
-            y=part["row"], x=part["length"], base=part["begin"], orientation="h",
-            name=f"{degree} together" if degree > 1 else "alone",
-            marker={
-                "color": DEGREE_COLOURS[number % len(DEGREE_COLOURS)],
-                "line": {"width": 1, "color": "white"},
-            },
-            customdata=[
-                (
-                    row["members"].replace("+", ", "),
-                    row["epoch"],
-                    f"{row['ended_at'] - row['started_at']:.2f} s",
-                )
-                for row in part.to_dict("records")
-            ],
-            hovertemplate="%{customdata[0]}<br>epoch %{customdata[1]}, %{customdata[2]}<extra></extra>",
+    for number, degree in enumerate(sorted(set(groups["degree"].tolist()))):
+        part, colour = groups.loc[groups["degree"] == degree], DEGREE_COLOURS[number % len(DEGREE_COLOURS)]
+        _add_bars(
+            figure, part, clock, f"{degree} together" if degree > 1 else "alone",
+            {"color": colour, "line": {"width": 1, "color": "white"}},
+            [part["members"].str.replace("+", ", "), part["epoch"]],
+            "%{customdata[1]}<br>epoch %{customdata[2]}, %{customdata[0]}",
         )  # fmt: skip
     rows = _in_order_of_rows(intervals)
     figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
     return _with_rows(figure, rows, clock.total_s / unit_s)
+
+
+def _add_bars(
+    figure: go.Figure,
+    part: pd.DataFrame,
+    clock: WorkClock,
+    name: str,
+    marker: dict,
+    more: Sequence[Iterable],
+    hover: str,
+) -> None:
+    """Add states or groups of devices; `hover` names their seconds `customdata[0]`, and `more` behind it."""
+    unit_s, length_s = time_unit(clock.total_s)[0], part["ended_at"] - part["started_at"]
+    figure.add_bar(
+        y=part["worker"].map(_device_row), x=length_s / unit_s,
+        base=clock.elapsed_s(part["started_at"].to_numpy()) / unit_s, name=name, orientation="h",
+        marker=marker, customdata=list(zip(map("{:.2f} s".format, length_s), *more, strict=True)),
+        hovertemplate=f"{hover}<extra></extra>",
+    )  # fmt: skip
+
+
+def _colour(state: str) -> str:
+    return STATE_COLOURS.get(state, UNKNOWN_COLOUR)
 
 
 def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:

@@ -114,6 +114,41 @@ def _numbers(values: Any) -> list[float]:
     return [float(value) for value in given if isinstance(value, numbers.Real) and math.isfinite(value)]
 
 
+def add_line(
+    figure: go.Figure,
+    x: Any,
+    y: Any,
+    name: str,
+    colour: str,
+    width: float = 2,
+    number: str = ".3f",
+    **more: Any,
+) -> None:
+    """Add a line; `laid_out` marks its point if it has only one.
+
+    Args:
+        x, y: columns of equal length; NaN for gaps.
+        number: format of a value under the mouse.
+        more: further properties of the trace, or others in place of these.
+    """
+    line = {"color": colour, "width": width}
+    figure.add_scatter(
+        **{"x": x, "y": y, "name": name, "mode": "lines", "line": line, "hovertemplate": f"%{{y:{number}}}"}
+        | more
+    )
+
+
+def as_bill(figure: go.Figure, title: str, modelled: bool) -> go.Figure:
+    """Return a chart of horizontal bars of dollars, with its titles.
+
+    Args:
+        figure: figure with all its bars.
+        modelled: True if its dollars are.
+    """
+    figure = laid_out(figure, title, dollars(modelled), "")
+    return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")
+
+
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:
     """Add a dashed line at a level: a limit, or where training began.
 

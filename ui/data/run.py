@@ -14,6 +14,7 @@ import pandas as pd
 import streamlit as st
 
 from storage import environment
+from storage.config.loading import differences
 from storage.environment import (
     BEFORE_ROLLOUT,
     BESIDE_TRAINING,
@@ -24,6 +25,7 @@ from storage.environment import (
     clips_ratio,
     read_decisions,
 )
+from storage.errors import ConfigurationError
 from storage.evaluations.figures import tagged_estimates
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
@@ -177,6 +179,13 @@ class RunView:
         """
         part = self.row.settings.get(section) if section else self.row.settings
         return part.get(name) if isinstance(part, dict) else None
+
+    def changed_settings(self) -> tuple[dict[str, Any], str]:
+        """Return the settings that differ from the defaults; those of another version all, and why."""
+        try:
+            return differences(self.row.config), ""
+        except ConfigurationError as error:
+            return self.row.settings, str(error)
 
     def paid(self, column: str) -> float:
         """Return the total of a column of `cost` (its rows are cumulative)."""

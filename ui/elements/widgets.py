@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -30,6 +31,17 @@ def show_tile(
         title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
         height="stretch", help=meaning,
     )  # fmt: skip
+
+
+Tile = tuple[str, str, str | None] | tuple[str, str, str | None, str]
+"""The title, the value, the second figure and perhaps the meaning of a tile, as in `show_tile`."""
+
+
+def show_tiles(*tiles: Tile, row: DeltaGenerator | None = None) -> None:
+    """Show figures in a row, by default a new one; it wraps, where columns would cut the figures off."""
+    row = row or st.container(horizontal=True)
+    for title, value, below, *meaning in tiles:
+        show_tile(row, title, value, below, *meaning)
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
@@ -78,4 +90,11 @@ def _without_pictures(frame: pd.DataFrame) -> pd.DataFrame:
 
 def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Show a table, given by its headings and its rows."""
-    st.dataframe(pd.DataFrame(list(rows), columns=list(columns)), hide_index=True)
+    show_frame(pd.DataFrame(list(rows), columns=list(columns)))
+
+
+def show_frame(frame: pd.DataFrame, form: str = "") -> None:
+    """Show a frame as a table; `form`, such as `%.3f`, is the format of its columns of floats."""
+    numbers = [name for name in frame.columns if form and frame[name].dtype == float]
+    formats: Any = {name: st.column_config.NumberColumn(format=form) for name in numbers}
+    st.dataframe(frame, hide_index=True, column_config=formats)

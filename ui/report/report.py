@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from storage.config.loading import differences
 from storage.errors import ConfigurationError
 from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
@@ -16,15 +15,7 @@ from storage.record.queries.images import images_before_after
 from storage.record.reading import RecordConnection
 from storage.record.run_notes import NoteStore
 from storage.record.run_store import RunStore
-from ui.charts.cost import (
-    ASSUMPTION,
-    bill_by_phase,
-    cost_chart,
-    on_demand_chart,
-    on_demand_cost,
-    phase_chart,
-    state_chart,
-)
+from ui.charts.cost import ASSUMPTION, bill_charts, on_demand_cost
 from ui.charts.devices import gantt_chart, utilisation_charts
 from ui.charts.layout import Axis
 from ui.data.devices import SpotView, bill_entries, read_course, read_spot
@@ -33,20 +24,11 @@ from ui.data.links import lasting_links
 from ui.data.run import RunView, gives_verdict, least_spearman, read_run, with_verdicts
 from ui.elements.formatting import duration, ending_in_words, moment, money, percent, simulated_in_words
 from ui.elements.image_grid import gallery_html
-from ui.pages.convergence.charts import (
-    interval_chart,
-    learning_charts,
-    part_charts,
-    quality_charts,
-    quality_table,
-    read_seed_courses,
-    score_chart,
-)
+from ui.pages.convergence import charts as convergence
 from ui.pages.convergence.verdict import verdict
-from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, by_level
-from ui.pages.health.learning_rules import rules_of
-from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, read_seeds, spread_chart, success_chart
+from ui.pages.health.rules import findings_of
+from ui.pages.seeds import charts as seed_charts
 from ui.report.html_page import Report
 
 _DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
@@ -135,15 +117,15 @@ def _scores(report: Report, view: RunView, quality: QualityView, store: RunStore
         report.sentence("Nothing is scored yet.")
         return
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
-    report.charts([score_chart(view, "score", over, quality.judges) for over in axes])
+    report.charts([convergence.score_chart(view, "score", over, quality.judges) for over in axes])
     if gives_verdict(view):
-        report.charts([score_chart(view, "exact", "iteration")], wide=True)
-    seeds, courses = read_seed_courses(store, view.row.run_id)
+        report.charts([convergence.score_chart(view, "exact", "iteration")], wide=True)
+    seeds, courses = convergence.read_seed_courses(store, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:
-        report.charts([interval_chart(courses, seeds, "score")], wide=True)
+        report.charts([convergence.interval_chart(courses, seeds, "score")], wide=True)
         names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())
         report.sentence(f"Runs that differ in the seed alone: {names}.", "note")
-    report.charts(learning_charts(view))
+    report.charts(convergence.learning_charts(view))
 
 
 def _images(report: Report, connection: RecordConnection, view: RunView) -> None:
@@ -160,17 +142,15 @@ def _quality(report: Report, view: RunView, quality: QualityView) -> None:
     if not quality.figures:
         return
     report.section("Image quality")
-    report.charts([*quality_charts(quality), *part_charts(view, quality)])
+    report.charts([*convergence.quality_charts(quality), *convergence.part_charts(view, quality)])
     if quality.verdict is not None:
-        table = quality_table(quality.verdict)
+        table = convergence.quality_table(quality.verdict)
         report.table(table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value))
 
 
 def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView) -> None:
     report.section("Health")
-    evidence = Evidence(view, spot.ledger, quality)
-    findings = [rule(evidence) for rule in (*rules_of(view), *DEVICE_RULES)]
-    for level, listed in by_level(findings).items():
+    for level, listed in by_level(findings_of(Evidence(view, spot.ledger, quality))).items():
         for finding in listed:
             report.sentence(
                 f"**{level.capitalize()}: {finding.title}.** {finding.text} {finding.advice}".strip(), level
@@ -182,12 +162,8 @@ def _costs(report: Report, view: RunView, spot: SpotView) -> None:
     if not spot.ledger.entries:
         report.sentence("Nothing is paid for yet.")
         return
-    charts = [cost_chart(view), state_chart(view), phase_chart(bill_by_phase(spot.ledger), view.is_modelled)]
-    compared = on_demand_cost(spot.ledger)
-    if compared is not None:
-        charts.append(on_demand_chart(compared, view.is_modelled))
-    report.charts(charts)
-    if compared is not None:
+    report.charts(bill_charts(view, spot.ledger))
+    if on_demand_cost(spot.ledger) is not None:
         report.sentence(ASSUMPTION, "note")
     bill = bill_entries(spot.ledger)
     if view.is_modelled:
@@ -214,26 +190,24 @@ def _devices(report: Report, view: RunView, spot: SpotView, connection: RecordCo
 
 def _seeds(report: Report, view: RunView, connection: RecordConnection) -> None:
     report.section("Seeds")
-    seeds = read_seeds(connection, view.row.run_id)
+    seeds = seed_charts.read_seeds(connection, view.row.run_id)
     if not any(count > 0 for count in seeds.drafts["drafts"].tolist()):
         report.sentence("This run has drafted no seeds.")
         return
-    charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]
-    charts += [rank_chart(view, least_spearman(view)), spread_chart(view)]
-    charts += [success_chart(seeds.drafts)] if gives_verdict(view) else []
+    charts = [] if seeds.pairs.empty else [seed_charts.pair_chart(seeds.pairs)]
+    charts += [seed_charts.rank_chart(view, least_spearman(view)), seed_charts.spread_chart(view)]
+    charts += [seed_charts.success_chart(seeds.drafts)] if gives_verdict(view) else []
     report.charts(charts)
-    drawn = draft_map(seeds.drafts, gives_verdict(view))
+    drawn = seed_charts.draft_map(seeds.drafts, gives_verdict(view))
     if drawn is not None:
         report.charts([drawn], wide=True)
 
 
 def _particulars(report: Report, view: RunView) -> None:
     report.section("Settings, environment and events")
-    try:
-        changed = differences(view.row.config)
-    except ConfigurationError as error:
-        report.sentence(str(error))
-        changed = view.row.settings
+    changed, refused = view.changed_settings()
+    if refused:
+        report.sentence(refused)
     report.preformatted(json.dumps(changed, indent=2, default=str))
     report.preformatted(json.dumps(view.row.environment, indent=2))
     if not view.events.empty:

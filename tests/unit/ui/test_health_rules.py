@@ -16,10 +16,8 @@ from storage.record.run_store import RunRow
 from tasks.inputs import plugin_facts
 from ui.data.images import QualityView
 from ui.data.run import Change, RunView
-from ui.pages.health import device_rules, learning_rules
-from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health import rules
 from ui.pages.health.findings import Evidence, by_level
-from ui.pages.health.learning_rules import LEARNING_RULES
 
 EMPTY = pd.DataFrame({"iteration": [], "ended_at": [], "elapsed_s": []})
 
@@ -61,14 +59,14 @@ def found(rule, run: RunView | None = None, book: Ledger | None = None):
 
 
 def test_a_run_of_which_nothing_is_recorded_neither_passes_nor_fails():
-    levels = by_level([found(rule) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
+    levels = by_level([found(rule) for rule in rules.RULES])
     assert set(levels) == {"unknown"}
 
 
 def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     book = ledger(("spot", "rollout", 40.0), ("spot", "explore", 20.0), ("spot", "idle", 41.0))
     run = view(exploration={"strategy": "stale", "candidates": 48})
-    finding = found(device_rules.spot_idle, run, book)
+    finding = found(rules.spot_idle, run, book)
     assert finding.level == "warning"
     assert (
         finding.text
@@ -77,10 +75,8 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     # 20 s of drafts and 41 s of nothing: 61 / 20 as many.
     assert finding.advice == "Raise `exploration.candidates` from 48 to 147."
     counted = view(exploration={"strategy": "stale", "drafts": 100})
-    assert found(device_rules.spot_idle, counted, book).advice.endswith(
-        "`exploration.drafts` from 100 to 305."
-    )
-    plain = found(device_rules.spot_idle, view(), book)
+    assert found(rules.spot_idle, counted, book).advice.endswith("`exploration.drafts` from 100 to 305.")
+    plain = found(rules.spot_idle, view(), book)
     # Measured: where spot devices train too, most tasks take less time than by exploring.
     assert plain.advice.startswith("Rent fewer spot devices, or reserve them and let them train")
     assert "`exploration.strategy=stale`" in plain.advice and "docs/measurements.md" in plain.advice
@@ -89,48 +85,48 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
 def test_idle_spot_devices_of_a_run_that_decided_to_stay_plain():
     book = ledger(("spot", "rollout", 40.0), ("spot", "idle", 41.0))
     run = view(exploration={"strategy": "auto"})
-    assert "Nothing was drafted yet" in found(device_rules.spot_idle, run, book).advice
+    assert "Nothing was drafted yet" in found(rules.spot_idle, run, book).advice
     run.row.environment[DECISIONS] = "2 plain, 5 stale"
-    assert "Nothing was drafted yet" in found(device_rules.spot_idle, run, book).advice
+    assert "Nothing was drafted yet" in found(rules.spot_idle, run, book).advice
     run.row.environment[DECISIONS] = "2 plain, 5 stale, 10 plain"
-    assert found(device_rules.spot_idle, run, book).advice.startswith("Rent fewer spot devices")
+    assert found(rules.spot_idle, run, book).advice.startswith("Rent fewer spot devices")
 
 
 def test_spot_devices_that_idle_little_are_fine():
     book = ledger(("spot", "rollout", 80.0), ("spot", "idle", 20.0))
-    assert found(device_rules.spot_idle, view(), book).level == "passed"
+    assert found(rules.spot_idle, view(), book).level == "passed"
 
 
 def test_idle_reserved_devices():
     busy = ledger(("reserved", "train", 80.0), ("reserved", "idle", 20.0))
-    assert found(device_rules.reserved_idle, view(), busy).level == "passed"
+    assert found(rules.reserved_idle, view(), busy).level == "passed"
     idle = ledger(("reserved", "train", 79.0), ("reserved", "idle", 21.0))
-    finding = found(device_rules.reserved_idle, view(), idle)
+    finding = found(rules.reserved_idle, view(), idle)
     assert (finding.level, "runtime.scorer_workers` (now 2)" in finding.advice) == ("warning", True)
 
 
 @pytest.mark.parametrize(("wait_s", "level"), [(2.0, "passed"), (2.1, "warning")])
 def test_waiting_for_seeds(wait_s: float, level: str):
     run = view({"explore_wait_s": [wait_s] * 3, "iteration_s": [20.0] * 3}, exploration={"strategy": "fresh"})
-    finding = found(device_rules.exploration_wait, run)
+    finding = found(rules.exploration_wait, run)
     assert finding.level == level
     assert ("strategy=stale" in finding.advice) == (level == "warning")
 
 
 def test_loading_and_repeated_work():
     book = ledger(("spot", "load", 16.0), ("spot", "lost", 6.0), ("spot", "rollout", 78.0))
-    assert found(device_rules.loading, view(), book).level == "warning"
-    again = found(device_rules.repeated_work, view(checkpoint={"every": 5}), book)
+    assert found(rules.loading, view(), book).level == "warning"
+    again = found(rules.repeated_work, view(checkpoint={"every": 5}), book)
     assert again.advice == "Save more often: lower `checkpoint.every` (now 5) to 1."
-    assert "events" in found(device_rules.repeated_work, view(), book).advice
+    assert "events" in found(rules.repeated_work, view(), book).advice
 
 
 def test_the_work_that_was_lost_with_devices():
     loss = Loss("spot-0", "spot", 1, 0.0, "rollout", 3.0, "gone")
     few = ledger(("spot", "rollout", 150.0), losses=(loss,))
-    assert found(device_rules.losses, view(), few).level == "passed"
+    assert found(rules.losses, view(), few).level == "passed"
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
-    finding = found(device_rules.losses, view(), many)
+    finding = found(rules.losses, view(), many)
     assert (finding.level, "`runtime.commit_steps` to 1 (now 0" in finding.advice) == ("warning", True)
 
 
@@ -138,9 +134,9 @@ def test_a_bill_that_does_not_add_up():
     entry = Entry("iteration", "spot", "rollout", Spent(10.0, 1.0))
     worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.0)
     book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
-    finding = found(device_rules.accounts, view(), book)
+    finding = found(rules.accounts, view(), book)
     assert (finding.level, "by 0.99 % (limit 0.1 %)" in finding.text) == ("problem", True)
-    finding = found(device_rules.accounts, view(), ledger(("spot", "idle", 1.0)))
+    finding = found(rules.accounts, view(), ledger(("spot", "idle", 1.0)))
     assert (finding.level, finding.text) == ("passed", "All paid time is accounted for.")
 
 
@@ -148,23 +144,21 @@ def test_devices_that_never_joined_and_those_that_came_late():
     def joined(**figures) -> Ledger:
         return dataclasses.replace(ledger(("spot", "idle", 1.0)), has_device_events=True, **figures)
 
-    assert found(device_rules.starts, view(), joined()).level == "passed"
-    late = found(device_rules.starts, view(), joined(failed_starts=3))
+    assert found(rules.starts, view(), joined()).level == "passed"
+    late = found(rules.starts, view(), joined(failed_starts=3))
     assert late.level == "warning" and "3 workers ended while they loaded" in late.text
     absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
-    assert found(device_rules.starts, view(), joined(unjoined=(absent,))).level == "warning"
+    assert found(rules.starts, view(), joined(unjoined=(absent,))).level == "warning"
     broken = UnjoinedDevice("spot-1", 4, "no model folder /x")
-    finding = found(device_rules.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
+    finding = found(rules.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
     assert finding.level == "problem"
     assert finding.text == "spot-0, spot-1 never joined. spot-1: no model folder /x."
 
 
 def test_jumps_of_the_clock():
     calm = ledger(("spot", "idle", 1.0))
-    assert found(device_rules.clock, view(), calm).level == "passed"
-    finding = found(
-        device_rules.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
-    )
+    assert found(rules.clock, view(), calm).level == "passed"
+    finding = found(rules.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x")))
     assert (finding.level, finding.text) == ("warning", "2 jumps, the latest: moved by +60 s.")
 
 
@@ -185,18 +179,18 @@ CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = (Change(mean, 0.05, 96, 0.3, 0.3 + mean) for m
 )  # fmt: skip
 def test_the_course_of_the_score(scores: list[float], change: Change | None, level: str, words: str):
     run = view(scores=scores, change=change)
-    finding = found(learning_rules.score_course, run)
+    finding = found(rules.score_course, run)
     assert finding.level == level
     assert words in finding.text
     assert "the run" not in finding.advice.replace("An iteration", ""), "it has ended"
-    live = found(learning_rules.score_course, dataclasses.replace(run, status="running"))
+    live = found(rules.score_course, dataclasses.replace(run, status="running"))
     assert ("the run" in live.advice.lower()) == (level in ("problem", "warning"))
 
 
 def test_a_run_of_two_iterations_is_too_short_to_be_judged():
     run = view(scores=[0.6, 0.4], change=CLEAR_LOSS)
     run.scores["iteration"] = [0, 2]
-    finding = found(learning_rules.score_course, run)
+    finding = found(rules.score_course, run)
     assert (finding.level, finding.advice) == ("unknown", "")
     assert finding.text == "Too short to judge: 2 iterations of at least 5."
 
@@ -204,12 +198,12 @@ def test_a_run_of_two_iterations_is_too_short_to_be_judged():
 @pytest.mark.parametrize(("dropped", "level"), [(4.0, "passed"), (5.0, "warning"), (9.0, "problem")])
 def test_groups_without_variance(dropped: float, level: str):
     run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
-    finding = found(learning_rules.zero_variance, run)
+    finding = found(rules.zero_variance, run)
     assert finding.level == level
     if level != "passed":
         assert "too easy" in finding.advice, "exploration gained least where most images are right"
         usual = view({"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.5]})
-        advice = found(learning_rules.zero_variance, usual).advice
+        advice = found(rules.zero_variance, usual).advice
         assert "`exploration.strategy=stale`" in advice
         assert "costs time on others" in advice and "compare-strategies" in advice, "as measured"
 
@@ -224,7 +218,7 @@ def test_groups_without_variance(dropped: float, level: str):
     ],
 )
 def test_the_ratio_against_its_limit(deviation: float, level: str, words: str):
-    finding = found(learning_rules.ratio, view({"ratio_deviation": [0.0, deviation]}))
+    finding = found(rules.ratio, view({"ratio_deviation": [0.0, deviation]}))
     assert finding.level == level
     assert words in finding.text
 
@@ -232,23 +226,23 @@ def test_the_ratio_against_its_limit(deviation: float, level: str, words: str):
 def test_a_reward_that_is_exploited():
     course = {"kl": [0.01 * (i + 1) for i in range(30)]}
     gamed = view(course, [0.4, 0.8, 0.6, 0.5], CLEAR_GAIN, algorithm={"kl_weight": 0.01})
-    finding = found(learning_rules.reward_gaming, gamed)
+    finding = found(rules.reward_gaming, gamed)
     assert (finding.level, "`algorithm.kl_weight` (now 0.01)" in finding.advice) == ("problem", True)
     rising = view(course, [0.4, 0.6, 0.7, 0.8], CLEAR_GAIN)
-    assert found(learning_rules.reward_gaming, rising).level == "passed"
-    assert found(learning_rules.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
+    assert found(rules.reward_gaming, rising).level == "passed"
+    assert found(rules.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.5, "passed"), (0.6, "problem")])
 def test_clipping(share: float, level: str):
-    finding = found(learning_rules.clipping, view({"clip_share": [share] * 2}))
+    finding = found(rules.clipping, view({"clip_share": [share] * 2}))
     assert finding.level == level
     assert finding.advice == (
         "" if level == "passed" else "Lower `optimizer.learning_rate` from 0.0001 to 5e-05."
     )
     nft = view({"clip_share": [share]}, algorithm={"objective": "nft"})
-    assert learning_rules.clipping not in learning_rules.rules_of(nft)
-    assert learning_rules.clipping in learning_rules.rules_of(view())
+    listed = [rules.findings_of(Evidence(run, ledger())) for run in (nft, view())]
+    assert [len(findings) for findings in listed] == [len(rules.RULES) - 1, len(rules.RULES)]
 
 
 @pytest.mark.parametrize(
@@ -256,20 +250,20 @@ def test_clipping(share: float, level: str):
     [([0.2, 0.3, 0.2], "passed"), ([0.2, 0.2, 2.1], "warning"), ([0.2, float("inf"), 0.2], "warning")],
 )
 def test_gradients(norms: list[float], level: str):
-    assert found(learning_rules.gradients, view({"gradient_norm": norms})).level == level
+    assert found(rules.gradients, view({"gradient_norm": norms})).level == level
 
 
 @pytest.mark.parametrize(("errors", "level"), [(0.0, "passed"), (5.0, "warning"), (6.0, "problem")])
 def test_the_scorer(errors: float, level: str):
     metrics = {"scorer_errors": [errors, 0.0], "groups_failed": [2.0, 0.0], "groups": [8.0, 8.0]}
-    finding = found(learning_rules.scorer, view(metrics), ledger(samples=100))
+    finding = found(rules.scorer, view(metrics), ledger(samples=100))
     assert finding.level == level
     assert ("2 of 16 prompt groups were not trained on" in finding.text) is (level != "passed")
 
 
 @pytest.mark.parametrize(("spearman", "level"), [(0.5, "passed"), (0.49, "problem")])
 def test_stale_ranks(spearman: float, level: str):
-    assert found(learning_rules.stale_ranks, view({"spearman": [spearman]})).level == level
+    assert found(rules.stale_ranks, view({"spearman": [spearman]})).level == level
 
 
 def test_no_rule_fails_where_the_settings_are_of_another_version():
@@ -277,7 +271,7 @@ def test_no_rule_fails_where_the_settings_are_of_another_version():
     row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, {"gone": 1}, {}, {}, None, None)
     other = RunView(row, "finished", run.scores, run.metrics, run.cost, EMPTY, EMPTY, None)
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
-    levels = by_level([found(rule, other, book) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
+    levels = by_level([found(rule, other, book) for rule in rules.RULES])
     assert "problem" in levels
 
 
@@ -303,7 +297,7 @@ def quality(score: tuple[float, float], distance: tuple[float, float]) -> Qualit
 def test_a_score_that_rises_while_images_get_worse_is_a_problem(
     score: tuple[float, float], distance: tuple[float, float], level: str
 ):
-    finding = learning_rules.hacking(Evidence(view(), ledger(), quality(score, distance)))
+    finding = rules.hacking(Evidence(view(), ledger(), quality(score, distance)))
     assert finding.level == level
     if level == "problem":
         assert "Score 0.400 -> 0.600; Distance to the rendered picture (1 - SSIM) 0.1 -> 0.15" in finding.text

@@ -12,21 +12,16 @@ from storage.evaluations.figures import over_seeds
 from storage.evaluations.quality import JUDGE, PART, QUALITY, Group, QualityVerdict
 from storage.record.queries import comparisons
 from storage.record.run_store import RunStore
-from ui.charts.layout import (
-    SHARES,
-    Axis,
-    Measure,
-    add_level,
-    axis_titles,
-    laid_out,
-    measure_title,
-)
+from ui.charts.layout import SHARES, Axis, Measure, add_level, add_line, axis_titles, laid_out, measure_title
 from ui.data.images import QualityView
 from ui.data.run import RunView
 from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
 
 _BAND_COLOUR = faded(SCORE_COLOUR, 0.18)
+_TRAINING = ("training samples, mean", SAMPLES_COLOUR, 1.2)
+_HELD_OUT = ("held-out prompts", SCORE_COLOUR, 3)
+_MARKED = "lines+markers"
 _SIGNS = (  # metric, title, unit of the left axis (short, as the plots are low), format
     ("zero_variance", "Prompts without signal", "Share of the prompts", SHARES),
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
@@ -79,20 +74,16 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
     training = "reward_mean" if measure == "score" else "exact_share"
     figure = go.Figure()
     if training in view.metrics:
-        figure.add_scatter(
-            x=_along(view, view.metrics, over), y=view.metrics[training], name="training samples, mean",
-            mode="lines", line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
-    figure.add_scatter(
-        x=_along(view, view.scores, over), y=view.scores[measure], name="held-out prompts",
-        mode="lines+markers", line={"color": SCORE_COLOUR, "width": 3}, marker={"size": 8},
-        hovertemplate="%{y:.3f}", cliponaxis=False,
+        add_line(figure, _along(view, view.metrics, over), view.metrics[training], *_TRAINING)
+    add_line(
+        figure, _along(view, view.scores, over), view.scores[measure], *_HELD_OUT, mode=_MARKED,
+        marker={"size": 8}, cliponaxis=False,
     )  # fmt: skip
     if measure == "score" and judges is not None:
         judged = view.scores.merge(judges, on="iteration")
-        figure.add_scatter(
-            x=_along(view, judged, over), y=judged[JUDGE], name="second judge", mode="lines+markers",
-            line={"color": RUN_COLOURS[1], "width": 2}, hovertemplate="%{y:.3f}", cliponaxis=False,
+        add_line(
+            figure, _along(view, judged, over), judged[JUDGE], "second judge", RUN_COLOURS[1], mode=_MARKED,
+            cliponaxis=False,
         )  # fmt: skip
     if not view.scores.empty:
         before = float(view.scores[measure].iloc[0])
@@ -124,15 +115,9 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
         )  # fmt: skip
     for seed, run_id in seeds.items():
         own = courses.loc[courses["run_id"] == run_id]
-        figure.add_scatter(
-            x=own["iteration"], y=own[measure], name=f"seed {seed}", mode="lines",
-            line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
+        add_line(figure, own["iteration"], own[measure], f"seed {seed}", SAMPLES_COLOUR, 1.2)
     if not mean.empty:
-        figure.add_scatter(
-            x=mean["iteration"], y=mean["mean"], name="mean", mode="lines+markers",
-            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
+        add_line(figure, mean["iteration"], mean["mean"], "mean", SCORE_COLOUR, 3, mode=_MARKED)
         add_level(figure, float(mean["mean"].iloc[0]))
     return laid_out(figure, f"Over {len(seeds)} run seeds", "Iteration", measure_title(measure))
 
@@ -143,15 +128,10 @@ def learning_charts(view: RunView) -> list[go.Figure]:
     limit = view.setting("algorithm", "ratio_tolerance")
     figures = []
     for name, title, left, numbers in _SIGNS:
-        values = courses[name]
-        if not np.isfinite(values).any():
+        if not np.isfinite(courses[name]).any():
             continue
-        figure = go.Figure()
-        figure.add_scatter(
-            x=view.metrics["iteration"], y=values, name=title, line={"color": SCORE_COLOUR, "width": 1.5},
-            mode="lines" if np.isfinite(values).sum() > 1 else "markers",
-            hovertemplate="%{y:.1%}" if numbers == SHARES else "%{y:.3g}",
-        )  # fmt: skip
+        figure, number = go.Figure(), ".1%" if numbers == SHARES else ".3g"
+        add_line(figure, view.metrics["iteration"], courses[name], title, SCORE_COLOUR, 1.5, number)
         if name == "ratio_deviation" and isinstance(limit, int | float):
             add_level(figure, limit, f"limit {limit:g}")
         figure = laid_out(figure, title, "Iteration", left)
@@ -179,10 +159,9 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
         for place, name in enumerate(names):
             values = quality.means[name].to_numpy(dtype=float)
             change = (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
-            figure.add_scatter(
-                x=quality.means["iteration"], y=change,
-                name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.1%}",
-                line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
+            add_line(
+                figure, quality.means["iteration"], change, QUALITY[name].title,
+                RUN_COLOURS[place % len(RUN_COLOURS)], number="+.1%", mode=_MARKED,
             )  # fmt: skip
         add_level(figure, 0.0, "before training")
         figure = laid_out(figure, title, "Iteration", "Change since before training")
@@ -197,15 +176,9 @@ def part_charts(view: RunView, quality: QualityView) -> list[go.Figure]:
         figure = go.Figure()
         training = view.metric(f"reward_part_{name}")
         if np.isfinite(training).any():
-            figure.add_scatter(
-                x=view.metrics["iteration"], y=training, name="training samples, mean", mode="lines",
-                line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
-            )  # fmt: skip
+            add_line(figure, view.metrics["iteration"], training, *_TRAINING)
         means = quality.means[f"{PART}{name}"]
-        figure.add_scatter(
-            x=quality.means["iteration"], y=means, name="held-out prompts", mode="lines+markers",
-            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
+        add_line(figure, quality.means["iteration"], means, *_HELD_OUT, mode=_MARKED)
         add_level(figure, float(means.iloc[0]))
         figures.append(laid_out(figure, f"Part of the score: {name}", "Iteration", "Score (0 to 1)"))
     return figures
@@ -250,12 +223,9 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
     values, figure = view.metric(name), go.Figure()
     x = _along(view, view.metrics, over)
     bottom = axis_titles(over, view.elapsed_s, view.is_modelled)[1]
-    line = {"color": SAMPLES_COLOUR, "width": 1.2} if smoothing else {"color": SCORE_COLOUR, "width": 2}
-    mode = "lines" if np.isfinite(values).sum() > 1 else "markers"
-    figure.add_scatter(x=x, y=values, name="as it is", mode=mode, line=line, hovertemplate="%{y:.4g}")
+    line = (SAMPLES_COLOUR, 1.2) if smoothing else (SCORE_COLOUR, 2)
+    add_line(figure, x, values, "as it is", *line, ".4g")
     if smoothing:
-        figure.add_scatter(
-            x=x, y=smoothed(values, smoothing), name=f"smoothed by {smoothing:g}", mode="lines",
-            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+        smooth = smoothed(values, smoothing)
+        add_line(figure, x, smooth, f"smoothed by {smoothing:g}", SCORE_COLOUR, 3, ".4g")
     return laid_out(figure, name, bottom, "").update_layout(height=280, showlegend=bool(smoothing))

@@ -9,8 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from storage.config.loading import differences
-from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.queries.images import images_before_after
 from storage.record.run_store import RunStore
@@ -20,17 +18,8 @@ from ui.data.run import RunView, gives_verdict, load, metric_names, with_verdict
 from ui.elements.formatting import moment, plain_markdown
 from ui.elements.image_grid import gallery_html
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads
-from ui.pages.convergence.charts import (
-    interval_chart,
-    learning_charts,
-    metric_chart,
-    part_charts,
-    quality_charts,
-    quality_table,
-    read_seed_courses,
-    score_chart,
-)
+from ui.elements.widgets import offer_downloads, show_frame
+from ui.pages.convergence import charts
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
@@ -49,25 +38,22 @@ def _show_convergence(home: Path, view: RunView) -> None:
         st.caption("Images appear with the first evaluation.")
     else:
         if images["iteration_before"].iloc[0] == images["iteration_after"].iloc[0]:
-            st.caption(
-                "The untouched model's images; the next evaluation puts the trained one's beside them."
-            )
+            note = "The untouched model's images; the next evaluation puts the trained one's beside them."
+            st.caption(note)
         st.html(gallery_html(with_verdicts(images, gives_verdict(view)), sources_of(view, images)))
     _show_quality(view, quality)
     st.subheader("Is training healthy?")
     show_health(view)
-    _show_in_pairs(learning_charts(view), "learning")
+    _show_in_pairs(charts.learning_charts(view), "learning")
     _show_metrics(view)
     _show_particulars(view)
     offer_downloads(
         view.row.run_id,
         {
-            "held-out scores": view.scores,
-            "figures of each iteration": view.metrics,
-            "run seeds": courses,
+            "held-out scores": view.scores, "figures of each iteration": view.metrics, "run seeds": courses,
             "image quality": quality.means,
         },
-    )
+    )  # fmt: skip
 
 
 def _show_scores(view: RunView, quality: QualityView) -> Measure:
@@ -82,7 +68,7 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
     )
     # A second click on a chosen one deselects it.
     chosen = _MEASURES[measure or "Graded score"]
-    chart = score_chart(view, chosen, AXES[over or "Iterations"], quality.judges)
+    chart = charts.score_chart(view, chosen, AXES[over or "Iterations"], quality.judges)
     st.plotly_chart(chart, key="score", config=PLOT_SETTINGS)
     return chosen
 
@@ -90,7 +76,7 @@ def _show_scores(view: RunView, quality: QualityView) -> Measure:
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_seeds(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
     """Return the runs of other seeds; `evaluation_at` is part of the cache's key."""
-    return read_seed_courses(RunStore(Home(home)), run_id)
+    return charts.read_seed_courses(RunStore(Home(home)), run_id)
 
 
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
@@ -102,7 +88,8 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
             "`--set seed=`; the interval over seeds then appears here."
         )
         return pd.DataFrame()
-    st.plotly_chart(interval_chart(courses, seeds, measure), key="score_by_seed", config=PLOT_SETTINGS)
+    drawn = charts.interval_chart(courses, seeds, measure)
+    st.plotly_chart(drawn, key="score_by_seed", config=PLOT_SETTINGS)
     names = ", ".join(f"{plain_markdown(run_id)} (seed {seed})" for seed, run_id in seeds.items())
     st.caption(f"Runs that differ in the seed alone: {names}. The mean is over shared evaluations.")
     return courses
@@ -113,13 +100,11 @@ def _show_quality(view: RunView, quality: QualityView) -> None:
     if not quality.figures:
         return
     st.subheader("Image quality")
-    _show_in_pairs(quality_charts(quality), "quality")
+    _show_in_pairs(charts.quality_charts(quality), "quality")
     if quality.verdict is not None:
-        table = quality_table(quality.verdict)
-        numbers = {name: st.column_config.NumberColumn(format="%.4f") for name in list(table)[1:-1]}
-        st.dataframe(table, hide_index=True, column_config=numbers)
+        show_frame(charts.quality_table(quality.verdict), "%.4f")
     st.caption("Held-out images against the untouched model's of the same prompts and seeds.")
-    _show_in_pairs(part_charts(view, quality), "part")
+    _show_in_pairs(charts.part_charts(view, quality), "part")
 
 
 def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
@@ -132,14 +117,11 @@ def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
 def _show_particulars(view: RunView) -> None:
     if not view.events.empty:
         with st.expander(f"Events ({len(view.events)})"):
-            shown = view.events.assign(happened_at=view.events["happened_at"].map(moment))
-            st.dataframe(shown, hide_index=True)
+            show_frame(view.events.assign(happened_at=view.events["happened_at"].map(moment)))
     with st.expander("Settings and environment"):
-        try:
-            changed = differences(view.row.config)
-        except ConfigurationError as error:
-            st.caption(plain_markdown(str(error)))
-            changed = view.row.settings
+        changed, refused = view.changed_settings()
+        if refused:
+            st.caption(plain_markdown(refused))
         left, right = st.columns(2)
         left.caption("Settings that differ from the defaults")
         left.json(changed)
@@ -163,7 +145,7 @@ def _show_metrics(view: RunView) -> None:
     over = row.segmented_control("Along", list(AXES), default="Iterations", key="metrics_axis")
     columns = [column for _ in chosen[::2] for column in st.columns(2)]
     for column, name in zip(columns, chosen, strict=False):
-        figure = metric_chart(view, name, smoothing, AXES[over or "Iterations"])
+        figure = charts.metric_chart(view, name, smoothing, AXES[over or "Iterations"])
         column.plotly_chart(figure, key=f"metric-{name}", config=PLOT_SETTINGS)
 
 

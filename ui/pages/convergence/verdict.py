@@ -11,7 +11,7 @@ import streamlit as st
 from storage.record.results import too_short
 from ui.data.run import RunView, gives_verdict
 from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
-from ui.elements.widgets import TILE_PX, show_tile
+from ui.elements.widgets import TILE_PX, show_tiles
 
 
 @dataclass(frozen=True)
@@ -73,29 +73,23 @@ def show_figures(view: RunView) -> None:
     planned = view.planned_iterations
     total_usd = view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
-    # Fixed widths in a row that wraps: in columns, a narrow window would cut the figures off.
     row = st.container(horizontal=True)
     with row:
         _show_measure(view, "score", "Score now")
         if gives_verdict(view):
             _show_measure(view, "exact", "Exact match now")
-    show_tile(
-        row, "Iterations", f"{done} of {planned}" if planned else str(done),
-        percent(done / planned) if planned else None,
-    )  # fmt: skip
-    show_tile(
-        row, "Wall-clock", short_duration(view.elapsed_s),
-        f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
-        "Time at work, evaluations included; breaks between a kill and a resume do not count.",
-    )  # fmt: skip
-    show_tile(
-        row, "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
-        "Every second of every device, idle ones too, at the prices of the run's settings.",
-    )  # fmt: skip
-    show_tile(
-        row, "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
-        f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
-        "Spot devices' share of the paid device time.",
+    show_tiles(
+        ("Iterations", f"{done} of {planned}" if planned else str(done),
+         percent(done / planned) if planned else None),
+        ("Wall-clock", short_duration(view.elapsed_s),
+         f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
+         "Time at work, evaluations included; breaks between a kill and a resume do not count."),
+        ("Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
+         "Every second of every device, idle ones too, at the prices of the run's settings."),
+        ("Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
+         f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
+         "Spot devices' share of the paid device time."),
+        row=row,
     )  # fmt: skip
 
 
@@ -154,11 +148,11 @@ def show_health(view: RunView) -> None:
         st.caption("These figures appear with the first iteration.")
         return
     courses = view.learning_courses()
-    row = st.container(horizontal=True)
-    for title, name, as_text, meaning in _SIGNS:
-        measured = courses[name][np.isfinite(courses[name])]
-        if measured.size:
-            show_tile(row, title, as_text(float(measured[-1])), None, meaning)
+    measured = {name: values[np.isfinite(values)] for name, values in courses.items()}
+    show_tiles(
+        *((title, as_text(float(measured[name][-1])), None, meaning)
+          for title, name, as_text, meaning in _SIGNS if measured[name].size)
+    )  # fmt: skip
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(

@@ -1,10 +1,13 @@
-"""The data of the page Evaluations: the separate evaluations, the images of one, and a comparison of two."""
+"""The data of the page Evaluations: the separate evaluations, the images of one, and a comparison of two.
+
+What reads the record raises StorageError if a file of it is damaged.
+"""
 
 from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,11 +31,7 @@ _SIDE = 512
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_evaluations(home: Path) -> list[SeparateEvaluation]:
-    """Return all separate evaluations, newest first.
-
-    Raises:
-        StorageError: a file of the record is damaged.
-    """
+    """Return all separate evaluations, newest first."""
     return EvaluationStore(Home(home)).all()
 
 
@@ -41,9 +40,6 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
     """Return the images of one evaluation, which never changes, and their figures (`figures_of`).
 
     Both are without exact images if its reward gives no verdict.
-
-    Raises:
-        StorageError: a file of the record is damaged.
     """
     store = EvaluationStore(Home(home))
     given, images = store.find(evaluation_id).gives_verdict, store.images(evaluation_id)
@@ -53,9 +49,7 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[int, int], bytes]:
-    """Return an evaluation's kept images as PNG, or clips as WebP, scaled down.
-
-    Missing or invalid ones are left out.
+    """Return the kept images, missing and invalid ones left out, as PNG, or clips as WebP, scaled down.
 
     Args:
         folder: folder of the images, in GenEval's layout.
@@ -86,12 +80,8 @@ def _scaled_clip(clip: Path, written_ns: int) -> bytes:
 def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
     """Return how much better one is than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
 
-    Args:
-        before, after: identifiers of the two evaluations.
-
     Raises:
         ConfigurationError: the two cannot be compared.
-        StorageError: a file of the record is damaged.
     """
     return compare_evaluations(Home(home), before, after)
 
@@ -103,18 +93,15 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
         figures: figures from `storage.evaluations.figures`, of scores or of differences.
     """
     rows = by_tag_and_overall(figures)
-    return pd.DataFrame(
-        {
-            "tag": list(rows),
-            "prompts": [row["prompts"] for row in rows.values()],
-            **{
-                heading: [float(value(row)) for row in rows.values()]
-                for name in ("score", "exact")
-                if name in figures
-                for heading, value in _columns(name).items()
-            },
-        }
-    )
+    columns: dict[str, list[Any]] = {"tag": list(rows), "prompts": [row["prompts"] for row in rows.values()]}
+    for name in ("score", "exact"):
+        if name in figures:
+            columns[name] = [float(row[name]) for row in rows.values()]
+            for place, bound in enumerate(("low", "high")):
+                columns[f"{name} {bound} (95 %)"] = [
+                    float(row[f"{name}_interval"][place]) for row in rows.values()
+                ]
+    return pd.DataFrame(columns)
 
 
 def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
@@ -129,24 +116,11 @@ def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.Data
     Args:
         changes: results of `storage.evaluations.pairs.difference_of`, by figure.
     """
+    rows = [
+        (QUALITY[name].title, change["before"], change["after"], change["after"] - change["before"],
+         *(change["interval"] or (math.nan, math.nan)))
+        for name, change in changes.items()
+    ]  # fmt: skip
     return pd.DataFrame(
-        [
-            {
-                "figure": QUALITY[name].title,
-                "before": change["before"],
-                "after": change["after"],
-                "difference": change["after"] - change["before"],
-                "low (95 %)": (change["interval"] or [math.nan] * 2)[0],
-                "high (95 %)": (change["interval"] or [math.nan] * 2)[1],
-            }
-            for name, change in changes.items()
-        ]
+        rows, columns=["figure", "before", "after", "difference", "low (95 %)", "high (95 %)"]
     )
-
-
-def _columns(name: str) -> dict[str, Callable[[Mapping[str, Any]], float]]:
-    return {
-        name: lambda row: row[name],
-        f"{name} low (95 %)": lambda row: row[f"{name}_interval"][0],
-        f"{name} high (95 %)": lambda row: row[f"{name}_interval"][1],
-    }

@@ -16,16 +16,8 @@ from storage.home import Home
 from ui.elements.formatting import duration, moment, percent, plain_markdown
 from ui.elements.image_grid import evaluation_html
 from ui.elements.run_page import show_error
-from ui.elements.widgets import offer_downloads
-from ui.pages.evaluations.data import (
-    figure_rows,
-    load_difference,
-    load_evaluations,
-    load_images,
-    load_pictures,
-    quality_difference_rows,
-    quality_rows,
-)
+from ui.elements.widgets import offer_downloads, show_frame
+from ui.pages.evaluations import data
 
 _NONE = "-"
 _AT_ONCE = 24  # pictures
@@ -36,7 +28,7 @@ def _show() -> None:
     st.header("Evaluations", anchor=False)
     home = Home.from_environment().path
     try:
-        rows = load_evaluations(home)
+        rows = data.load_evaluations(home)
         if not rows:
             st.info("No evaluations yet.", icon=":material/grading:")
             st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
@@ -66,8 +58,7 @@ def _show_table(rows: Sequence[SeparateEvaluation]) -> None:
     )  # fmt: skip
     if not any(row.gives_verdict for row in rows):
         shown = shown.drop(columns="exact")
-    numbers = {name: st.column_config.NumberColumn(format="%.3f") for name in ("score", "exact")}
-    st.dataframe(shown, hide_index=True, column_config=numbers)
+    show_frame(shown, "%.3f")
     st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
 
 
@@ -83,7 +74,7 @@ def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
     others = [_NONE, *(other for other in ids if other != chosen)]
     before = right.selectbox("Compared with", others, key=f"before-{chosen}")
     row = by_id[chosen]
-    images, figures = load_images(home, chosen)
+    images, figures = data.load_images(home, chosen)
     exact = f", {percent(row.exact)} exact" if row.gives_verdict else ""
     st.markdown(
         f"**Score {row.score:.3f}{exact}**, {row.images} images of "
@@ -97,19 +88,18 @@ def _show_one(home: Path, rows: Sequence[SeparateEvaluation]) -> None:
             f"The scorer failed on {figures['scorer_errors']} images; no mean has them.",
             icon=":material/visibility_off:",
         )
-    table = figure_rows(figures)
-    st.dataframe(table, hide_index=True, column_config=_formats(table, "%.3f"))
+    table = data.figure_rows(figures)
+    show_frame(table, "%.3f")
     if "quality" in figures:
         st.subheader("Image quality")
-        looks = quality_rows(figures["quality"])
-        st.dataframe(looks, hide_index=True, column_config=_formats(looks, "%.4f"))
+        show_frame(data.quality_rows(figures["quality"]), "%.4f")
     if before and before != _NONE:
         _show_difference(home, before, chosen)
     st.subheader("Images")
     listed = images.reindex(columns=_IMAGE_COLUMNS)
     if not row.gives_verdict:
         listed = listed.drop(columns="exact")
-    st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
+    show_frame(listed, "%.2f")
     if row.folder:
         _show_pictures(row.folder, row.iteration, images)
     else:
@@ -121,7 +111,7 @@ def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
     """Show the first of the kept images, each with its prompt and its score."""
     keys = [*zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True)]
     first = images.head(_AT_ONCE)
-    found = load_pictures(folder, tuple(keys[:_AT_ONCE]))
+    found = data.load_pictures(folder, tuple(keys[:_AT_ONCE]))
     pictured = first.assign(png=[found.get(key) for key in keys[:_AT_ONCE]], iteration=iteration)
     pictured = pictured.loc[pictured["png"].notna()]
     if not pictured.empty:
@@ -134,24 +124,17 @@ def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
 def _show_difference(home: Path, before: str, after: str) -> None:
     st.subheader("Difference")
     try:
-        found = load_difference(home, before, after)
+        found = data.load_difference(home, before, after)
     except SpotlightError as error:
         st.warning(plain_markdown(str(error)), icon=":material/compare_arrows:")
         return
-    table = figure_rows(found)
-    st.dataframe(table, hide_index=True, column_config=_formats(table, "%+.3f"))
+    show_frame(data.figure_rows(found), "%+.3f")
     if found["quality"]:
-        looks = quality_difference_rows(found["quality"])
-        st.dataframe(looks, hide_index=True, column_config=_formats(looks, "%.4f"))
+        show_frame(data.quality_difference_rows(found["quality"]), "%.4f")
     differing = found["settings_that_differ"]
     note = f" Settings that differ: {', '.join(f'`{name}`' for name in differing)}." if differing else ""
     noise = "the same noise" if found["same_noise"] else "different noise"
     st.caption(f"{found['pairs']} pairs of images of the same prompt and seed, from {noise}.{note}")
-
-
-def _formats(table: pd.DataFrame, form: str) -> dict:
-    numbers = [name for name in table.columns if table[name].dtype == float]
-    return {name: st.column_config.NumberColumn(format=form) for name in numbers}
 
 
 _show()

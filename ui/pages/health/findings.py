@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Literal
 
 import numpy as np
@@ -40,26 +41,9 @@ class Finding:
     advice: str = ""
 
 
-def judged(is_fine: bool, title: str, text: str, advice: str, level: Level = "warning") -> Finding:
-    """Return a finding that passed, or one with advice.
-
-    Args:
-        is_fine: True if it passed.
-        title, text, advice: as in `Finding`.
-        level: level of one that did not pass.
-    """
-    return Finding("passed", title, text) if is_fine else Finding(level, title, text, advice)
-
-
 @dataclass(frozen=True)
 class Evidence:
-    """The data that the rules judge.
-
-    Attributes:
-        view: figures and settings of the run.
-        ledger: ledger of its paid time.
-        quality: look of its held-out images.
-    """
+    """The data that the rules judge: a run, the ledger of its paid time, the look of its held-out images."""
 
     view: RunView
     ledger: Ledger
@@ -79,8 +63,40 @@ class Evidence:
         value = self.view.setting(section, name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
+    def now(self, section: str, name: str) -> str:
+        """Return a numeric setting as ` (now 5)`; empty if the run lacks it."""
+        value = self.number(section, name)
+        return "" if value is None else f" (now {value:g})"
+
 
 Rule = Callable[[Evidence], Finding]
+Judgement = tuple[Level, str] | tuple[Level, str, str]
+"""The level, the text and perhaps the advice of a `Finding`."""
+
+
+def rule(title: str) -> Callable[[Callable[[Evidence], Judgement]], Rule]:
+    """Return a decorator that makes a function that judges the evidence a rule with this title."""
+
+    def titled(judge: Callable[[Evidence], Judgement]) -> Rule:
+        @wraps(judge)
+        def finding(evidence: Evidence) -> Finding:
+            level, *words = judge(evidence)
+            return Finding(level, title, *words)
+
+        return finding
+
+    return titled
+
+
+def judged(is_fine: bool, text: str, advice: str, level: Level = "warning") -> Judgement:
+    """Return a judgement that passed, or one with advice.
+
+    Args:
+        is_fine: True if it passed.
+        text, advice: as in `Finding`.
+        level: level of one that did not pass.
+    """
+    return ("passed", text) if is_fine else (level, text, advice)
 
 
 def by_level(findings: list[Finding]) -> dict[Level, list[Finding]]:

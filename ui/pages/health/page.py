@@ -15,13 +15,16 @@ from ui.data.run import RunView, load
 from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
 from ui.elements.widgets import offer_downloads
-from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, Finding, Level, by_level
-from ui.pages.health.learning_rules import rules_of
+from ui.pages.health.rules import findings_of
 
 _BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
     "problem": (st.error, ":material/report:"),
     "warning": (st.warning, ":material/visibility:"),
+}
+_LISTS: dict[Level, tuple[str, str]] = {
+    "passed": ("Passed", ":material/check_circle:"),
+    "unknown": ("Not measured", ":material/do_not_disturb_on:"),
 }
 
 
@@ -30,19 +33,17 @@ def _show_health(home: Path, view: RunView) -> None:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
     quality = load(read_quality, home, view, until=view.newest.evaluation_at)
-    evidence = Evidence(view, load(read_ledger, home, view), quality)
-    findings = [rule(evidence) for rule in (*rules_of(view), *DEVICE_RULES)]
+    findings = findings_of(Evidence(view, load(read_ledger, home, view), quality))
     levels = by_level(findings)
     _show_verdict(levels, len(findings))
     for level, (box, icon) in _BOXES.items():
         for finding in levels.get(level, []):
             box(markdown_text(f"**{finding.title}.** {finding.text} {finding.advice}".strip()), icon=icon)
-    if "passed" in levels:
-        st.subheader("Passed")
-        _show_list(levels["passed"], ":material/check_circle:")
-    if "unknown" in levels:
-        st.subheader("Not measured")
-        _show_list(levels["unknown"], ":material/do_not_disturb_on:")
+    for level, (heading, icon) in _LISTS.items():
+        if level in levels:
+            st.subheader(heading)
+            lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in levels[level]]
+            st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
     rows = [(found.level, found.title, found.text, found.advice) for found in findings]
     table = pd.DataFrame(rows, columns=["level", "rule", "found", "advice"])
     offer_downloads(view.row.run_id, {"findings": table})
@@ -56,11 +57,6 @@ def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
         return
     parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
     st.markdown(f"**{', '.join(parts)}**, {others} other checks.")
-
-
-def _show_list(findings: list[Finding], icon: str) -> None:
-    lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in findings]
-    st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
 
 
 show_page(_show_health)

@@ -18,19 +18,8 @@ from ui.data.run import metric_names, with_verdicts
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
 from ui.elements.image_grid import compared_html
 from ui.elements.palette import RUN_COLOURS
-from ui.elements.widgets import offer_downloads, show_rows
-from ui.pages.runs.data import (
-    Compared,
-    comparison_chart,
-    differing_settings,
-    first_compared,
-    load_compared,
-    load_pictures,
-    of_one_scale,
-    paid_chart,
-    shared_target,
-    time_to_score,
-)
+from ui.elements.widgets import offer_downloads, show_frame, show_rows
+from ui.pages.runs import data
 
 _AT_FIRST = 3  # runs that are compared before a choice
 _PICTURED = 6  # prompts
@@ -51,16 +40,14 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
         st.caption("No run that is listed has been evaluated.")
         return
     if not scored:
-        st.info(
-            "No run has been evaluated yet; the first score comes before training begins.",
-            icon=":material/hourglass:",
-        )
+        waiting = "No run has been evaluated yet; the first score comes before training begins."
+        st.info(waiting, icon=":material/hourglass:")
         return
     chosen = _choose_runs(table, scored, filtered_by)
     if not chosen:
         st.caption("Choose the runs to compare.")
         return
-    chosen, others = of_one_scale(table, chosen)
+    chosen, others = data.of_one_scale(table, chosen)
     if others:
         st.info(
             f"Not drawn: {plain_markdown(', '.join(others))}. Another reward judges them, or they began from "
@@ -69,7 +56,7 @@ def show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
             icon=":material/info:",
         )
     rows = table.set_index("run_id").loc[chosen].reset_index()
-    compared = load_compared(home, tuple(chosen))
+    compared = data.load_compared(home, tuple(chosen))
     _show_answer(compared.answer)
     reached = _show_courses(compared, rows)
     _show_settings(table, chosen)
@@ -85,7 +72,7 @@ def _choose_runs(table: pd.DataFrame, scored: Sequence[str], filtered_by: str) -
     if key not in st.session_state and len(known) < len(named):
         missing = ", ".join(run_id for run_id in named if run_id not in known)
         st.caption(f"Not among the listed runs with a score: {plain_markdown(missing)}.")
-    first = known or first_compared(table, _AT_FIRST)
+    first = known or data.first_compared(table, _AT_FIRST)
     st.session_state[key] = [run_id for run_id in st.session_state.get(key, first) if run_id in scored]
     chosen = st.multiselect(
         f"Runs (at most {len(RUN_COLOURS)})", scored, max_selections=len(RUN_COLOURS), key=key
@@ -108,7 +95,7 @@ def _show_answer(answer: dict[str, Any] | None) -> None:
         st.caption(sentence)
 
 
-def _show_courses(compared: Compared, rows: pd.DataFrame) -> pd.DataFrame:
+def _show_courses(compared: data.Compared, rows: pd.DataFrame) -> pd.DataFrame:
     """Draw a figure of the runs and what they paid; return when each reached a score."""
     chosen, modelled = rows["run_id"].tolist(), set(rows.loc[rows["modelled"].astype(bool), "run_id"])
     verdicts = any(rows["verdicts"])
@@ -120,12 +107,11 @@ def _show_courses(compared: Compared, rows: pd.DataFrame) -> pd.DataFrame:
     _keep(_FIGURE, name)
     over = row.segmented_control("Over", list(AXES), default="Iterations", key="compared_axis")
     measure = _MEASURES.get(name)
-    column = measure or name
     drawn = compared.metrics if measure is None else compared.courses
-    figure = comparison_chart(drawn, chosen, column, name, AXES[over or "Iterations"], modelled)
+    figure = data.comparison_chart(drawn, chosen, measure or name, name, AXES[over or "Iterations"], modelled)
     left, right = st.columns([2, 1])
     left.plotly_chart(figure, key="compare", config=PLOT_SETTINGS)
-    right.plotly_chart(paid_chart(rows), key="compare-paid", config=PLOT_SETTINGS)
+    right.plotly_chart(data.paid_chart(rows), key="compare-paid", config=PLOT_SETTINGS)
     if modelled:
         named = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
         st.caption(f"{MODELLED_BADGE} No device was rented for {named}: dollars are time at set prices.")
@@ -136,18 +122,18 @@ def _show_settings(table: pd.DataFrame, chosen: Sequence[str]) -> None:
     if len(chosen) < 2:
         return
     st.subheader("Settings that differ")
-    found = differing_settings(table, chosen)
+    found = data.differing_settings(table, chosen)
     if found.empty:
         st.caption("All settings of these runs are the same.")
     else:
-        st.dataframe(found, hide_index=True)
+        show_frame(found)
 
 
 def _show_pictures(home: Path, rows: pd.DataFrame) -> None:
     if len(rows) < 2:
         return
     st.subheader("Images side by side")
-    images = load_pictures(home, tuple(rows["run_id"]), _PICTURED)
+    images = data.load_pictures(home, tuple(rows["run_id"]), _PICTURED)
     if images.empty:
         st.caption("These runs have no picture of the same held-out prompt and seed.")
         return
@@ -161,11 +147,11 @@ def _show_time_to_score(
     st.subheader("Time to a score")
     # In hundredths and keyed by the choice: a value typed for some runs would not suit others.
     target = st.number_input(
-        "Held-out score to reach", 0.0, 1.0, shared_target(courses, measure), 0.01,
+        "Held-out score to reach", 0.0, 1.0, data.shared_target(courses, measure), 0.01,
         key=f"target-{measure}-{'-'.join(chosen)}", width=220,
         help="At first the best that all of these runs have reached.",
     )  # fmt: skip
-    found = time_to_score(courses, chosen, measure, target)
+    found = data.time_to_score(courses, chosen, measure, target)
     rows = []
     for row in found.to_dict("records"):
         if row["reached"] and row["iteration"] == 0:

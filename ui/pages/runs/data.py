@@ -1,4 +1,7 @@
-"""Data and charts of the page Runs, and the time at which each run reached a score."""
+"""Data and charts of the page Runs, and the time at which each run reached a score.
+
+What reads the record raises StorageError if a file of it is damaged. A table is a frame from `load_table`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from storage.record.queries.runs import run_overview
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_status import shown_statuses
 from storage.record.run_store import RunStore
-from ui.charts.layout import Axis, Measure, axis_titles, dollars, laid_out
+from ui.charts.layout import Axis, Measure, add_line, as_bill, axis_titles, laid_out
 from ui.data.run import CACHE_S
 from ui.elements.formatting import chart_text, time_unit
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
@@ -44,9 +47,6 @@ def load_table(home: Path, archived: bool = True, checks: bool = True) -> pd.Dat
     (subject and held-out prompts of the judgement), scale (see `of_one_scale`), modelled (True if its dollars
     are), verdicts (True if its reward may call an image exact; otherwise exact_now is NaN), purpose (the
     check that it is part of; empty for most), tags, note, archived, of (number of all such runs).
-
-    Raises:
-        StorageError: a file of the record is damaged.
     """
     with RunStore(Home(home)).reading() as connection:
         latest, of = comparisons.latest_runs(connection, MOST_RUNS, archived, checks)
@@ -74,8 +74,6 @@ NO_PRESET = "–"
 """The mark of a run without a preset, or of a version that recorded none."""
 
 _FACTS = ("preset", "reward", "strategy", "task", "scale", "modelled", "verdicts", "purpose")
-
-
 _SEARCHED = ("run_id", "purpose", "preset", "reward", "strategy")
 
 
@@ -88,32 +86,24 @@ def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         return str(part.get(key, "?")) if isinstance(part, dict) else "?"
 
     reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
+    known = settings["reward"] if isinstance(settings.get("reward"), dict) else {}
+    judged_by = {key: value for key, value in known.items() if key != "signal"}  # whatever is learned from it
     return {
         "preset": environment.get(PRESET) or NO_PRESET,
         "reward": reward,
         "strategy": setting("exploration", "strategy"),
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
-        "scale": f"{_judged_by(settings.get('reward'))} from {setting('model', 'path')}",
+        "scale": f"{json.dumps(judged_by, sort_keys=True)} from {setting('model', 'path')}",
         "modelled": is_modelled(settings, environment),
         "verdicts": gives_verdict(environment),
         "purpose": environment.get(PURPOSE, ""),
     }
 
 
-def _judged_by(reward: Any) -> str:
-    """Return the scorer with its options, whatever is learned from its scores."""
-    known = reward if isinstance(reward, dict) else {}
-    return json.dumps({key: value for key, value in known.items() if key != "signal"}, sort_keys=True)
-
-
 def of_one_scale(table: pd.DataFrame, chosen: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the runs whose scores are comparable to the first one's, and the others.
 
     Scores are comparable if the same reward judges models trained from the same base model.
-
-    Args:
-        table: frame from `load_table`.
-        chosen: runs of the table, at least one.
     """
     scales = dict(zip(table["run_id"], table["scale"], strict=True))
     same = [run_id for run_id in chosen if scales[run_id] == scales[chosen[0]]]
@@ -126,7 +116,6 @@ def matching(
     """Return the runs that match a search.
 
     Args:
-        table: frame from `load_table`.
         words: words that must all be in the run's identifier, purpose, preset, reward, strategy, tags or
             note.
         chosen: values to keep, by column; all if empty.
@@ -145,12 +134,7 @@ def matching(
 
 
 def first_compared(table: pd.DataFrame, most: int) -> list[str]:
-    """Return the runs to compare by default: the newest ones with the task of the newest run with a score.
-
-    Args:
-        table: frame from `load_table`, newest first; at least one run has a score.
-        most: largest number of runs.
-    """
+    """Return the runs to compare by default: the newest ones with the task of the newest run with a score."""
     scored = table.loc[table["score_now"].notna()]
     return scored.loc[scored["task"] == scored["task"].iloc[0], "run_id"].tolist()[:most]
 
@@ -171,11 +155,7 @@ class Compared(NamedTuple):
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
-    """Return the data of several runs.
-
-    Raises:
-        StorageError: a file of the record is damaged.
-    """
+    """Return the data of several runs."""
     with RunStore(Home(home)).reading(*run_ids) as connection:
         arms = strategy_arms(connection, run_ids)
         return Compared(
@@ -187,26 +167,13 @@ def load_compared(home: Path, run_ids: tuple[str, ...]) -> Compared:
 
 @st.cache_data(ttl=60, max_entries=8, show_spinner=False)
 def load_pictures(home: Path, run_ids: tuple[str, ...], most: int) -> pd.DataFrame:
-    """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`.
-
-    Args:
-        run_ids: runs to show, in order.
-        most: largest number of images of each.
-
-    Raises:
-        StorageError: a file of the record is damaged.
-    """
+    """Return the latest held-out pictures; see `storage.record.queries.images.latest_pictures`."""
     with RunStore(Home(home)).reading(*run_ids) as connection:
         return images.latest_pictures(connection, run_ids, most)
 
 
 def differing_settings(table: pd.DataFrame, run_ids: Sequence[str]) -> pd.DataFrame:
-    """Return the settings that are not the same in all runs, as JSON: setting, and a column per run.
-
-    Args:
-        table: frame from `load_table`.
-        run_ids: runs of the table.
-    """
+    """Return the settings that are not the same in all runs, as JSON: setting, and a column per run."""
     configs = dict(zip(table["run_id"], table["config"], strict=True))
     by_run = [
         {dotted(key): json.dumps(value) for key, value in flat(json.loads(configs[run_id]))}
@@ -280,11 +247,8 @@ def comparison_chart(
     for run_id, colour, symbol in zip(run_ids, RUN_COLOURS, RUN_SYMBOLS, strict=False):
         own = courses.loc[courses["run_id"] == run_id]
         name = _named(run_id, over == "usd" and run_id in modelled)
-        figure.add_scatter(
-            x=own[along] / scale, y=own[column], name=name, mode="lines+markers",
-            line={"color": colour, "width": 2}, marker={"size": 7, "symbol": symbol},
-            hovertemplate="%{y:.4g}",
-        )  # fmt: skip
+        marks = {"mode": "lines+markers", "marker": {"size": 7, "symbol": symbol}}
+        add_line(figure, own[along] / scale, own[column], name, colour, number=".4g", **marks)
     return laid_out(figure, heading, bottom, title)
 
 
@@ -300,9 +264,8 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
         y=names, x=table["usd"], orientation="h",
         marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
     )  # fmt: skip
-    figure = laid_out(figure, "Cost so far", dollars(bool(table["modelled"].all())), "")
-    figure.update_layout(hovermode="closest", showlegend=False)
-    return figure.update_xaxes(tickprefix="$", rangemode="tozero").update_yaxes(autorange="reversed")
+    figure = as_bill(figure, "Cost so far", bool(table["modelled"].all())).update_layout(showlegend=False)
+    return figure.update_xaxes(rangemode="tozero").update_yaxes(autorange="reversed")
 
 
 def _named(run_id: str, modelled: bool) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from storage.environment import AS_RECORDED
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
 from storage.record.reading import RecordConnection
-from ui.charts.layout import add_level, laid_out
+from ui.charts.layout import add_level, add_line, laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text
 from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, SCORE_COLOUR, faded
@@ -40,29 +40,17 @@ MOST_ITERATIONS = 60
 _ALERTS = 20
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Stale against fresh scores of some iterations.
-
-    Attributes:
-        counts: frame from `storage.record.queries.seeds.pair_counts`.
-        iterations: iterations that were read.
-    """
-
-    counts: pd.DataFrame
-    iterations: list[int]
-
-
-@dataclass(frozen=True)
-class SeedsView:
+class SeedsView(NamedTuple):
     """A run's frames; see storage/record/queries/seeds.py for their columns.
 
     Attributes:
-        pairs: pairs of all iterations.
+        pairs: stale against fresh scores (`pair_counts`) of all iterations.
+        iterations: iterations that were read for it.
         decisions: the newest event of kind `DECISION_KIND`, if possible with a reason; empty without any.
     """
 
-    pairs: Pairs
+    pairs: pd.DataFrame
+    iterations: list[int]
     drafts: pd.DataFrame
     prompts: pd.DataFrame
     alerts: pd.DataFrame
@@ -71,10 +59,11 @@ class SeedsView:
 
 def read_seeds(connection: RecordConnection, run_id: str) -> SeedsView:
     """Return the page's data of one run, from an open connection."""
-    pairs = read_pairs(connection, run_id, 0, None)
+    pairs, iterations = read_pairs(connection, run_id, 0, None)
     return SeedsView(
         pairs=pairs,
-        drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
+        iterations=iterations,
+        drafts=seed_queries.drafts_by_prompt(connection, run_id, iterations),
         prompts=seed_queries.pictured_prompts(connection, run_id),
         alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
         decisions=_decision(queries.events(connection, run_id, kinds=(DECISION_KIND,))),
@@ -88,14 +77,12 @@ def _decision(events: pd.DataFrame) -> pd.DataFrame:
     return events.iloc[newest : newest + 1]
 
 
-def read_pairs(connection: RecordConnection, run_id: str, first: int, last: int | None) -> Pairs:
-    """Return stale against fresh scores of some iterations, from an open connection.
-
-    Args:
-        last: last iteration; None for all.
-    """
+def read_pairs(
+    connection: RecordConnection, run_id: str, first: int, last: int | None
+) -> tuple[pd.DataFrame, list[int]]:
+    """Return stale against fresh scores from `first` to `last` (None: the end), and the iterations read."""
     chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
-    return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)
+    return seed_queries.pair_counts(connection, run_id, chosen), chosen
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
@@ -146,12 +133,9 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
         least: Spearman correlation below which the run raises its alarm, if it has one.
     """
     figure = go.Figure()
-    for name, title, line in (
-        ("kept_overlap", "kept overlap", {"color": DRAFT_COLOUR, "width": 1.5}),
-        ("kendall", "Kendall", {"color": SAMPLES_COLOUR, "width": 1.5}),
-        ("spearman", "Spearman", {"color": SCORE_COLOUR, "width": 3}),
-    ):
-        _add_course(figure, view, name, title, line)
+    _add_course(figure, view, "kept_overlap", "kept overlap", DRAFT_COLOUR, 1.5)
+    _add_course(figure, view, "kendall", "Kendall", SAMPLES_COLOUR, 1.5)
+    _add_course(figure, view, "spearman", "Spearman", SCORE_COLOUR, 3)
     if least is not None:
         add_level(figure, least, f"alarm below {least:g}")
     figure = laid_out(figure, "Do older weights rank seeds well?", "Iteration", "Rank correlation, share")
@@ -163,12 +147,9 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
 def spread_chart(view: RunView) -> go.Figure:
     """Return a chart of the variance of a prompt group's scores: random, chosen by drafts, rolled out."""
     figure = go.Figure()
-    for name, title, line in (
-        ("spread_random", "random", {"color": SAMPLES_COLOUR, "width": 2}),
-        ("spread_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
-        ("spread_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
-    ):  # fmt: skip
-        _add_course(figure, view, name, title, line)
+    _add_course(figure, view, "spread_random", "random", SAMPLES_COLOUR, 2)
+    _add_course(figure, view, "spread_kept", "kept (drafts)", DRAFT_COLOUR, 1.5, line_dash="dot")
+    _add_course(figure, view, "spread_rollout", "kept (rollout)", SCORE_COLOUR, 3)
     title = "Variance of a prompt group's scores"
     figure = laid_out(figure, "Variance before and after the choice", "Iteration", title)
     return figure.update_yaxes(rangemode="tozero")
@@ -248,15 +229,13 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
     return figure.update_yaxes(rangemode="tozero")
 
 
-def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: dict) -> None:
-    """Add a metric's line, if any iteration has it, with a marker if it has only one point."""
+def _add_course(
+    figure: go.Figure, view: RunView, name: str, title: str, colour: str, width: float, **more: str
+) -> None:
+    """Add a metric's line, if any iteration has it."""
     values = view.metric(name)
-    measured = np.isfinite(values).sum()
-    if measured:
-        figure.add_scatter(
-            x=view.metrics["iteration"], y=values, name=title, line=line, hovertemplate="%{y:.3f}",
-            mode="lines" if measured > 1 else "markers", connectgaps=True,
-        )  # fmt: skip
+    if np.isfinite(values).any():
+        add_line(figure, view.metrics["iteration"], values, title, colour, width, connectgaps=True, **more)
 
 
 def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:

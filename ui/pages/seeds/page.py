@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,31 +12,14 @@ import streamlit as st
 from storage.record.queries.seeds import best_and_worst
 from storage.record.results import variance_gain
 from ui.charts.layout import PLOT_SETTINGS
-from ui.data.run import (
-    RunView,
-    explores,
-    gives_verdict,
-    least_spearman,
-    load,
-    rank_limit,
-    with_verdicts,
-)
+from ui.data.run import RunView, explores, gives_verdict, least_spearman, load, rank_limit, with_verdicts
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
 from ui.elements.image_grid import best_and_worst_html
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads, show_tile
-from ui.pages.seeds.charts import (
-    MAP_PROMPTS,
-    SeedsView,
-    draft_map,
-    pair_chart,
-    rank_chart,
-    read_pairs,
-    read_seeds,
-    spread_chart,
-    success_chart,
-)
+from ui.elements.widgets import offer_downloads, show_tiles
+from ui.pages.seeds import charts
+from ui.pages.seeds.charts import MAP_PROMPTS, SeedsView
 
 _RECENT = 20  # iterations that the verdict is over
 _SHOWN_ALERTS = 3
@@ -114,52 +98,35 @@ def _show_seed_verdict(view: RunView) -> None:
 
 def _show_seed_figures(view: RunView) -> None:
     """Show six figures in a row, with a dash for each that the run does not measure."""
-    row = st.container(horizontal=True)
-    drafts = view.metric("drafts")
-    unexplored = view.metric("prompts_unexplored")
-    show_tile(
-        row, "Drafts", "-" if np.isnan(drafts).all() else f"{np.nansum(drafts):,.0f}",
-        None if np.isnan(drafts).all() else f"{np.nanmean(drafts):.0f} an iteration",
-        "Images generated to choose seeds; those of the rollout do not count.",
-    )  # fmt: skip
-    show_tile(
-        row, "Kept overlap", _latest(view, "kept_overlap", percent), _median(view, "kept_overlap", percent),
-        "Share of the seeds chosen by stale drafts that fresh scores would have chosen too.",
-    )  # fmt: skip
-    show_tile(
-        row, "Draft error", _latest(view, "draft_error", as_figure), _median(view, "draft_error", as_figure),
-        "Mean distance between a seed's draft score and its score as rolled out.",
-    )  # fmt: skip
+    drafts, unexplored = (_recent(view.metric(name)) for name in ("drafts", "prompts_unexplored"))
     value, how = _spread_ratio(view) or (None, None)
-    show_tile(
-        row, "Variance gain", "-" if value is None else f"{value:.2f}×", how,
-        "Variance of a prompt group's scores: kept groups over random ones, over all iterations.",
-    )  # fmt: skip
-    show_tile(
-        row, "Wait for exploration", _latest(view, "explore_wait_s", short_duration),
-        _median(view, "explore_wait_s", short_duration),
-        "Time after training in which the devices waited for the seeds of the next iteration.",
-    )  # fmt: skip
-    show_tile(
-        row, "Prompts without drafts", _latest(view, "prompts_unexplored", "{:.0f}".format),
-        None if np.isnan(unexplored).all() else f"{np.nansum(unexplored):.0f} in all iterations",
-        "Prompts rolled out with their first seeds, because no drafts of them were ready.",
+    show_tiles(
+        ("Drafts", f"{drafts.sum():,.0f}" if drafts.size else "-",
+         f"{drafts.mean():.0f} an iteration" if drafts.size else None,
+         "Images generated to choose seeds; those of the rollout do not count."),
+        ("Kept overlap", *_latest_and_median(view, "kept_overlap", percent),
+         "Share of the seeds chosen by stale drafts that fresh scores would have chosen too."),
+        ("Draft error", *_latest_and_median(view, "draft_error", as_figure),
+         "Mean distance between a seed's draft score and its score as rolled out."),
+        ("Variance gain", "-" if value is None else f"{value:.2f}×", how,
+         "Variance of a prompt group's scores: kept groups over random ones, over all iterations."),
+        ("Wait for exploration", *_latest_and_median(view, "explore_wait_s", short_duration),
+         "Time after training in which the devices waited for the seeds of the next iteration."),
+        ("Prompts without drafts", f"{unexplored[-1]:.0f}" if unexplored.size else "-",
+         f"{unexplored.sum():.0f} in all iterations" if unexplored.size else None,
+         "Prompts rolled out with their first seeds, because no drafts of them were ready."),
     )  # fmt: skip
 
 
-def _recent(values: np.ndarray, count: int) -> np.ndarray:
-    """Return the last `count` values that were measured."""
+def _recent(values: np.ndarray, count: int = 0) -> np.ndarray:
+    """Return the last `count` values that were measured; 0 for all."""
     return values[np.isfinite(values)][-count:]
 
 
-def _latest(view: RunView, name: str, as_text) -> str:
-    values = _recent(view.metric(name), 1)
-    return as_text(float(values[0])) if values.size else "-"
-
-
-def _median(view: RunView, name: str, as_text) -> str | None:
-    values = _recent(view.metric(name), len(view.metrics))
-    return f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
+def _latest_and_median(view: RunView, name: str, as_text: Callable[[float], str]) -> tuple[str, str | None]:
+    values = _recent(view.metric(name))
+    latest = as_text(float(values[-1])) if values.size else "-"
+    return latest, f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
 
 
 def _gain(view: RunView) -> str:
@@ -180,7 +147,7 @@ def _spread_ratio(view: RunView) -> tuple[float, str] | None:
 
 
 def _show_seeds(home: Path, view: RunView) -> None:
-    seeds = load(read_seeds, home, view)
+    seeds = load(charts.read_seeds, home, view)
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
     if not explores(view) and not has_drafts:
         _show_plain()
@@ -199,7 +166,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
     left, right = st.columns(2)
     with left:
         _show_pairs(home, view, seeds)
-    right.plotly_chart(rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
+    right.plotly_chart(charts.rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
@@ -209,7 +176,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
 
 
 def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
-    if seeds.pairs.counts.empty:
+    if seeds.pairs.empty:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
     above = st.empty()
@@ -218,31 +185,32 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
     first, until = 1, last
     if last > 1:
         first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
-    chosen_all = (first, until) == (1, last)
-    pairs = seeds.pairs if chosen_all else load(read_pairs, home, view, first, until)
-    if pairs.counts.empty:
+    pairs, iterations = seeds.pairs, seeds.iterations
+    if (first, until) != (1, last):
+        pairs, iterations = load(charts.read_pairs, home, view, first, until)
+    if pairs.empty:
         above.caption("No seed of these iterations has both a stale and a fresh score.")
         return
-    above.plotly_chart(pair_chart(pairs.counts), key="pairs", config=PLOT_SETTINGS)
+    above.plotly_chart(charts.pair_chart(pairs), key="pairs", config=PLOT_SETTINGS)
     recorded = int(view.metrics["iteration"].between(first, until).sum())
-    if recorded > len(pairs.iterations):
-        st.caption(f"Seeds of {len(pairs.iterations)} of these {recorded:,} iterations, evenly spread.")
+    if recorded > len(iterations):
+        st.caption(f"Seeds of {len(iterations)} of these {recorded:,} iterations, evenly spread.")
 
 
 def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
     st.subheader("Where the drafts went, and their effect")
     left, right = st.columns(2)
     if any(name in view.metrics for name in ("spread_random", "spread_kept", "spread_rollout")):
-        left.plotly_chart(spread_chart(view), key="spread", config=PLOT_SETTINGS)
+        left.plotly_chart(charts.spread_chart(view), key="spread", config=PLOT_SETTINGS)
     else:
         left.caption("This run has not measured the spread of its groups.")
     if not has_drafts:
         right.caption("No drafts are recorded yet.")
         return
     if gives_verdict(view):
-        right.plotly_chart(success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
+        right.plotly_chart(charts.success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
-    drawn = draft_map(seeds.drafts, gives_verdict(view))
+    drawn = charts.draft_map(seeds.drafts, gives_verdict(view))
     if drawn is None:
         st.caption(f"{prompts} prompts were drafted, most of them in one iteration only: no map of them.")
     else:
@@ -258,14 +226,14 @@ def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
     if seeds.prompts.empty:
         st.caption("Pictures appear with the first iteration.")
         return
-    labels = dict(zip(seeds.prompts["prompt_id"].tolist(), seeds.prompts["prompt"].tolist(), strict=True))
-    newest = dict(zip(seeds.prompts["prompt_id"].tolist(), seeds.prompts["iteration"].tolist(), strict=True))
+    newest = {row["prompt_id"]: row for row in seeds.prompts.to_dict("records")}
     prompt_id = st.selectbox(
-        "Prompt", list(labels), format_func=lambda number: f"{labels[number]} (#{number})",
+        "Prompt", list(newest), format_func=lambda number: f"{newest[number]['prompt']} (#{number})",
         key=f"prompt-{view.row.run_id}",
     )  # fmt: skip
     assert prompt_id is not None, "a select box with options and an index has a choice"
-    images = load(best_and_worst, home, view, prompt_id, _PICTURED_ITERATIONS, until=newest[prompt_id])
+    until = newest[prompt_id]["iteration"]
+    images = load(best_and_worst, home, view, prompt_id, _PICTURED_ITERATIONS, until=until)
     st.html(best_and_worst_html(with_verdicts(images, gives_verdict(view))))
 
 

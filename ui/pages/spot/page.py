@@ -16,7 +16,7 @@ from ui.data.run import IDLE_SPOT_ADVICE, RunView, load
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import fine_percent, markdown_text, moment, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.elements.widgets import offer_downloads, show_rows, show_tile
+from ui.elements.widgets import offer_downloads, show_frame, show_rows, show_tiles
 
 
 def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
@@ -31,18 +31,12 @@ def _show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
         return
     bill = ledger.by_market["spot"]
     paid = f"{short_duration(bill.device_s)} of spot devices, {money(bill.usd, modelled)}."
+    text = f"**Spot devices idle {percent(idle)} of their paid time"
     if unexplored > idle:
-        text = (
-            f"**Spot devices idle {percent(idle)} of their paid time; if they did not explore, "
-            f"{percent(unexplored)}.** {paid}"
-        )
-        st.success(markdown_text(text), icon=":material/bolt:")
+        text += f"; if they did not explore, {percent(unexplored)}.** {paid}"
     else:
-        text = (
-            f"**Spot devices idle {percent(idle)} of their paid time.** {paid} None of it went into "
-            f"exploration. {IDLE_SPOT_ADVICE}"
-        )
-        st.info(markdown_text(text), icon=":material/bolt:")
+        text += f".** {paid} None of it went into exploration. {IDLE_SPOT_ADVICE}"
+    (st.success if unexplored > idle else st.info)(markdown_text(text), icon=":material/bolt:")
 
 
 def _show_imbalance(ledger: Ledger) -> None:
@@ -75,41 +69,30 @@ def _show_imbalance(ledger: Ledger) -> None:
 
 def _show_spot_figures(ledger: Ledger) -> None:
     """Show six figures in a row, with a dash for each that the run does not have."""
-    row = st.container(horizontal=True)
     whole, lost = ledger.spent(), ledger.lost
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
-    show_tile(
-        row, "Spot idle", "-" if idle is None else percent(idle),
-        None if unexplored is None else f"{percent(unexplored)} without exploring",
-        "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
-        "That is at most so: time that others waited for the exploring would not have been paid.",
-    )  # fmt: skip
-    show_tile(
-        row, "Paid device time", short_duration(whole.device_s), usd(whole.usd),
-        "Every second of every device, idle ones too, at the prices of the run's settings.",
-    )  # fmt: skip
     cut_s = sum(loss.cut_s for loss in ledger.losses)
-    show_tile(
-        row, "Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
-        f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
-        "Devices that were preempted or failed. Below, how long they had been in their last state: other "
-        "devices repeat at most that much. A dash for runs of versions that did not record losses.",
-    )  # fmt: skip
-    show_tile(
-        row, "Repeated work", short_duration(lost.device_s), usd(lost.usd),
-        "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint.",
-    )  # fmt: skip
-    show_tile(
-        row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
-        f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
-        "Samples of kept rollouts per paid device-second. Below, the share of samples that produced a "
-        "gradient: those of prompt groups whose scores differ.",
-    )  # fmt: skip
-    show_tile(
-        row, "Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
-        f"{len(ledger.overlaps)} overlaps",
-        "By how much the states differ from the paid time, which is measured apart from them; at most "
-        f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it.",
+    show_tiles(
+        ("Spot idle", "-" if idle is None else percent(idle),
+         None if unexplored is None else f"{percent(unexplored)} without exploring",
+         "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
+         "That is at most so: time that others waited for the exploring would not have been paid."),
+        ("Paid device time", short_duration(whole.device_s), usd(whole.usd),
+         "Every second of every device, idle ones too, at the prices of the run's settings."),
+        ("Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
+         f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
+         "Devices that were preempted or failed. Below, how long they had been in their last state: other "
+         "devices repeat at most that much. A dash for runs of versions that did not record losses."),
+        ("Repeated work", short_duration(lost.device_s), usd(lost.usd),
+         "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint."),
+        ("Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
+         f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
+         "Samples of kept rollouts per paid device-second. Below, the share of samples that produced a "
+         "gradient: those of prompt groups whose scores differ."),
+        ("Unaccounted", fine_percent(ledger.unaccounted_share) if ledger.is_measured else "-",
+         f"{len(ledger.overlaps)} overlaps",
+         "By how much the states differ from the paid time, which is measured apart from them; at most "
+         f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it."),
     )  # fmt: skip
 
 
@@ -170,19 +153,15 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     if share > 0:
         text = f"**Chosen by measured times: {together}**, {percent(share)} of the time of these iterations."
         st.markdown(markdown_text(text))
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "images": degrees["request_class"],
-                "devices that share one": degrees["degree"],
-                "a denoising step (s)": degrees["step_s"].round(4),
-                "steps a device-second": (1 / (degrees["step_s"] * degrees["degree"])).round(2),
-                "chunks timed": degrees["chunks"],
-                "share of the time": [percent(share) for share in degrees["share"]],
-            }
-        ),
-        hide_index=True,
-    )
+    table = {
+        "images": degrees["request_class"],
+        "devices that share one": degrees["degree"],
+        "a denoising step (s)": degrees["step_s"].round(4),
+        "steps a device-second": (1 / (degrees["step_s"] * degrees["degree"])).round(2),
+        "chunks timed": degrees["chunks"],
+        "share of the time": degrees["share"].map(percent),
+    }
+    show_frame(pd.DataFrame(table))
     st.caption(
         "With many images left, the most steps a device-second count; with fewer than devices, the shortest "
         "step. A missing degree was not tried: it could not pay, or there was no time for it yet."

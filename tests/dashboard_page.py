@@ -52,6 +52,11 @@ def sentences(page: AppTest) -> str:
     return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
 
 
+def captions(page: AppTest) -> str:
+    """The small texts, in one."""
+    return "\n".join(caption.value for caption in page.caption)
+
+
 def pictures(page: AppTest) -> str:
     """The HTML of the page's pictures."""
     return next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)

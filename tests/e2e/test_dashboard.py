@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 import time
 
 import pytest
@@ -36,13 +34,6 @@ def opened(**query: str) -> AppTest:
 
 def texts(page: AppTest) -> str:
     return "\n".join(part.value for part in page.markdown)
-
-
-def test_an_empty_home_says_how_to_start(store: RunStore):
-    page = opened()
-    assert page.title[0].value == "No runs yet"
-    assert page.code[0].value == "spotlight train --preset glyphs"
-    assert not any(store.home.path.iterdir()), "looking must not make anything"
 
 
 def test_a_finished_run(recorded: None):
@@ -109,17 +100,6 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
         r"The run failed: out of memory; costs \$5 to \$6. Resume with `spotlight resume live`"
         in sentences(page)
     )
-
-
-def test_a_run_whose_process_is_gone_says_so(store: RunStore):
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    store.create_run("gone", RunConfig(), {}, child.pid)
-    child.kill()
-    child.communicate()
-    page = opened()
-    assert f"process {child.pid} is gone" in sentences(page)
-    assert "spotlight resume gone" in sentences(page)
-    assert store.run("gone").status == "running", "the dashboard only reads"
 
 
 @pytest.mark.parametrize(
@@ -236,13 +216,6 @@ def test_runs_that_differ_in_the_seed_alone_give_an_interval(store: RunStore):
     charts = [str(chart.proto) for chart in page.get("plotly_chart")]
     assert any("Over 2 run seeds" in chart and "95 % interval of the mean" in chart for chart in charts)
     assert any("seed-4 (seed 4)" in caption.value for caption in page.caption)
-
-
-def test_an_error_with_markdown_in_it_is_shown_as_it_was_written(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    store.set_status("r", "failed", "see ![x](http://127.0.0.1/x.png) <b>now</b> and `a_b`")
-    text = sentences(opened())
-    assert r"\!\[x\](http://127.0.0.1/x.png) \<b\>now\</b\> and `a_b`" in text
 
 
 def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):

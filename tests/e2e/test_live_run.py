@@ -70,19 +70,11 @@ def test_the_time_left_is_that_of_the_recent_iterations(live: RunStore):
     assert seconds_left(view, ended_at + 1e6) == 0
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        ("TerminationSignal", "The run was cancelled: it was told to end, by Cancel in Prefect's UI"),
-        ("KeyboardInterrupt", "The run was cancelled: it was stopped with Ctrl-C"),
-        ("KeyboardInterrupt: in the loader", "The run was cancelled: KeyboardInterrupt: in the loader"),
-    ],
-)
-def test_why_a_run_ended_is_said_in_words(store: RunStore, error: str, words: str):
+def test_why_a_run_ended_is_said_in_words(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
-    store.set_status("r", "cancelled", error)
+    store.set_status("r", "cancelled", "TerminationSignal")
     text = sentences(opened_page(page_file("convergence"), {}))
-    assert words in text
+    assert "The run was cancelled: it was told to end, by Cancel in Prefect's UI" in text
     assert "Resume with `spotlight resume r`" in text
 
 

@@ -17,7 +17,17 @@ from storage.record.results import run_result
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
-from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
+from tests.dashboard_page import (
+    CACHE_S,
+    captions,
+    figures,
+    opened_page,
+    page_file,
+    pictures,
+    ran,
+    read_anew,
+    sentences,
+)
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
 from tests.tampering import damage, make_earlier_home, row_files, set_run
@@ -26,15 +36,12 @@ from ui.report.report import report_page
 pytestmark = pytest.mark.xdist_group("recorded")
 
 PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
+FRAMES = ("runs", "convergence")  # a page of all runs and one of a run: what is around each page
 TABLES = ("iterations", "samples", "candidates", "worker_states", "evaluation_images")
 
 
 def opened(name: str, **query: str) -> AppTest:
     return opened_page(page_file(name), query)
-
-
-def captions(page: AppTest) -> str:
-    return "\n".join(caption.value for caption in page.caption)
 
 
 def charts(page: AppTest) -> list[str]:
@@ -54,6 +61,7 @@ def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
     [
         ("runs", "No run has been evaluated yet"),
         ("cost", "Costs appear with the first"),
+        ("spot", "come with the first evaluation or iteration"),
         ("images", "Images appear with the first evaluation"),
         ("health", "The first signs come with the first"),
     ],
@@ -65,13 +73,13 @@ def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, word
     assert not page.get("plotly_chart")
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRAMES)
 def test_a_home_of_an_earlier_version_is_explained(store: RunStore, name: str):
     make_earlier_home(store.home)
     assert "was made by an earlier version" in opened(name).error[0].value
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", FRAMES)
 def test_a_damaged_description_of_a_run_is_named(store: RunStore, name: str):
     store.create_run("r", RunConfig(), {}, os.getpid())
     file = store.home.run("r") / RUN_FILE
@@ -201,12 +209,6 @@ def test_images_in_order_of_what_they_gained(recorded: None):
     page.selectbox[1].select("most lost").run()
     assert not page.exception
     assert pictures(page) != gained
-
-
-def test_a_run_that_keeps_no_images_says_so(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    set_run(store, "r", config={"evaluation": {"gallery": 0}})  # as an earlier version stored it
-    assert "keeps no images" in sentences(opened("images"))
 
 
 def test_the_health_of_a_run(store: RunStore):

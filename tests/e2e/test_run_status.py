@@ -19,7 +19,7 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.record.run_status import Activity, RunLog, read_activity
 from storage.record.run_store import RunStore
-from tests.dashboard_page import opened_page, page_file, ran, read_anew
+from tests.dashboard_page import opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import write_sample_run
 from ui.data.run import read_run
 from ui.report.report import report_page
@@ -44,8 +44,10 @@ def ended_process() -> int:
 
 
 def test_a_run_whose_process_is_gone_is_interrupted_everywhere(store: RunStore):
-    write_sample_run(store, "gone", iterations=1, status="running", pid=ended_process())
+    write_sample_run(store, "gone", iterations=1, status="running", pid=(pid := ended_process()))
     assert words(store, "gone") == ["interrupted"] * 4
+    text = sentences(opened_page(page_file("health"), {}))
+    assert f"process {pid} is gone" in text and "`spotlight resume gone`" in text
     assert store.run("gone").status == "running", "the dashboard only reads"
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
-from storage.home import Home
 from storage.record.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
-from tests.dashboard_page import figures, page_file, read_anew, sentences
+from tests.dashboard_page import captions, figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
 from ui.data import devices as spot_data
@@ -24,20 +22,8 @@ PAGE = page_file("spot")
 START = 1.7e9
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    return RunStore(Home(tmp_path))
-
-
 def opened() -> AppTest:
-    return ran(AppTest.from_file(str(PAGE), default_timeout=280))
-
-
-def ran(page: AppTest) -> AppTest:
-    page.run()
-    assert not page.exception, page.exception
-    return page
+    return opened_page(PAGE, {})
 
 
 def begun(store: RunStore, run_id: str = "r") -> RunStore:
@@ -47,10 +33,6 @@ def begun(store: RunStore, run_id: str = "r") -> RunStore:
 
 def below(page: AppTest, label: str) -> str:
     return next(metric.delta for metric in page.metric if metric.label.partition(" :")[0] == label)
-
-
-def captions(page: AppTest) -> str:
-    return "\n".join(caption.value for caption in page.caption)
 
 
 def charts(page: AppTest) -> dict[str, str]:
@@ -66,19 +48,6 @@ def charts(page: AppTest) -> dict[str, str]:
 
 def gantt(page: AppTest) -> str:
     return charts(page)["What every device did"]
-
-
-def test_an_empty_home_says_how_to_start(store: RunStore):
-    page = opened()
-    assert page.title[0].value == "No runs yet"
-    assert not any(store.home.path.iterdir())
-
-
-def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore):
-    begun(store)
-    page = opened()
-    assert "come with the first evaluation or iteration" in sentences(page)
-    assert not page.metric
 
 
 def test_a_finished_run_that_explored(store: RunStore):
@@ -235,18 +204,14 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
     assert "Time at work (s)" in gantt(page), "54 s a device, not hours"
 
 
-def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+def test_a_long_time_line_is_cut_and_iterations_share_bars(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spot_data, "MOST_INTERVALS", 20)
+    monkeypatch.setattr(spot_data, "_MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
     page = opened()
     assert "The latest 20 of 36 intervals" in captions(page)
+    assert "Each bar is 2 iterations" in captions(page)
     assert "end of 4" in gantt(page)
-
-
-def test_many_iterations_share_a_bar(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spot_data, "_MOST_BARS", 2)
-    write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=9)
-    assert "Each bar is 3 iterations" in captions(opened())
 
 
 def test_groups_that_shared_samples(store: RunStore):

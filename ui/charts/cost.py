@@ -74,7 +74,7 @@ def no_saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> str:
     It can if money was paid, and spot devices worked more than they idled.
 
     Args:
-        compared: result of `on_demand_cost`.
+        compared: from `on_demand_cost`.
         modelled: True if its dollars are modelled.
     """
     idle_s = ledger.spent(market="spot", state="idle").device_s
@@ -149,11 +149,7 @@ _PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discard
 
 
 def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
-    """Return a chart of the cost of iterations, evaluations and discarded work, by market.
-
-    Args:
-        frame: columns phase, market, device_s, usd; at least one row.
-    """
+    """Return a chart of the cost of iterations, evaluations and discarded work, from `bill_by_phase`."""
     recorded = set(frame["phase"])
     names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
     return market_bars(frame, "phase", names, "By phase and market", modelled)

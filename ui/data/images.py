@@ -71,10 +71,6 @@ def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:
     """Return the images that the prompts of a run's pictures ask to edit, as data URIs by prompt_id.
 
     They come from the current prompt file: if the file or an image is gone, they are missing.
-
-    Args:
-        view: data of the run.
-        images: pictures of the run, with a column prompt_id.
     """
     prompt_ids = tuple(sorted(set(images["prompt_id"].tolist())))
     return load_sources(str(view.setting("prompts", "evaluate")), prompt_ids)

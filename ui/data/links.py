@@ -46,7 +46,7 @@ class Link:
         name: name of the place.
         address: address of the page; empty if none is known to answer.
         how: instructions to get there by hand, as Markdown of ours; empty if the address is known.
-        command: command to type for that; empty for none.
+        command: command to type for that.
     """
 
     name: str
@@ -63,11 +63,7 @@ def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] 
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
-    """Return the places of a run, in display order: pages on servers, then its separate evaluations.
-
-    Raises:
-        StorageError: a file of the record is damaged.
-    """
+    """Return the places of a run, in display order: pages on servers, then its separate evaluations."""
     noted, identity, evaluations = _recorded(home, view.row.run_id)
     links = [
         prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), is_prefect),

@@ -1,4 +1,7 @@
-"""All data of one run for its pages, read through one connection and cached; what its settings mean."""
+"""All data of one run for its pages, read through one connection and cached; what its settings mean.
+
+What reads a run raises RunNotFoundError if there is none of that name, and StorageError if a file is damaged.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +114,7 @@ class RunView:
     def newest(self) -> Newest:
         """The times of its latest iteration, evaluation and event."""
         columns = (self.metrics["ended_at"], self.scores["ended_at"], self.events["happened_at"])
-        return Newest(*(max([0.0, *column.tolist()]) for column in columns))
+        return Newest(*(max([0.0, *column]) for column in columns))
 
     @property
     def elapsed_s(self) -> float:
@@ -159,11 +162,9 @@ class RunView:
         with np.errstate(divide="ignore", invalid="ignore"):
             share = self.metric("groups_dropped") / self.metric("groups")
         of_pairs = {name: self.metric(name) for name in ("pair_accuracy", "pair_margin")}
-        courses = {"zero_variance": share, "kl": kl, **of_pairs}
-        if not clips_ratio(self.row.environment):  # such an objective has no ratio
-            unknown = np.full(len(share), np.nan)
-            return courses | {"ratio_deviation": unknown, "clip_share": unknown}
-        return courses | {name: self.metric(name) for name in ("ratio_deviation", "clip_share")}
+        clips = clips_ratio(self.row.environment)  # other objectives have no ratio
+        of_ratio = {name: self.metric(name if clips else "") for name in ("ratio_deviation", "clip_share")}
+        return {"zero_variance": share, "kl": kl, **of_pairs, **of_ratio}
 
     def usd_at(self, iterations: np.ndarray) -> np.ndarray:
         """Return the dollars paid up to the end of each of these iterations, evaluations included."""
@@ -205,12 +206,7 @@ def load_overview(home: Path) -> pd.DataFrame:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_run(home: Path, run_id: str) -> RunView:
-    """Return the data of one run for a page.
-
-    Raises:
-        RunNotFoundError: no run has that identifier.
-        StorageError: a file of the record is damaged.
-    """
+    """Return the data of one run for a page."""
     return read_run(RunStore(Home(home)), run_id)
 
 
@@ -222,9 +218,6 @@ def load(
     Args:
         read: function of an open connection, the run's identifier, and `arguments`.
         until: time of the latest record that matters to it, if not any, such as `newest.evaluation_at`.
-
-    Raises:
-        StorageError: a file of the record is damaged.
     """
     name = f"{read.__module__}.{read.__qualname__}"
     return _load(read, name, home, view.row.run_id, view.newest if until is None else until, arguments)
@@ -251,12 +244,7 @@ def load_activity(home: Path, run_id: str) -> Activity:
 
 
 def read_run(store: RunStore, run_id: str) -> RunView:
-    """Return the same without a cache, for the report.
-
-    Raises:
-        RunNotFoundError: no run has that identifier.
-        StorageError: a file of the record is damaged.
-    """
+    """Return the same without a cache, for the report."""
     with store.reading(run_id) as connection:
         row = store.run(run_id)
         activity = activity_of(store.home, row)

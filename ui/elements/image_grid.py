@@ -26,6 +26,8 @@ _STYLE = """
 .sl-zoom summary {list-style: none; cursor: zoom-in;}
 .sl-zoom[open] {grid-column: 1 / -1; max-width: 560px;} .sl-zoom[open] summary {cursor: zoom-out;}
 .sl-large {display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px;}
+.sl-one img {width: 100%; image-rendering: pixelated; border-radius: 4px;}
+.sl-compared .sl-when {overflow-wrap: anywhere;}
 """
 _STYLE += f"""
 .sl-good {{color: {LEVEL_COLOURS["passed"]}; font-weight: 600;}} .sl-bad {{opacity: .75;}}
@@ -52,7 +54,7 @@ def best_and_worst_html(images: pd.DataFrame) -> str:
             draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
             sides += _side(row, "", f"{row['place']}: seed {row['seed_index']}{draft}")
         cards.append(_framed(f"Iteration {iteration}", "", sides))
-    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_note(images)}'
+    return _grid(cards) + _note(images)
 
 
 def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -63,25 +65,18 @@ def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) 
         sources: data URI of the image that a prompt asks to edit, by prompt_id; it is shown first.
     """
     cards = []
-    for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
-        rows = _rows(part)
+    for rows in _by_prompt(images):
         sides = _source(rows[0], sources)
         for row in rows:  # <details> opens and closes by mouse and keyboard without a script
             picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
             when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
             sides += f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
-        cards.append(_framed(rows[0]["prompt"], f"seed {rows[0]['seed_index']}", sides, "sl-course"))
-    grid = f'<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
-    return f"{_STYLE}{grid}{_note(images)}"
+        cards.append(_prompt_card(rows[0], sides, "sl-course"))
+    return _grid(cards, attributes=' style="grid-template-columns: 1fr"') + _note(images)
 
 
 def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """Return one prompt's pictures, enlarged.
-
-    Args:
-        images: as for `course_html`, of one prompt and seed.
-        sources: as for `course_html`.
-    """
+    """Return the pictures of one prompt and seed, enlarged; arguments as for `course_html`."""
     rows = _rows(images)
     sides = _source(rows[0], sources) if rows else ""
     sides += "".join(_side(row, "", _when(row["iteration"])) for row in rows)
@@ -89,36 +84,21 @@ def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -
 
 
 def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
-    """Return a card per prompt with its picture at one evaluation and what the scorer read in it.
-
-    Args:
-        images: as for `course_html`, of one evaluation.
-        sources: as for `course_html`.
-    """
+    """Return a card per prompt with its picture and the scorer's reading; arguments as for `course_html`."""
     cards = []
     for row in _rows(images):
         picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
-        sides = f"{_source(row, sources)}{picture}{read}"
-        cards.append(_framed(row["prompt"], f"seed {row['seed_index']}", sides, "sl-one"))
-    style = "<style>.sl-one img {width: 100%; image-rendering: pixelated; border-radius: 4px;}</style>"
-    return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
+        cards.append(_prompt_card(row, f"{_source(row, sources)}{picture}{read}", "sl-one"))
+    return _grid(cards, " sl-evaluation")
 
 
 def compared_html(images: pd.DataFrame) -> str:
-    """Return a card per prompt with the picture of each run.
-
-    Args:
-        images: frame from `storage.record.queries.images.latest_pictures`.
-    """
+    """Return a card per prompt with the picture of each run, from `queries.images.latest_pictures`."""
     cards = []
-    for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
-        rows = _rows(part)
-        sides = "".join(
-            _side(row, "", html.escape(f"{row['run_id']}, {_when(row['iteration'])}")) for row in rows
-        )
-        cards.append(_framed(rows[0]["prompt"], f"seed {rows[0]['seed_index']}", sides, "sl-course"))
-    style = "<style>.sl-compared .sl-when {overflow-wrap: anywhere;}</style>"
-    return f'{_STYLE}{style}<div class="sl-grid sl-compared">{"".join(cards)}</div>{_note(images)}'
+    for rows in _by_prompt(images):
+        named = [(row, html.escape(f"{row['run_id']}, {_when(row['iteration'])}")) for row in rows]
+        cards.append(_prompt_card(rows[0], "".join(_side(row, "", name) for row, name in named), "sl-course"))
+    return _grid(cards, " sl-compared") + _note(images)
 
 
 def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
@@ -134,9 +114,16 @@ def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None)
         source, sides = _source(row, sources), _side(row, "_before", _when(before))
         if after != before:
             sides += _side(row, "_after", _when(after))
-        style = "sl-pair sl-three" if source else "sl-pair"
-        cards.append(_framed(row["prompt"], f"seed {row['seed_index']}", source + sides, style))
-    return f'{_STYLE}<div class="sl-grid sl-gallery">{"".join(cards)}</div>{_note(images)}'
+        cards.append(_prompt_card(row, source + sides, "sl-pair sl-three" if source else "sl-pair"))
+    return _grid(cards, " sl-gallery") + _note(images)
+
+
+def _grid(cards: list[str], style: str = "", attributes: str = "") -> str:
+    return f'{_STYLE}<div class="sl-grid{style}"{attributes}>{"".join(cards)}</div>'
+
+
+def _by_prompt(images: pd.DataFrame) -> list[list[dict]]:
+    return [_rows(part) for _, part in images.groupby(["prompt_id", "seed_index"], sort=False)]
 
 
 def _note(images: pd.DataFrame) -> str:
@@ -167,6 +154,10 @@ def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
         f'<div class="sl-card"><div class="sl-prompt">{html.escape(title)} <span class="sl-when">{remark}'
         f'</span></div><div class="{style}">{sides}</div></div>'
     )
+
+
+def _prompt_card(row: dict, sides: str, style: str) -> str:
+    return _framed(row["prompt"], f"seed {row['seed_index']}", sides, style)
 
 
 def _side(row: dict, suffix: str, when: str) -> str:

@@ -60,12 +60,7 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
 
 
 def report_page(store: RunStore, run_id: str) -> str:
-    """Return the report as HTML.
-
-    Raises:
-        RunNotFoundError: there is no such run.
-        StorageError: a file of the record is damaged.
-    """
+    """Return the report as HTML; the errors are those of `write_report`."""
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
     with store.reading(run_id) as connection:

@@ -20,6 +20,7 @@ from ui.data.images import load_sources
 from ui.elements.formatting import (
     chart_text,
     duration,
+    ending_in_words,
     figure,
     fine_percent,
     markdown_text,
@@ -73,6 +74,11 @@ def test_shares_and_figures():
         "-",
     ]
     assert markdown_text("$5 to $6") == r"\$5 to \$6"
+
+
+def test_only_a_bare_signal_is_put_in_words():
+    assert ending_in_words("KeyboardInterrupt") == "it was stopped with Ctrl-C"
+    assert ending_in_words("KeyboardInterrupt: in the loader") == "KeyboardInterrupt: in the loader"
 
 
 def test_text_of_others_keeps_its_code_and_loses_its_markup():

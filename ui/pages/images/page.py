@@ -53,8 +53,6 @@ def _show_images(home: Path, view: RunView) -> None:
         _show_evaluation(home, view, images, evaluations)
         _show_large(home, view, images, evaluations)
         offer_downloads(view.row.run_id, {"scores of the pictured images": images})
-    elif view.setting("evaluation", "gallery") == 0:  # a setting of earlier versions
-        st.info("This run keeps no images.", icon=":material/image_not_supported:")
     else:
         st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
 

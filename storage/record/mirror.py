@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """The files of a run that change; all others are written once."""
 
-_TELLING = (PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
+_TELLING = (MANIFEST, PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
 """The first of these present tells two folders of one name apart, by times or contents; it is copied last."""
 
 
@@ -115,7 +115,13 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
     if newest is None:
         return
     for iteration in {newest} if pinned is None else {newest, pinned}:
-        _copy_checkpoint(there, run / _checkpoint(iteration), _checkpoint(iteration))
+        source = run / _checkpoint(iteration)
+        try:
+            _copy_folder(there, source, _checkpoint(iteration))
+        except FileNotFoundError:
+            if source.is_dir():
+                raise
+            # Newer checkpoints have come meanwhile, and this one is gone.
     if pinned is not None:
         there.pipe_file(PINNED, str(pinned).encode())
     kept = {*[iteration for iteration in _checkpoints(there) if iteration <= newest][-KEPT:], pinned}
@@ -150,7 +156,7 @@ def _copy_rows(there: DirFileSystem, run: Path, copied: set[str]) -> None:
 
 
 def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
-    """Copy the rows of a folder, unless an earlier life did; its checkpoint comes later."""
+    """Copy the files of a folder, the telling one last, unless an earlier life did."""
     sizes = {path.name: path.stat().st_size for path in source.iterdir() if path.is_file()}
     telling = next((name for name in _TELLING if name in sizes), "")
     copied = _sizes(there, target)
@@ -172,35 +178,17 @@ def _copy_folder(there: DirFileSystem, source: Path, target: str) -> None:
     _finish(there, target)
 
 
-def _copy_checkpoint(there: DirFileSystem, source: Path, target: str) -> None:
-    manifest = f"{target}/{MANIFEST}"
-    try:
-        content = (source / MANIFEST).read_bytes()
-        if there.exists(manifest):
-            if there.cat_file(manifest) == content:
-                return
-            there.rm_file(manifest)  # of an earlier life, which saved the iteration too
-        there.makedirs(target, exist_ok=True)
-        for path in sorted(source.iterdir()):
-            if path.name != MANIFEST:
-                there.put_file(str(path), f"{target}/{path.name}")
-        there.pipe_file(manifest, content)
-    except FileNotFoundError:
-        if source.is_dir():
-            raise
-        # Newer checkpoints have come meanwhile, and this one is gone.
-
-
 def _copying(there: DirFileSystem, target: str) -> str:
     """Return the path at which to write the future `target`: elsewhere in a folder, as readers may come."""
     from fsspec.implementations.local import LocalFileSystem
 
-    return f".copying-{target}" if isinstance(there.fs, LocalFileSystem) else target
+    return f".copying-{target.replace('/', '-')}" if isinstance(there.fs, LocalFileSystem) else target
 
 
 def _finish(there: DirFileSystem, target: str) -> None:
     """Rename what was written elsewhere to its final name, in one step."""
     if (copying := _copying(there, target)) != target:
+        there.makedirs(target.rpartition("/")[0], exist_ok=True)
         there.mv(copying, target)
 
 

@@ -152,12 +152,7 @@ def held_out_scores(store: RunStore, run_id: str) -> dict[int, dict[int, float]]
 def last_recorded_at(store: RunStore, run_id: str) -> float | None:
     """Return the end of the newest record of a run (Unix seconds), discarded work included; None before."""
     with store.reading(run_id) as connection:
-        row = connection.execute(
-            "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "
-            "UNION ALL SELECT ended_at FROM iterations WHERE run_id = $run "
-            "UNION ALL SELECT ended_at FROM evaluations WHERE run_id = $run)",
-            {"run": run_id},
-        ).fetchone()
+        row = connection.execute(f"SELECT max(ended_at) FROM ({SPANS}) WHERE run_id = ?", [run_id]).fetchone()
     return None if row is None else row[0]
 
 

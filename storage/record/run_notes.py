@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from storage.clock import now
-from storage.errors import ConfigurationError, RunNotFoundError, quoted
+from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.record.run_folder import NOTES_FILE, RunFolder
+from storage.record.run_store import RunStore
 
 MOST_TAGS = 20
 LONGEST_TAG = 40
@@ -73,7 +74,7 @@ class NoteStore:
             raise ConfigurationError(
                 f"the note has {len(note):,} characters, at most {LONGEST_NOTE:,} are kept; shorten it"
             )
-        folder = self._known(run_id)
+        folder = RunStore(self.home).known(run_id)
         changed = RunNotes()
 
         def noted(values: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class NoteStore:
             RunNotFoundError: there is no such run.
         """
         link = {"address": address, "noted_at": now()}
-        self._known(run_id).change(
+        RunStore(self.home).known(run_id).change(
             NOTES_FILE, lambda values: values | {"links": values.get("links", {}) | {place: link}}
         )
 
@@ -107,12 +108,6 @@ class NoteStore:
         """Return the addresses of other pages of a run, by place."""
         links = RunFolder(self.home.run(run_id)).notes().get("links", {})
         return {place: link["address"] for place, link in links.items()}
-
-    def _known(self, run_id: str) -> RunFolder:
-        folder = RunFolder(self.home.run(run_id))
-        if not folder.exists:
-            raise RunNotFoundError(f"no run {quoted(run_id)}; `spotlight runs` lists all of them")
-        return folder
 
 
 def _notes(values: dict[str, Any]) -> RunNotes:

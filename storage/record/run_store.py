@@ -114,14 +114,12 @@ class RunStore:
             "status": "running",
             "created_at": now() if at is None else at,
             "ended_at": None,
-            "host": socket.gethostname(),
-            "pid": pid,
-            "process_started_at": _process_start(pid),
+            **_driver(pid),
             "config": config.model_dump(mode="json"),
             "environment": dict(environment),
             "summary": {},
             "error": None,
-            "lives": [_new_life()],
+            "lives": [uuid.uuid4().hex],
         }
         if not self.folder(run_id).create(identity):
             raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
@@ -139,13 +137,12 @@ class RunStore:
         Raises:
             ConfigurationError: the run is finished, or another process works on it.
         """
-        folder = self._known(run_id)
-        driver = {"host": socket.gethostname(), "pid": pid, "process_started_at": _process_start(pid)}
+        folder = self.known(run_id)
 
         def resumed(identity: dict[str, Any]) -> dict[str, Any]:
             check_resumable(_row(folder, identity), pid)
-            lives = [*identity["lives"], _new_life()]
-            return identity | driver | {"status": "running", "ended_at": None, "error": None, "lives": lives}
+            life = {"status": "running", "ended_at": None, "error": None, **_driver(pid)}
+            return identity | life | {"lives": [*identity["lives"], uuid.uuid4().hex]}
 
         folder.change(RUN_FILE, resumed)
         refresh_catalogue(self.home)  # a home that was moved or fetched has none yet
@@ -182,7 +179,7 @@ class RunStore:
         Raises:
             ConfigurationError: the run has already done that many, or another process works on it.
         """
-        folder, limits = self._known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
+        folder, limits = self.known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
         before: dict[str, float] = {}
 
         def changed(identity: dict[str, Any]) -> dict[str, Any]:
@@ -199,7 +196,7 @@ class RunStore:
 
     def set_fact(self, run_id: str, name: str, value: str) -> None:
         """Store a fact with a run's environment, in place of an earlier value."""
-        self._known(run_id).change(
+        self.known(run_id).change(
             RUN_FILE, lambda run: run | {"environment": run["environment"] | {name: value}}
         )
 
@@ -210,12 +207,12 @@ class RunStore:
     def commit_iteration(self, record: IterationRecord) -> None:
         """Write an iteration's rows by one rename; a run that goes back first discards what it does again."""
         rows = iteration_rows(record)
-        self._known(record.run_id).commit("iteration", record.iteration, rows)
+        self.known(record.run_id).commit("iteration", record.iteration, rows)
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
         """Write an evaluation's rows by one rename, replacing earlier ones."""
         rows = evaluation_rows(record)
-        self._known(record.run_id).commit("evaluation", record.iteration, rows)
+        self.known(record.run_id).commit("evaluation", record.iteration, rows)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Record something a person should see beside the figures (a resume, a preemption, a warning).
@@ -223,14 +220,14 @@ class RunStore:
         Args:
             kind: kind of event, such as `staleness`.
         """
-        self._known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
+        self.known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
 
     def discard_after(self, run_id: str, iteration: int) -> None:
         """Drop iterations and evaluations above `iteration`; a resumed run does them again.
 
         Their device time stays on the bill, as state `lost`.
         """
-        self._known(run_id).discard_after(iteration)
+        self.known(run_id).discard_after(iteration)
 
     def compact(self, run_id: str, before: int | None = None) -> None:
         """Write rows of many iterations into one file per table, if there are enough of them.
@@ -239,7 +236,7 @@ class RunStore:
             before: oldest iteration to which it may go back; None for all, as it has ended.
         """
         try:
-            self._known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
+            self.known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
         except StorageError as error:  # the rows still exist
             _logger.warning("the rows of run %s stay in many files: %s", run_id, error)
 
@@ -273,12 +270,8 @@ class RunStore:
         return marked
 
     def run(self, run_id: str) -> RunRow:
-        """Return a run as described by its folder.
-
-        Raises:
-            RunNotFoundError: no run has that identifier; the message suggests similar ones.
-        """
-        folder = self._known(run_id)
+        """Return a run as described by its folder; refuse one that does not exist as `known` does."""
+        folder = self.known(run_id)
         return _row(folder, folder.identity())
 
     def runs(self) -> list[RunRow]:
@@ -288,8 +281,12 @@ class RunStore:
         rows = [_row(folder, folder.identity()) for folder in folders if folder.exists]
         return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
-    def _known(self, run_id: str) -> RunFolder:
-        """Return the folder of a run that must exist."""
+    def known(self, run_id: str) -> RunFolder:
+        """Return the folder of a run that must exist.
+
+        Raises:
+            RunNotFoundError: no run has that identifier; the message suggests similar ones.
+        """
         folder = self.folder(run_id)
         if not folder.exists:
             raise self._not_found(run_id)
@@ -319,7 +316,7 @@ class RunStore:
         return self.folder(row.run_id).change(RUN_FILE, interrupted)
 
     def _update(self, run_id: str, values: Mapping[str, Any]) -> None:
-        self._known(run_id).change(RUN_FILE, lambda identity: {**identity, **values})
+        self.known(run_id).change(RUN_FILE, lambda identity: {**identity, **values})
 
 
 def bare_folders(home: Home) -> str:
@@ -437,14 +434,10 @@ def _limits(config: RunConfig) -> dict[str, float]:
     return {"iterations": config.iterations, **budget}
 
 
-def _new_life() -> str:
-    """Return an identifier for the time from a start or resumption of a run to its end."""
-    return uuid.uuid4().hex
-
-
-def _process_start(pid: int) -> float | None:
-    """Return when the process began, in seconds since the boot; None if there is no such process."""
+def _driver(pid: int) -> dict[str, Any]:
+    """Return what tells a process of this machine from all others; its start is None if there is none."""
     try:
-        return process_start_s(pid)
+        started_s = process_start_s(pid)
     except psutil.Error:
-        return None
+        started_s = None
+    return {"host": socket.gethostname(), "pid": pid, "process_started_at": started_s}

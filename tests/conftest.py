@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 import flows  # noqa: F401  (switches telemetry off)
 
 if TYPE_CHECKING:
+    from storage.record.run_store import RunStore
     from tests.running_up import RunningUp
 
 # Times on a shared machine say nothing, and a failure must be the same one tomorrow. `make test-all` takes
@@ -98,3 +99,20 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
     folder.chmod(0o755)  # as a person makes it
     with running_up(Home(folder)) as running:
         yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """The runs of a home that nothing has made yet."""
+    from storage.home import Home
+    from storage.record.run_store import RunStore
+
+    return RunStore(Home(tmp_path / "home"))
+
+
+@pytest.fixture
+def run_r(store: RunStore) -> None:
+    """Adds a run `r` of this process."""
+    from storage.config.run_config import RunConfig
+
+    store.create_run("r", RunConfig(), {}, os.getpid())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.home import Home
 from storage.ledger.ledger import (
     Ledger,
     Spent,
@@ -34,12 +32,7 @@ from storage.record.results import run_result
 from storage.record.run_store import RunStore
 from tests.sample_run import paid_for, write_sample_run
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    store = RunStore(Home(tmp_path))
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    return store
+pytestmark = pytest.mark.usefixtures("run_r")
 
 
 def reserved(state: DeviceState, start: float, end: float, worker: str = "reserved-0") -> StateInterval:

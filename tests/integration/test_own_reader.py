@@ -14,7 +14,6 @@ import storage.readers.following
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
-from storage.home import Home
 from storage.readers.follower import REPORT, position_file
 from storage.readers.following import Readers, send_evaluation
 from storage.readers.protocol import ReadRun
@@ -95,11 +94,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     module = importlib.import_module("kept_by_tests.reader")
     yield module
     module.goes_on.set()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(Home(tmp_path / "home").ensure())
 
 
 def kinds(own: Any) -> list[str]:

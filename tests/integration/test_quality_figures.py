@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from storage.config.run_config import RunConfig
 from storage.evaluations.quality import quality_verdict
-from storage.home import Home
 from storage.record.queries.images import figure_means, paired_figures
 from storage.record.records import EvaluationRecord, JudgedImage
 from storage.record.results import held_out_scores, run_result
@@ -20,12 +16,7 @@ from ui.data.images import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.charts import part_charts, quality_charts, quality_table, score_chart
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    store = RunStore(Home(tmp_path))
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    return store
+pytestmark = pytest.mark.usefixtures("run_r")
 
 
 def evaluation(iteration: int, score: float, distance: float, **more: float) -> EvaluationRecord:

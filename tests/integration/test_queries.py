@@ -6,13 +6,11 @@ import dataclasses
 import math
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.config.run_config import RunConfig
-from storage.home import Home
 from storage.record.queries import comparisons as comparison_queries
 from storage.record.queries import images as image_queries
 from storage.record.queries import runs as queries
@@ -24,11 +22,6 @@ from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from ui.pages.convergence.charts import read_seed_courses
 from ui.pages.runs import data as runs_data
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(Home(tmp_path))
 
 
 def test_odd_values_survive(store: RunStore):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
-from pathlib import Path
 
 import pytest
 
-from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
-from storage.home import Home
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    store = RunStore(Home(tmp_path))
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    return store
+pytestmark = pytest.mark.usefixtures("run_r")
 
 
 def test_what_is_not_given_stays(store: RunStore):

@@ -27,11 +27,6 @@ TABLES = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(Home(tmp_path))
-
-
 def contents(store: RunStore) -> dict[str, list[tuple]]:
     """Every row of every table."""
     with store.reading() as connection:

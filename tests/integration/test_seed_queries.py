@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from storage.config.run_config import RunConfig
 from storage.errors import StorageError
-from storage.home import Home
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
 from storage.record.records import (
@@ -27,11 +23,7 @@ from storage.record.run_store import RunStore
 PNG = b"\x89PNG"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    store = RunStore(Home(tmp_path))
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    return store
+pytestmark = pytest.mark.usefixtures("run_r")
 
 
 def draft(

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,40 +65,17 @@ def test_older_ones_go(store: CheckpointStore):
     assert names(store.folder / "iteration-000001") == [], "rows would stay"
 
 
-def damage_truncate(path: Path) -> None:
-    os.truncate(path / "optimizer.pt", 10)
+def replaced(name: str, old: bytes, new: bytes) -> Callable[[Path], object]:
+    return lambda path: (path / name).write_bytes((path / name).read_bytes().replace(old, new, 1))
 
 
-def damage_flip(path: Path) -> None:
-    content = bytearray((path / "optimizer.pt").read_bytes())
-    content[7] ^= 1
-    (path / "optimizer.pt").write_bytes(content)
-
-
-def damage_missing_blob(path: Path) -> None:
-    (path / "optimizer.pt").unlink()
-
-
-def damage_missing_manifest(path: Path) -> None:
-    (path / "manifest.json").unlink()
-
-
-def damage_manifest(path: Path) -> None:
-    manifest = path / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"iteration": 2', '"iteration": 3'))
-
-
-def damage_torn_manifest(path: Path) -> None:
-    os.truncate(path / "manifest.json", 25)
-
-
-DAMAGES = [
-    damage_truncate,
-    damage_flip,
-    damage_missing_blob,
-    damage_missing_manifest,
-    damage_manifest,
-    damage_torn_manifest,
+DAMAGES: list[Callable[[Path], object]] = [
+    lambda path: os.truncate(path / "optimizer.pt", 10),
+    replaced("optimizer.pt", b"\x07", b"\x06"),
+    lambda path: (path / "optimizer.pt").unlink(),
+    lambda path: (path / "manifest.json").unlink(),
+    replaced("manifest.json", b'"iteration": 2', b'"iteration": 3'),
+    lambda path: os.truncate(path / "manifest.json", 25),
 ]
 
 
@@ -120,8 +98,8 @@ def test_a_damaged_newest_one_is_passed_over_and_told(
 
 
 def test_all_damaged_is_an_error(store: CheckpointStore):
-    damage_flip(save(store, 1))
-    damage_truncate(save(store, 2))
+    DAMAGES[1](save(store, 1))
+    DAMAGES[0](save(store, 2))
     with pytest.raises(CheckpointError, match=r"iteration-000002.*iteration-000001"):
         store.load_latest()
 
@@ -129,7 +107,7 @@ def test_all_damaged_is_an_error(store: CheckpointStore):
 def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
     store = CheckpointStore(tmp_path, keep=1)
     save(store, 5)
-    damage_flip(store.folder / "iteration-000005" / "checkpoint")
+    DAMAGES[1](store.folder / "iteration-000005" / "checkpoint")
     save(store, 4)
     assert store.iterations() == [4]
     loaded = store.load_latest()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
-from storage.config.run_config import RunConfig
 from storage.errors import StorageError
-from storage.home import Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.records import IterationRecord, PaidTime
 from storage.record.row_folders import PART_FILE
@@ -19,12 +15,7 @@ from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows
 from tests.sample_run import evaluation_record
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    store = RunStore(Home(tmp_path))
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    return store
+pytestmark = pytest.mark.usefixtures("run_r")
 
 
 def record(iteration: int, life: float = 0.0) -> IterationRecord:

@@ -199,19 +199,6 @@ def test_an_unfinished_run_is_no_reference(recorded: RunStore):
         reference_of(recorded, "three")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "scores": 3}'])
-def test_a_file_that_is_no_reference_is_refused(text: str, tmp_path: Path):
-    file = tmp_path / "bad.json"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"bad\.json is no reference .*--write FILE"):
-        read_reference(file)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match="No such file"):
-        read_reference(tmp_path / "none.json")
-
-
 def done(name: str, started_at: float, verdict: str = "recorded", series: str = "glyphs") -> Reproduction:
     whole = Reproduction(
         name, series, "train", "one", f"run-{name}", started_at, started_at + 1, "recorded", "said", 0.5, 0.6,

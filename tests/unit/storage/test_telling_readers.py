@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ import storage.readers.following
 import storage.readers.telling_readers as telling
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
-from storage.home import DASHBOARD_URL_VARIABLE, Home
+from storage.home import DASHBOARD_URL_VARIABLE
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
@@ -39,11 +38,6 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(storage.readers.following, "RETRY_S", 0.05)
     monkeypatch.setattr(telling, "_ANSWER_LIMIT_S", 0.5)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    return RunStore(Home(tmp_path / "home").ensure())
 
 
 class Hook:

@@ -18,14 +18,6 @@ from tests.answering import answering
 from tests.running_up import free_port
 
 
-@pytest.mark.parametrize(
-    "uri", ["localhost:5000", "ftp://a", "http://", "http://[::1", "http://a:b", "http://a/#/experiments/1"]
-)
-def test_what_is_no_address_is_refused(uri: str):
-    with pytest.raises(ValidationError, match="give the address of an MLflow server, as in http://HOST:5000"):
-        RunConfig.model_validate({"tracking": {"uri": uri}})
-
-
 def test_a_login_is_not_taken_into_the_settings():
     with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_USERNAME") as refusal:
         RunConfig.model_validate({"tracking": {"uri": "https://ada:secret@mlflow.example.org"}})
@@ -75,11 +67,6 @@ def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatc
     assert configuration_to_resume(there, None, None) == RunConfig()
     monkeypatch.setenv(READERS_VARIABLE, '["tensorboard"]')
     assert configuration_to_resume(there, None, None).tracking.to == ("tensorboard",)
-
-
-def test_a_reader_is_named_once():
-    with pytest.raises(ValidationError, match="name each reader once"):
-        RunConfig.model_validate({"tracking": {"to": ["mlflow", "mlflow"]}})
 
 
 def test_figures_stand_in_sections():

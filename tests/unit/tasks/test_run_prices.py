@@ -6,10 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from flows.post_train import prices_of
-from storage.config.run_config import PriceConfig, RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.record.run_store import RunStore
@@ -93,11 +92,3 @@ def test_offers_that_cannot_be_had_are_refused(book: Path, offer: str, message: 
 def test_a_book_that_cannot_be_read_is_refused(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="check the path"):
         with_prices(config(tmp_path / "none.csv"))
-
-
-def test_settings_that_do_not_fit_together_are_refused():
-    with pytest.raises(ValidationError, match=r"price.offer='H100@here' without price.book"):
-        PriceConfig(offer="H100@here")
-    for offer in ("", "H100", "@here", "H100@", "H100@here,"):
-        with pytest.raises(ValidationError, match=r"price.offer is .* say which, as in H100@gcp"):
-            PriceConfig(book="prices.csv", offer=offer)

@@ -20,6 +20,7 @@ from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore, bare_folders
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_seeds import explored
+from tests.tampering import make_earlier_home
 
 TABLES = (
     "runs", "iterations", "iteration_metrics", "prompts", "samples", "evaluations", "evaluation_images",
@@ -309,7 +310,7 @@ class TestTheFolder:
         assert (run / "notes of mine.txt").exists()
 
     def test_a_home_of_an_earlier_version_is_refused(self, store: RunStore):
-        store.home.database.write_bytes(b"rows of an earlier version")
+        make_earlier_home(store.home)
         for attempt in (store.runs, store.home.ensure, lambda: store.create_run("r", RunConfig(), {}, 1)):
             with pytest.raises(StorageError, match=r"made by an earlier version.*SPOTLIGHT_HOME"):
                 attempt()

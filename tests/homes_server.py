@@ -24,6 +24,6 @@ def noted_server(home: Home, asks: bool = True) -> Iterator[ServerNote]:
     login = f"Basic {base64.b64encode(home_password(home.ensure()).encode()).decode()}"
     with answering(200, "{}", login if asks else "") as url, closing(FileLock(note_file(home))) as lock:
         note = ServerNote(os.getpid(), "127.0.0.1", int(url.rpartition(":")[2]))
-        assert lock.attempt(exclusive=True)
-        lock.write_note(note)
+        assert lock.attempt()
+        lock.write(note)
         yield note

@@ -75,9 +75,9 @@ class UpOptions:
     nightly: Nightly = field(default_factory=Nightly)
 
     @property
-    def server_url(self) -> str:
-        """The Prefect server's address as this machine sees it."""
-        return f"http://{reachable(self.host)}:{self.server_port}"
+    def server(self) -> ServerNote:
+        """The note of an `up`: where Prefect's server listens."""
+        return ServerNote(os.getpid(), self.host, self.server_port, self.names)
 
     @property
     def dashboard_url(self) -> str:
@@ -219,13 +219,13 @@ def down(home: Home) -> list[str]:
         return []
     with closing(FileLock(file)) as lock:
         _note_of_this_machine(home)
-        if not lock.attempt(exclusive=True):
+        if not lock.attempt():
             if (note := _note_of_this_machine(home)) is not None:
                 ended.append(f"up (process {note.pid})")
                 with suppress(ProcessLookupError):
                     os.kill(note.pid, signal.SIGTERM)
-            lock.acquire(True, 2 * ENDING_S, f"a `spotlight up` or `spotlight down` of {home.path}")
-        lock.rewrite("")
+            lock.acquire(2 * ENDING_S, f"a `spotlight up` or `spotlight down` of {home.path}")
+        lock.write(None)
         left = {process: _in_words(process) for process in left_of(home)}
         # The process that serves the deployments ends its runs in order, which tell the server.
         end_processes([process for process, words in left.items() if SERVING_MODULE in words])
@@ -247,14 +247,14 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
     """
     with closing(FileLock(state_file(home.ensure()))) as lock:
         _note_of_this_machine(home)
-        if not lock.attempt(exclusive=True):
+        if not lock.attempt():
             note = _note_of_this_machine(home)
             holder = f" (process {note.pid}, {note.ui_url})" if note else ", or `spotlight down` ends it"
             raise ServerError(
                 f"`spotlight up` runs already for {home.path}{holder}; use it, end it with `spotlight down`, "
                 "or set SPOTLIGHT_HOME to another folder"
             )
-        lock.write_note(ServerNote(os.getpid(), options.host, options.server_port, options.names))
+        lock.write(options.server)
         try:
             if left := left_of(home):
                 named = ", ".join(map(_in_words, left[:4]))
@@ -264,7 +264,7 @@ def sole_supervisor(home: Home, options: UpOptions) -> Iterator[None]:
                 )
             yield
         finally:
-            lock.rewrite("")
+            lock.write(None)
 
 
 def _note_of_this_machine(home: Home) -> ServerNote | None:
@@ -327,7 +327,7 @@ def _check(home: Home, options: UpOptions) -> None:
 
 def _say_where(home: Home, options: UpOptions) -> None:
     reporter().note(
-        f"Prefect UI: {options.server_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
+        f"Prefect UI: {options.server.ui_url}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
         f"dashboard:  {options.dashboard_url} (look at runs)\n"
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"

@@ -17,8 +17,8 @@ import threading
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import prefect.flow_engine
@@ -73,7 +73,7 @@ def signals_cancel() -> Iterator[None]:
 
     Prefect's own handler of SIGTERM would raise again in the middle of the shutdown.
     """
-    with ends_are_cancellations(), _replaced(prefect.flow_engine, "capture_sigterm", nullcontext):
+    with ends_are_cancellations(), patch.object(prefect.flow_engine, "capture_sigterm", nullcontext):
         yield
 
 
@@ -93,8 +93,8 @@ def ends_are_cancellations() -> Iterator[None]:
         return _cancelled_by(error) or of_task(error, *arguments)
 
     with (
-        _replaced(prefect.flow_engine, "exception_to_crashed_state", flow_state),
-        _replaced(prefect.task_engine, "exception_to_crashed_state_sync", task_state),
+        patch.object(prefect.flow_engine, "exception_to_crashed_state", flow_state),
+        patch.object(prefect.task_engine, "exception_to_crashed_state_sync", task_state),
     ):
         yield
 
@@ -125,16 +125,6 @@ def gone_soon_when_cancelled() -> Iterator[None]:
     finally:
         if not cancelled:
             atexit.unregister(leave)
-
-
-@contextmanager
-def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 def _cancelled_by(error: BaseException) -> State[Any] | None:

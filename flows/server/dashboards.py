@@ -110,8 +110,8 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
             home.ensure()
             lock = FileLock(_note_file(home))
             held.callback(lock.close)
-            if lock.attempt(exclusive=True):
-                lock.write_note(ServerNote(os.getpid(), host, port))
+            if lock.attempt():
+                lock.write(ServerNote(os.getpid(), host, port))
         yield
 
 

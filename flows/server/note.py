@@ -56,44 +56,35 @@ class FileLock:
     def __init__(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        """The file descriptor; a child process that inherits it holds the lock too."""
 
-    def attempt(self, exclusive: bool) -> bool:
-        """Take the lock if it is free right now; a shared lock already held is released if not."""
-        kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    def attempt(self, shared: bool = False) -> bool:
+        """Take the lock if it is free right now."""
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self.descriptor, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
-    def acquire(self, exclusive: bool, limit_s: float, holder: str) -> None:
-        """Take the lock within a limit.
-
-        Args:
-            exclusive: True to wait for any other holder, shared or not.
-            limit_s: seconds to wait at most.
-            holder: the holder in words, for the error.
+    def acquire(self, limit_s: float, holder: str) -> None:
+        """Take the lock within a limit of seconds.
 
         Raises:
-            ServerError: the process that `holder` names did not release it.
+            ServerError: the process that `holder` describes did not release it.
         """
         deadline = time.monotonic() + limit_s
-        while not self.attempt(exclusive):
+        while not self.attempt():
             if time.monotonic() > deadline:
                 raise ServerError(
                     f"{holder} did not release its lock within {limit_s:g} s; look for its process (`ps`)"
                 )
             time.sleep(_POLL_S)
 
-    def rewrite(self, text: str) -> None:
-        """Replace the content of the file."""
+    def write(self, note: ServerNote | None) -> None:
+        """Write the note of the server that holds this lock; None empties the file."""
         os.ftruncate(self.descriptor, 0)
-        os.pwrite(self.descriptor, text.encode(), 0)
-
-    def write_note(self, note: ServerNote) -> None:
-        """Write the note of the server that holds this lock."""
-        self.rewrite(json.dumps(asdict(note)))
+        if note is not None:
+            os.pwrite(self.descriptor, json.dumps(asdict(note)).encode(), 0)
 
     def close(self) -> None:
         """Release the lock."""
@@ -115,7 +106,7 @@ def living_note(file: Path) -> ServerNote | None:
     if not file.exists():
         return None
     with closing(FileLock(file)) as lock:
-        return None if lock.attempt(exclusive=False) else read_note(file)
+        return None if lock.attempt(shared=True) else read_note(file)
 
 
 def read_note(file: Path) -> ServerNote | None:

@@ -86,13 +86,13 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
         exact: True to accept only this port.
     """
     lock = FileLock(note_file(home))
-    lock.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
-    lock.rewrite("")  # the predecessor's note
+    lock.acquire(_PREDECESSOR_S, f"an earlier Prefect server of {home.path}")
+    lock.write(None)  # the predecessor's note
     listener = listen(host, port, exact)
     bound = int(listener.getsockname()[1])
     os.environ.pop("PREFECT_API_URL", None)
     os.environ.update(server_environment(home, bound, host))
-    lock.write_note(ServerNote(os.getpid(), host, bound, names))
+    lock.write(ServerNote(os.getpid(), host, bound, names))
     with quick_imports():  # it takes seconds, reads the settings, and requests meanwhile wait in the backlog
         import uvicorn
         from prefect.server.api.server import create_app

@@ -193,7 +193,7 @@ def test_down_leaves_the_pid_of_an_up_that_is_gone_alone(home: Home, sleepers: S
 def held(home: Home) -> Iterator[FileLock]:
     """The lock of a `down` that is at work, or of an `up` that has not noted itself yet."""
     lock = FileLock(state_file(home))
-    assert lock.attempt(exclusive=True)
+    assert lock.attempt()
     yield lock
     lock.close()
 
@@ -221,7 +221,7 @@ def test_down_does_not_reach_for_another_machine(home: Home):
 
 def test_a_second_supervisor_of_a_home_is_refused(home: Home, tmp_path: Path):
     with sole_supervisor(home, OPTIONS):
-        said = rf"runs already.*process {os.getpid()}, {OPTIONS.server_url}.*`spotlight down`"
+        said = rf"runs already.*process {os.getpid()}, {OPTIONS.server.ui_url}.*`spotlight down`"
         with pytest.raises(ServerError, match=said), sole_supervisor(home, OPTIONS):
             pass
         with sole_supervisor(Home(tmp_path / "another"), OPTIONS):
@@ -244,7 +244,7 @@ def test_what_a_crashed_one_left_is_refused_until_it_is_gone(
     left.kill()
     left.wait()
     with sole_supervisor(home, OPTIONS):
-        assert read_note(state_file(home)) == ServerNote(os.getpid(), "127.0.0.1", 1)
+        assert read_note(state_file(home)) == OPTIONS.server
 
 
 def test_the_end_of_a_child_is_told_though_its_log_was_removed(tmp_path: Path):

@@ -67,6 +67,7 @@ class RunningUp:
         home: the home.
         options: more words of the command.
         folder: the current one.
+        server_port: Prefect's; 0 takes a free one.
 
     Attributes:
         api: address of Prefect's API.
@@ -74,8 +75,8 @@ class RunningUp:
         log: what it has printed.
     """
 
-    def __init__(self, home: Home, *options: str, folder: Path = ROOT) -> None:
-        server_port, ui_port = free_port(), free_port()
+    def __init__(self, home: Home, *options: str, folder: Path = ROOT, server_port: int = 0) -> None:
+        server_port, ui_port = server_port or free_port(), free_port()
         self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
         self.dashboard = f"http://127.0.0.1:{ui_port}"
         self.log = home.path / "up.out"
@@ -173,9 +174,9 @@ class RunningUp:
 
 
 @contextmanager
-def running_up(home: Home, *options: str, folder: Path = ROOT) -> Iterator[RunningUp]:
+def running_up(home: Home, *options: str, folder: Path = ROOT, server_port: int = 0) -> Iterator[RunningUp]:
     """Have one while the context lasts; whatever the test did to it, nothing is left."""
-    running = RunningUp(home, *options, folder=folder)
+    running = RunningUp(home, *options, folder=folder, server_port=server_port)
     try:
         yield running
     finally:

@@ -46,8 +46,10 @@ class RunGuard:
         about = (str(home), run_id, str(os.getpid()), address)
         self._process = subprocess.Popen(
             python_command("-m", "flows.process.run_guard", *about),
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0,
         )  # fmt: skip
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
 
     def follow(self, processes: Mapping[str, int]) -> None:
         """Note which processes (pid by name) the run needs, so that their end is seen."""
@@ -56,20 +58,12 @@ class RunGuard:
     def close(self) -> None:
         """Let the process end: the run has reported how it ended, or is about to."""
         self._write(_ORDERLY)
-        stream = self._process.stdin
-        assert stream is not None
-        with suppress(BrokenPipeError):  # the buffer still holds what `_write` could not send
-            stream.close()
+        self._pipe.close()
         self._process.wait()
 
     def _write(self, content: bytes) -> None:
-        stream = self._process.stdin
-        assert stream is not None
-        try:
-            stream.write(content)
-            stream.flush()
-        except BrokenPipeError:  # it was killed: the next command then finds out, as without a guard
-            return
+        with suppress(BrokenPipeError):  # it was killed: the next command then finds out, as without a guard
+            self._pipe.write(content)
 
 
 def watch(pid: int) -> list[str] | None:

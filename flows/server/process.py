@@ -97,8 +97,9 @@ def serve(home: Home, host: str, port: int, exact: bool, names: tuple[str, ...])
         import uvicorn
         from prefect.server.api.server import create_app
 
-        from flows.server.database import provide_prefect_database
+        from flows.server.database import provide_prefect_database, take_write_lock_first
 
+        take_write_lock_first()
     provide_prefect_database(home.prefect / "prefect.db")
     guarded = ServerGuard(create_app(final=True), host, names)
     settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)

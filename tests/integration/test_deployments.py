@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_a_parameter_beside_the_form_is_refused_in_words(up: RunningUp):
     answer = up.start_run("pretrain", {"task": "glyphs", "out": "anywhere"}, seed=3)
     assert answer.status_code == 409
     assert "('seed' was unexpected)" in answer.json()["detail"]
+
+
+def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
+    """Before, most were answered with 503: "database is locked"."""
+    found = up.client.get(f"{up.api}/deployments/name/pretrain/pretrain").json()
+    address = f"{up.api}/deployments/{found['id']}/create_flow_run"
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
+    sent = {"parameters": {"form": {"task": "glyphs", "out": "anywhere"}}, "state": later}
+    with ThreadPoolExecutor(8) as callers:
+        answers = list(callers.map(lambda _: up.client.post(address, json=sent), range(24)))
+    assert {answer.status_code for answer in answers} == {201}
 
 
 def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):

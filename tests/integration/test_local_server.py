@@ -19,7 +19,7 @@ from storage.errors import ServerError
 from storage.home import Home
 from tests.homes_server import noted_server
 from tests.light_run import books, ended, started
-from tests.running_up import spotlight, wait_until
+from tests.running_up import running_up, spotlight, wait_until
 
 
 @pytest.fixture
@@ -85,6 +85,24 @@ def test_nothing_outlives_the_kill_of_a_run_and_it_takes_no_setting_from_a_perso
     _, alive = psutil.wait_procs(family, timeout=60)
     assert server in family and [process.cmdline() for process in alive] == []
     assert living_server(home) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_up_beside_a_busy_run_uses_its_server_and_goes_on_with_its_own(home: Home):
+    run = started(home, "busy", 400)
+    wait_until("it writes", lambda: tasks_done(home).get("busy", 0) > 3)
+    note = living_server(home)
+    assert note is not None
+    with running_up(home, server_port=note.port) as up:
+        run.kill()
+        run.communicate()
+        wait_until("there is another", lambda: living_server(home) not in (None, note))
+        assert server_of(home).ppid() == up.process.pid
+        form = {"preset": "smoke", "settings": ["sampling.noise_level=7"]}
+        flow_run = up.start_run("post-train", form).json()
+        assert up.wait_for_end(flow_run["id"])["type"] == "FAILED", "its runs are started, and heard of"
+        assert up.end() == 0
 
 
 @pytest.mark.slow

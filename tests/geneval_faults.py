@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.prompt_sets.geneval import Row
-from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
+from gpu_runtime.prompt_sets.geneval import CLASSES, COLOURS, OPPOSITE, Row
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer

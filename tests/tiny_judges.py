@@ -25,7 +25,7 @@ from transformers import (
     SwinConfig,
 )
 
-from gpu_runtime.prompt_sets.geneval_words import CLASSES
+from gpu_runtime.prompt_sets.geneval import CLASSES
 
 COCO_NAMES = {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"}
 

@@ -149,7 +149,7 @@ def _prepare(setting: Setting) -> None:
     import torch
     import torch._dynamo
 
-    from gpu_runtime.models.gpu_settings import prepare_gpu
+    from gpu_runtime.models.loading import prepare_gpu
 
     torch.set_num_threads(1)
     if setting.device == "cuda":

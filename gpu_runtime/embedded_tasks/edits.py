@@ -170,8 +170,7 @@ def _draw_cells(rng: np.random.Generator) -> dict[int, tuple[str, str]]:
 
 def _prompt(tag: str, cells: dict[int, tuple[str, str]], rng: np.random.Generator) -> PromptRecord:
     """Displace the shapes by up to a pixel, and draw an instruction for one of them."""
-    source_HWC = np.empty((EditsTask.height, EditsTask.width, 3), dtype=np.uint8)
-    source_HWC[:] = BACKGROUND
+    source_HWC = np.full((EditsTask.height, EditsTask.width, 3), BACKGROUND, np.uint8)
     shifts = {cell: rng.integers(-_JITTER, _JITTER + 1, size=2) for cell in cells}
     for cell, (name, colour) in cells.items():
         source_HWC[_slices(_box(cell, shifts[cell]))] = patch(name, colour).round()

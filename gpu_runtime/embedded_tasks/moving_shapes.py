@@ -143,8 +143,7 @@ def _starts(step: int) -> range:
 
 def _drawn(motion: Motion, top: int, left: int) -> RenderedPicture:
     """Return the clip of a motion that starts with the shape's corner at (top, left)."""
-    clip_FHWC = np.empty((FRAMES, SIDE, SIDE, 3), dtype=np.float32)
-    clip_FHWC[:] = BACKGROUND
+    clip_FHWC = np.full((FRAMES, SIDE, SIDE, 3), BACKGROUND, np.float32)
     drawn_FHW = np.zeros(clip_FHWC.shape[:3], dtype=bool)
     for frame in range(FRAMES):
         y, x = top + frame * motion.down, left + frame * motion.right

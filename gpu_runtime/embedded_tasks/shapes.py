@@ -88,8 +88,7 @@ class ShapesTask:
         """
         objects = _objects(prompt)
         cells = _choose_cells(objects, rng)
-        image_HWC = np.empty((self.height, self.width, 3), dtype=np.float32)
-        image_HWC[:] = BACKGROUND
+        image_HWC = np.full((self.height, self.width, 3), BACKGROUND, np.float32)
         for (name, colour, _), cell in zip(objects, cells, strict=True):
             colour = colour or list(COLOURS)[rng.integers(len(COLOURS))]
             top, left = (
@@ -115,8 +114,7 @@ class ShapesTask:
             _allowed_cells(objects),
             key=lambda cells: sum(best[cell].cost for best, cell in zip(placed, cells, strict=True)),
         )
-        picture_HWC = np.empty((self.height, self.width, 3), dtype=np.float32)
-        picture_HWC[:] = BACKGROUND
+        picture_HWC = np.full((self.height, self.width, 3), BACKGROUND, np.float32)
         drawn_HW = np.zeros((self.height, self.width), dtype=bool)
         for number, cell in enumerate(chosen):
             best, name = placed[number][cell], objects[number][0]
@@ -209,8 +207,11 @@ def _row(
     return row | {"prompt": f"a photo of {what}"}
 
 
-def _objects(prompt: PromptRecord) -> list[tuple[str, str | None, tuple[str, int] | None]]:
-    """List (class, colour, position) of each object to draw."""
+_Object = tuple[str, str | None, tuple[str, int] | None]
+"""Class, colour and position of an object to draw."""
+
+
+def _objects(prompt: PromptRecord) -> list[_Object]:
     objects = []
     for item in prompt.metadata.get("include", []):
         name, colour, position = item["class"], item.get("color"), item.get("position")
@@ -227,9 +228,7 @@ def _objects(prompt: PromptRecord) -> list[tuple[str, str | None, tuple[str, int
     return objects
 
 
-def _choose_cells(
-    objects: list[tuple[str, str | None, tuple[str, int] | None]], rng: np.random.Generator
-) -> list[int]:
+def _choose_cells(objects: list[_Object], rng: np.random.Generator) -> list[int]:
     """Draw distinct cells for the objects, such that every relation holds."""
     while True:
         cells = [int(cell) for cell in rng.permutation(len(_CELLS))[: len(objects)]]
@@ -237,17 +236,13 @@ def _choose_cells(
             return cells
 
 
-def _allowed_cells(
-    objects: list[tuple[str, str | None, tuple[str, int] | None]],
-) -> list[tuple[int, ...]]:
+def _allowed_cells(objects: list[_Object]) -> list[tuple[int, ...]]:
     """Return every choice of cells in which all relations hold."""
     every = permutations(range(len(_CELLS)), len(objects))
     return [cells for cells in every if _relations_hold(objects, cells)]
 
 
-def _relations_hold(
-    objects: list[tuple[str, str | None, tuple[str, int] | None]], cells: Sequence[int]
-) -> bool:
+def _relations_hold(objects: list[_Object], cells: Sequence[int]) -> bool:
     return all(
         position is None or _holds(position[0], _CELLS[cell], _CELLS[cells[position[1]]])
         for (_, _, position), cell in zip(objects, cells, strict=True)

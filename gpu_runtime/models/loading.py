@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+import os
 
-from gpu_runtime.models.gpu_settings import prepare_gpu
+import torch
+from torch.utils import deterministic
+
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import ModelConfig, RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.environment import CPU
 from storage.errors import ConfigurationError
+
+_SETTINGS = {
+    # Each cuBLAS handle gets its own workspace; torch refuses deterministic products without it.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    # Generating and training alternate between block sizes; without it the gaps between them stay lost.
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+}
+"""Environment variables, read by CUDA's libraries when they first compute; an existing value stays."""
 
 
 def load_model(config: ModelConfig) -> DiffusionModel:
@@ -102,3 +112,17 @@ def refuse_shared_gpus(config: RunConfig) -> None:
             "device that trains with others needs a GPU of its own: lower runtime.spot_workers, or set "
             "runtime.trainer_workers=1"
         )
+
+
+def prepare_gpu() -> None:
+    """Choose deterministic kernels for the whole process; call it before anything computes on the GPU.
+
+    Some backward passes, above all those of attention, sum in the order in which threads arrive, so gradients
+    would differ from run to run. The choice also applies to generating: torch chooses the attention kernel by
+    it, and the ratio of the first update is 1 only if rollout and training use the same one.
+    """
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    torch.use_deterministic_algorithms(True)
+    # All memory is written before it is read; filling it first would cost time.
+    deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.models.embedded import folder as embedded_folder
-from gpu_runtime.models.embedded.text_tokens import fitting_tokens
+from gpu_runtime.models.embedded.text_encoder import fitting_tokens
 from gpu_runtime.models.family_options import EditPlusOptions, WanOptions, source_count
 from gpu_runtime.models.files.hub_folder import find_folder
 from storage.config.model import EMBEDDED_PREFIX, ModelConfig
@@ -185,10 +185,10 @@ def _load_embedded(settings: ModelConfig, device: torch.device) -> DiffusionMode
 
 
 def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutline:
-    from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedOutline
+    from gpu_runtime.models.embedded.model import EmbeddedModel
 
     # It is small, so it is loaded, on the CPU whatever the run's device is.
-    return EmbeddedOutline(EmbeddedModel.load(settings.path).resized(*_embedded_size(settings)))
+    return EmbeddedModel.load(settings.path).resized(*_embedded_size(settings))
 
 
 def _embedded_settings(settings: ModelConfig) -> embedded_folder.EmbeddedSettings:
@@ -224,16 +224,16 @@ def _embedded_adapter_usage(path: str) -> str:
 
 
 _EDITS, _HUNYUAN = "gpu_runtime.models.families.qwen_image_edit", "gpu_runtime.models.families.hunyuan_video"
-_KONTEXT, _SD3 = "gpu_runtime.models.families.flux_kontext", "gpu_runtime.models.families.stable_diffusion_3"
+_FLUX, _SD3 = "gpu_runtime.models.families.flux", "gpu_runtime.models.families.stable_diffusion_3"
 _FAMILIES = {
     "qwen-image": pipeline_family("gpu_runtime.models.families.qwen_image", "QwenImageModel"),
     "qwen-image-2.1": pipeline_family("gpu_runtime.models.families.qwen_image_21", "QwenImage21Model"),
     "qwen-image-edit": pipeline_family(_EDITS, "QwenImageEditModel", edits=True),
     "qwen-image-edit-plus": pipeline_family(_EDITS, "QwenImageEditPlusModel", True, options=EditPlusOptions),
     "sd3.5": pipeline_family(_SD3, "StableDiffusion3Model"),
-    "flux": pipeline_family("gpu_runtime.models.families.flux", "FluxModel"),
+    "flux": pipeline_family(_FLUX, "FluxModel"),
     "flux2-klein": pipeline_family("gpu_runtime.models.families.flux2_klein", "Flux2KleinModel"),
-    "flux-kontext": pipeline_family(_KONTEXT, "FluxKontextModel", edits=True),
+    "flux-kontext": pipeline_family(_FLUX, "FluxKontextModel", edits=True),
     "sana": pipeline_family("gpu_runtime.models.families.sana", "SanaModel"),
     "z-image": pipeline_family("gpu_runtime.models.families.z_image", "ZImageModel"),
     "hunyuan-video-1.5": pipeline_family(_HUNYUAN, "HunyuanVideo15Model", clips=True),

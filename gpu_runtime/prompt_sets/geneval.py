@@ -1,4 +1,4 @@
-"""GenEval's prompts: the 553 official ones, redrawn exactly, and others to train on.
+"""GenEval's prompts (Ghosh et al., 2023): the 553 official ones, redrawn exactly, and others to train on.
 
 The official file is one draw from a seeded generator. The same draws give the same file to the byte, and
 further draws give more prompts of the same kind.
@@ -9,24 +9,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gpu_runtime.prompt_sets.geneval_words import (
-    CLASSES,
-    COLOURS,
-    NUMBERS,
-    OPPOSITE,
-    RELATIONS,
-    TAGS,
-    plural,
-    with_article,
-)
 from storage.errors import PromptFileError
 
 Row = dict[str, Any]
+
+CLASSES = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat", "traffic light",
+    "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse", "sheep", "cow",
+    "elephant", "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie", "suitcase", "frisbee",
+    "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove", "skateboard", "surfboard",
+    "tennis racket", "bottle", "wine glass", "cup", "fork", "knife", "spoon", "bowl", "banana", "apple",
+    "sandwich", "orange", "broccoli", "carrot", "hot dog", "pizza", "donut", "cake", "chair", "couch",
+    "potted plant", "bed", "dining table", "toilet", "tv", "laptop", "computer mouse", "tv remote",
+    "computer keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book",
+    "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)  # fmt: skip
+"""COCO's 80 classes in COCO's order, three of them with an additional word to be unambiguous."""
+
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+
+RELATIONS = ("left of", "right of", "above", "below")
+"""Relations of the tag `position`."""
+
+OPPOSITE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+"""Numbers of objects in counting prompts."""
+
+TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+"""The kinds of prompt, in the order of the official file."""
 
 OFFICIAL_SEED = 43
 _OFFICIAL_DRAWS = 100
@@ -91,10 +106,9 @@ def training_rows(count: int, seed: int) -> list[Row]:
     total = sum(TRAINING_WEIGHTS.values())
     rows: list[Row] = []
     for tag, weight in TRAINING_WEIGHTS.items():
-        wanted = count * weight // total
-        rows += _drawn_outside(test, partial(draw_row, tag), wanted, rng)
+        rows += _drawn_outside(test, tag, count * weight // total, rng)
     heaviest = max(TRAINING_WEIGHTS, key=lambda tag: TRAINING_WEIGHTS[tag])
-    rows += _drawn_outside(test, partial(draw_row, heaviest), count - len(rows), rng)
+    rows += _drawn_outside(test, heaviest, count - len(rows), rng)
     return [rows[index] for index in rng.permutation(len(rows))]
 
 
@@ -116,15 +130,22 @@ def as_lines(rows: list[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def with_article(words: str) -> str:
+    """Return the words with `a` or `an` before them, by their first letter."""
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def plural(name: str) -> str:
+    """Return GenEval's plural, which has one rule: the official file has "benchs" and "knifes"."""
+    return f"{name}es" if name.endswith("s") else f"{name}s"
+
+
 def _drawn_outside(
-    test: set[tuple[object, ...]],
-    draw: Callable[[np.random.Generator], Row],
-    count: int,
-    rng: np.random.Generator,
+    test: set[tuple[object, ...]], tag: str, count: int, rng: np.random.Generator
 ) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < count:
-        row = draw(rng)
+        row = draw_row(tag, rng)
         if meaning(row) not in test:
             rows.append(row)
     return rows

@@ -11,9 +11,7 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.protocol import RenderedPicture
 from gpu_runtime.embedded_tasks.registry import rendered_picture
-from gpu_runtime.quality.diversity import diversity_figures
-from gpu_runtime.quality.image_figures import image_figures
-from gpu_runtime.quality.truth_figures import truth_figures
+from gpu_runtime.quality.figures import diversity_figures, image_figures, truth_figures
 from storage.pictures import frame_places, is_clip
 from storage.prompts.files import PromptRecord
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.prompt_sets.geneval_words import RELATIONS
+from gpu_runtime.prompt_sets.geneval import RELATIONS
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord

@@ -111,15 +111,14 @@ class PipelineOutline:
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample, from the configurations of its parts."""
         image_tokens = self.family.image_tokens(self.folder.config("vae"), self._settings)
-        return image_tokens, self._text_tokens(self._text_length)
+        return image_tokens, self.family.text_tokens(self._tokenizers, self._text_length, self._settings)
 
     def text_length_for(self, degree: int) -> int | None:
         """Return the next `model.text_length` whose text tokens divide by a degree; None if none does."""
-        longer = range(self._text_length, self._text_length + degree)
-        return next((n for n in longer if self._text_tokens(n) % degree == 0), None)
-
-    def _text_tokens(self, text_length: int) -> int:
-        return self.family.text_tokens(self._tokenizers, text_length, self._settings)
+        for length in range(self._text_length, self._text_length + degree):
+            if self.family.text_tokens(self._tokenizers, length, self._settings) % degree == 0:
+                return length
+        return None
 
     def blank_image(self) -> np.ndarray:
         """Return a grey image or clip of the size that the model makes, uint8, (H, W, 3) or (F, H, W, 3)."""

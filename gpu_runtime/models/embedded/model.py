@@ -38,7 +38,6 @@ from gpu_runtime.models.embedded.folder import (
     resolve_folder,
 )
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
-from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.files.finite_numbers import refuse_weights_not_finite
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import read_json
@@ -48,7 +47,9 @@ from storage.errors import ConfigurationError, ModelError
 
 
 class EmbeddedModel:
-    """A `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` with its files in the repository.
+    """A `DiffusionModel`, `EditingModel` and `ModelOutline` of `gpu_runtime.models.protocol`.
+
+    Its files are in the repository. It is small, so it is loaded before a run in place of an outline.
 
     Args:
         settings: sizes of images and text.
@@ -147,8 +148,9 @@ class EmbeddedModel:
         return torch.cat([self.codec.encode(image_1HWC) for image_1HWC in one_by_one])
 
     def _encoded(self, prompts: Sequence[str]) -> Conditioning:
-        encoded = text_encoder.encode(prompts, self.settings.text_length, self.settings.text_width)
-        return encoded.to(self.device)
+        settings = self.settings
+        embeds_BLE, mask_BL = text_encoder.encode(prompts, settings.text_length, settings.text_width)
+        return Conditioning(torch.from_numpy(embeds_BLE), torch.from_numpy(mask_BL)).to(self.device)
 
     def velocity(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
@@ -207,13 +209,28 @@ class EmbeddedModel:
         self.settings, self.latent_shape = settings, (frames * rows * columns, self.codec.channels)
         self._grids = [(frames, rows, columns)] * (2 if settings.edits else 1)
 
-    def check_prompt(self, prompt: str) -> None:
+    def check_prompts(self, prompts: Sequence[str]) -> None:
         """Refuse a prompt that is too long, whether or not the model edits.
 
         Raises:
-            ConfigurationError: if it is; with the prompt.
+            ConfigurationError: if one is; with the prompt.
         """
-        fitting_tokens(prompt, self.settings.text_length)
+        for prompt in prompts:
+            text_encoder.fitting_tokens(prompt, self.settings.text_length)
+
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Accept every machine: the model has a few million parameters and a kernel that all CPUs have."""
+
+    def memory_in_words(self, config: RunConfig) -> str:
+        """Return an empty text: it needs little memory."""
+        return ""
+
+    def text_length_for(self, degree: int) -> None:
+        """Return None: the length is fixed by the model, and a mask hides padding."""
+
+    def blank_image(self) -> np.ndarray:
+        """Return the image or clip that the model decodes zeros to, uint8, (H, W, 3) or (F, H, W, 3)."""
+        return self.decode(torch.zeros(1, *self.latent_shape))[0].numpy()
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Return the image and text tokens of a sample; a source's tokens are image tokens."""
@@ -230,41 +247,6 @@ def stacked_frames(pictures: np.ndarray) -> np.ndarray:
     The height is a multiple of the patch's, so the image's patches are those of the frames, in their order.
     """
     return pictures.reshape(len(pictures), -1, *pictures.shape[-2:])
-
-
-class EmbeddedOutline:
-    """A `gpu_runtime.models.protocol.ModelOutline` of a loaded model, as it is small."""
-
-    def __init__(self, model: EmbeddedModel) -> None:
-        self._model = model
-        self.transformer = model.transformer
-
-    def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Refuse a prompt that the model cannot encode.
-
-        Raises:
-            ConfigurationError: if so; with the prompt.
-        """
-        for prompt in prompts:
-            self._model.check_prompt(prompt)
-
-    def check_machine(self, config: RunConfig | None = None) -> None:
-        """Accept every machine: the model has a few million parameters and a kernel that all CPUs have."""
-
-    def memory_in_words(self, config: RunConfig) -> str:
-        """Return an empty text: it needs little memory."""
-        return ""
-
-    def sequence_lengths(self) -> tuple[int, int]:
-        """Return the image and text tokens of a sample."""
-        return self._model.sequence_lengths()
-
-    def text_length_for(self, degree: int) -> None:
-        """Return None: the length is fixed by the model, and a mask hides padding."""
-
-    def blank_image(self) -> np.ndarray:
-        """Return the image or clip that the model decodes zeros to, uint8, (H, W, 3) or (F, H, W, 3)."""
-        return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()
 
 
 def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:

@@ -1,14 +1,17 @@
 """FLUX.1-dev: a CLIP and a T5 as text encoders, packed latents, guidance as an input of the transformer.
 
+FLUX.1 Kontext edits an image, whose tokens have first coordinate 1 and the sample's 0.
+
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """
 
 from __future__ import annotations
 
 import torch
-from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxKontextPipeline, FluxPipeline, FluxTransformer2DModel
 from transformers import CLIPTextModel, T5EncoderModel
 
+from gpu_runtime.models.families.editing_pipeline import EditingPipelineModel
 from gpu_runtime.models.families.pipeline_model import PipelineModel, unmasked
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
@@ -68,3 +71,9 @@ class FluxModel(PipelineModel):
             img_ids=places.to(self.dtype),
             return_dict=False,
         )[0]
+
+
+class FluxKontextModel(EditingPipelineModel, FluxModel):
+    """The `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` of FLUX.1 Kontext."""
+
+    PIPELINE = FluxKontextPipeline

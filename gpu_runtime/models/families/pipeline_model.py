@@ -400,10 +400,9 @@ class PipelineModel(ABC):
 
     def _picture(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Return latents as the VAE takes them: (B, C, h, w), or (B, C, T, h, w)."""
-        if self.PACKED:
-            rows, columns = self._grid
-            return unpacked(latents_BSC, 2 * rows, 2 * columns)
-        return self._as_box(latents_BSC)
+        box = self._as_box(latents_BSC)
+        # Contiguous, as convolutions may round otherwise where channels come last.
+        return torch.nn.functional.pixel_shuffle(box.contiguous(), 2) if self.PACKED else box
 
     def _as_box(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Return latents with a sample's tokens as rows and columns: (B, C, h, w), or (B, C, T, h, w)."""
@@ -524,29 +523,14 @@ def chat_message(tokenizer: Any, prompt: str, thinks: bool) -> str:
     )
 
 
-def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return latents of four pixels per token, (B, S, C), as a picture: (B, C/4, rows, columns).
-
-    Args:
-        latents_BSC: latents, shape (B, S, C).
-        rows: rows of the picture in latent pixels, twice those of the tokens.
-        columns: columns of the picture, counted the same way.
-    """
-    count, _, channels = latents_BSC.shape
-    split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
-    return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)
-
-
 def as_tokens(box: torch.Tensor) -> torch.Tensor:
     """Return latents (B, C, h, w), or (B, C, T, h, w), as tokens: (B, S, C)."""
     return box.movedim(1, -1).flatten(1, -2)
 
 
 def packed(picture_BCHW: torch.Tensor) -> torch.Tensor:
-    """Invert `unpacked`: latents (B, C/4, rows, columns) as four pixels per token, (B, S, C)."""
-    count, channels, rows, columns = picture_BCHW.shape
-    split = picture_BCHW.reshape(count, channels, rows // 2, 2, columns // 2, 2)
-    return split.permute(0, 2, 4, 1, 3, 5).reshape(count, rows * columns // 4, 4 * channels)
+    """Return latents (B, C/4, H, W) as four pixels per token: (B, S, C)."""
+    return as_tokens(torch.nn.functional.pixel_unshuffle(picture_BCHW, 2))
 
 
 def choose_attention(transformer: Any, name: str) -> None:

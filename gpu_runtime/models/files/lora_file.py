@@ -87,24 +87,22 @@ def lora_files(path: str) -> list[Path]:
     given = Path(path)
     if not given.is_dir():
         if not given.is_file():
-            raise ModelError(_refusal(path, "there is no such file or folder", "name an exported folder"))
+            raise _refusal(path, "there is no such file or folder", "name an exported folder")
         if given.name != _PEFT_FILE:
             return [given]
         settings = given.with_name(_PEFT_SETTINGS)
         if not settings.is_file():
-            raise ModelError(_refusal(path, f"peft's {_PEFT_SETTINGS}, with its alpha, is missing", "add it"))
+            raise _refusal(path, f"peft's {_PEFT_SETTINGS}, with its alpha, is missing", "add it")
         return [given, settings]
     if (given / LORA_FILE).is_file():
         return [given / LORA_FILE]
     files = [given / _PEFT_FILE, given / _PEFT_SETTINGS]
     if all(file.is_file() for file in files):
         return files
-    raise ModelError(
-        _refusal(
-            path,
-            f"the folder has no {LORA_FILE} (diffusers) and no {_PEFT_FILE} with {_PEFT_SETTINGS} (peft)",
-            "name a folder that has one, or the file itself",
-        )
+    raise _refusal(
+        path,
+        f"the folder has no {LORA_FILE} (diffusers) and no {_PEFT_FILE} with {_PEFT_SETTINGS} (peft)",
+        "name a folder that has one, or the file itself",
     )
 
 
@@ -119,14 +117,12 @@ def check_lora(path: str, adaptation: AdaptationConfig) -> None:
     for name in shapes:
         _policy_name(path, name)
     if not shapes:
-        raise ModelError(_refusal(path, "it holds no weights", "export it again"))
+        raise _refusal(path, "it holds no weights", "export it again")
     ranks = {[*shape, 0, 0][0 if ".lora_A." in name else 1] for name, shape in shapes.items()}
     if ranks != {adaptation.rank}:
         found = " and ".join(map(str, sorted(ranks)))
         advice = f"set adaptation.rank={found}" if len(ranks) == 1 else "name one with a single rank"
-        raise ModelError(
-            _refusal(path, f"it has rank {found}, and adaptation.rank is {adaptation.rank}", advice)
-        )
+        raise _refusal(path, f"it has rank {found}, and adaptation.rank is {adaptation.rank}", advice)
     _scale(path, files, adaptation)
 
 
@@ -161,15 +157,15 @@ def read_lora(
         if odd:
             layer = odd[0].partition(".lora_")[0]
             problem = f"it is of other layers than adaptation.targets names: it {verb} {layer}"
-            raise ModelError(_refusal(path, problem, "set adaptation.targets to the layers that it has"))
+            raise _refusal(path, problem, "set adaptation.targets to the layers that it has")
     for name, value in state.items():
         if value.shape != shapes[name]:
             problem = f"{name} has shape {list(value.shape)}, and this model's has {list(shapes[name])}"
-            raise ModelError(_refusal(path, problem, "name an adapter of this model"))
+            raise _refusal(path, problem, "name an adapter of this model")
         if not np.isfinite(value).all():
             bad = int((~np.isfinite(value)).sum())
             problem = f"{bad:,} of the {value.size:,} numbers of {name} are not finite"
-            raise ModelError(_refusal(path, problem, "export it again from a sound checkpoint"))
+            raise _refusal(path, problem, "export it again from a sound checkpoint")
     return state
 
 
@@ -180,12 +176,10 @@ def _policy_name(path: str, name: str) -> str:
         layer = layer.removeprefix(prefix)
     stem, dot, half = layer.rpartition(".lora_")
     if not dot or half not in ("A.weight", "B.weight") or layer == name:
-        raise ModelError(
-            _refusal(
-                path,
-                f"tensor {quoted(name)} is no part of a transformer's LoRA as diffusers or peft write it",
-                "convert it first: load it in diffusers and save it with save_lora_weights",
-            )
+        raise _refusal(
+            path,
+            f"tensor {quoted(name)} is no part of a transformer's LoRA as diffusers or peft write it",
+            "convert it first: load it in diffusers and save it with save_lora_weights",
         )
     return f"{stem}.lora_{half[0]}{_ADAPTER}weight"
 
@@ -203,16 +197,14 @@ def _scale(path: str, files: list[Path], adaptation: AdaptationConfig) -> float:
                 name.removeprefix(_PREFIXES[0]): value for name, value in dict(json.loads(text)).items()
             }
         except (ValueError, TypeError) as error:
-            raise ModelError(
-                _refusal(path, f"its metadata cannot be read ({error})", "export it again")
-            ) from error
+            raise _refusal(path, f"its metadata cannot be read ({error})", "export it again") from error
     odd = [f"{name}={settings[name]}" for name in _OTHER_KINDS if settings.get(name)]
     alpha = settings.get("lora_alpha", adaptation.rank)
     if odd or not isinstance(alpha, int | float):
         found = ", ".join(odd) or f"lora_alpha={alpha!r}"
-        raise ModelError(_refusal(path, f"it has {found}", "name a LoRA with one rank and one alpha"))
+        raise _refusal(path, f"it has {found}", "name a LoRA with one rank and one alpha")
     return alpha / adaptation.rank
 
 
-def _refusal(path: str, problem: str, advice: str) -> str:
-    return f"model.adapter = {quoted(path)}: {problem}; {advice}"
+def _refusal(path: str, problem: str, advice: str) -> ModelError:
+    return ModelError(f"model.adapter = {quoted(path)}: {problem}; {advice}")

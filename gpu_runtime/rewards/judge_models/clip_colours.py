@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from gpu_runtime.prompt_sets.geneval_words import COLOURS
+from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.clip import Clip
 

@@ -13,7 +13,7 @@ import torch
 from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
 
 from gpu_runtime.models.files.hub_folder import local_folder
-from gpu_runtime.prompt_sets.geneval_words import CLASSES
+from gpu_runtime.prompt_sets.geneval import CLASSES
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.local_weights import load_whole
 from storage.errors import ModelError

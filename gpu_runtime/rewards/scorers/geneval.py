@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpu_runtime.prompt_sets.geneval_words import COLOURS
+from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
 from gpu_runtime.rewards.protocol import Score
 from storage.prompts.files import PromptRecord

@@ -9,7 +9,7 @@ from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.moving_shapes import MovingShapesTask
 from gpu_runtime.embedded_tasks.registry import TASKS, find_task
 from gpu_runtime.embedded_tasks.shapes import SIZE, TAGS, ShapesTask
-from gpu_runtime.models.embedded.text_tokens import tokenize
+from gpu_runtime.models.embedded.text_encoder import tokenize
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, load_prompts
 

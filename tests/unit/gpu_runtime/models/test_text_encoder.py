@@ -3,11 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_runtime.models.embedded.text_encoder import encode
-from gpu_runtime.models.embedded.text_tokens import tokenize
+from gpu_runtime.models.embedded import text_encoder
+from gpu_runtime.models.embedded.text_encoder import tokenize
+from gpu_runtime.models.protocol import Conditioning
 from storage.errors import ConfigurationError
 
 PINNED = [0.5761107802391052, -1.3071565628051758, 1.7740646600723267]
+
+
+def encode(prompts: list[str], length: int, width: int) -> Conditioning:
+    embeds_BLE, mask_BL = text_encoder.encode(prompts, length, width)
+    return Conditioning(torch.from_numpy(embeds_BLE), torch.from_numpy(mask_BL))
 
 
 def test_quoted_text_is_spelled() -> None:

@@ -9,8 +9,16 @@ import numpy as np
 import pytest
 
 from gpu_runtime.prompt_sets import geneval
-from gpu_runtime.prompt_sets.geneval import as_lines, draw_row, meaning, official_rows, training_rows
-from gpu_runtime.prompt_sets.geneval_words import TAGS, plural, with_article
+from gpu_runtime.prompt_sets.geneval import (
+    TAGS,
+    as_lines,
+    draw_row,
+    meaning,
+    official_rows,
+    plural,
+    training_rows,
+    with_article,
+)
 from storage.errors import PromptFileError
 
 OFFICIAL = Path(__file__).resolve().parents[5] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"

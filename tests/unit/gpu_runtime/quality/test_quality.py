@@ -10,10 +10,16 @@ import pytest
 from PIL import Image
 
 from gpu_runtime.embedded_tasks.registry import TASKS, rendered_picture
-from gpu_runtime.quality.diversity import diversity_figures
-from gpu_runtime.quality.image_figures import brightness, file_bits, image_figures
+from gpu_runtime.quality.figures import (
+    brightness,
+    diversity_figures,
+    file_bits,
+    gradient_distance,
+    image_figures,
+    ssim,
+    truth_figures,
+)
 from gpu_runtime.quality.meter import QualityMeter, measured
-from gpu_runtime.quality.truth_figures import gradient_distance, ssim, truth_figures
 from storage.evaluations.quality import QUALITY
 from storage.prompts.files import PromptRecord, load_prompts
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS
+from gpu_runtime.prompt_sets.geneval import CLASSES, COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.clip import Clip
 from gpu_runtime.rewards.judge_models.clip_colours import GREY, ClipColours, crop

@@ -1,6 +1,6 @@
 """A reward of one's own: how colourful an image is.
 
-A scorer is a class with `name`, `check` and `score`; a `ScorerPlugin` says how settings become one. Run it:
+A `Scorer` has `name` and `score`, and a `ScorerPlugin` says how settings become one. Run it:
 
     PYTHONPATH=examples spotlight train --preset glyphs --set reward.scorer=own_reward:COLOURFUL \
         --set reward.options.full_at=60 --set iterations=2
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from gpu_runtime.rewards.registry import ScorerPlugin
 from storage.config.section import Section
 from storage.prompts.files import PromptRecord
@@ -29,16 +29,13 @@ class Options(Section):
     """Colourfulness that scores 1."""
 
 
-class Colourfulness:
+class Colourfulness(Scorer):
     """Standard deviation of the differences between colour channels, after Hasler and Suesstrunk (2003)."""
 
     name = "colourful"
 
     def __init__(self, options: Options) -> None:
         self._full_at = options.full_at
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3); the prompt makes no difference."""

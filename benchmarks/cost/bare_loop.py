@@ -19,7 +19,7 @@ from benchmarks.report import finish, options
 from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration, rollout_requests
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.weights import weights_digest
-from gpu_runtime.rewards.guard import score_all
+from gpu_runtime.rewards.guard import refuse_total_failure, score_each
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
@@ -64,7 +64,8 @@ def run(config: RunConfig, iterations: int) -> BareResult:
             samples = worker.generate(requests)
         with _timed(result.reward_s):
             images = [sample.image_HWC for sample in samples]
-            scores = score_all(scorer, images, [by_id[request.prompt_id] for request in requests])
+            scores = score_each(scorer, images, [by_id[request.prompt_id] for request in requests])
+            refuse_total_failure(scorer.name, scores)
         with _timed(result.train_s):
             _, kept = training_samples(samples, scores, config.algorithm, config.reward.signal)
             report = worker.train(kept)

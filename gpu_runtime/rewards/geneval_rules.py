@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpu_runtime.embedded_tasks import shapes
 from gpu_runtime.prompt_sets.geneval import RELATIONS
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
@@ -100,6 +101,15 @@ def check_row(
                 f"prompt {prompt.text!r} asks for {wanted} {item['class']} and excludes {item['count']}; "
                 f"raise `exclude` to {wanted + 1} or more"
             )
+
+
+def check_shapes(prompt: PromptRecord) -> None:
+    """Refuse a row that no picture of the task `shapes` can satisfy.
+
+    Raises:
+        PromptFileError: see `check_row`.
+    """
+    check_row(prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS)
 
 
 def included(prompt: PromptRecord) -> list[dict[str, Any]]:

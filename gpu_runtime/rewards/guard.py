@@ -18,19 +18,6 @@ _FUNCTION = "rewards/scorers/function.py"
 """File that calls a reward that is a plain function; the error's line is taken from the function's file."""
 
 
-def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-    """Score each image, and refuse total failure (`score_each`, `refuse_total_failure`).
-
-    Args:
-        scorer: scorer to judge with.
-        images: uint8 RGB images of shape (H, W, 3).
-        prompts: as many prompts, in the same order.
-    """
-    scores = score_each(scorer, images, prompts)
-    refuse_total_failure(scorer.name, scores)
-    return scores
-
-
 def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
     """Score each image against its own prompt: one at a time, or all at once by a `BatchScorer`.
 

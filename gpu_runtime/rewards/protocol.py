@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from storage.errors import RewardError
 from storage.prompts.files import PromptRecord
 
 CALL_LIMIT_S = 1800.0
@@ -57,6 +58,8 @@ class Score:
 class Scorer(Protocol):
     """A judge of one image at a time, so that a score never depends on the image's neighbours.
 
+    Ours inherit what they do not define; a class with the same methods is one, too.
+
     One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
     (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
     """
@@ -64,12 +67,14 @@ class Scorer(Protocol):
     name: str
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that no image could be judged by; cheap, as every prompt of a run is checked.
+        """Refuse a prompt by which, as only the loaded scorer knows, no image could be judged.
+
+        It is cheap, as every prompt of a run is checked; the plug-in's `check_prompt` comes before it. Most
+        scorers accept every prompt here.
 
         Raises:
             PromptFileError, ConfigurationError: if so; with the value, its limits and what to do.
         """
-        ...
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; may raise anything."""
@@ -77,7 +82,7 @@ class Scorer(Protocol):
 
 
 @runtime_checkable
-class BatchScorer(Protocol):
+class BatchScorer(Scorer, Protocol):
     """A scorer that is faster with several images at once, such as one that waits for a server.
 
     Even so, no score may depend on the other images.
@@ -86,6 +91,17 @@ class BatchScorer(Protocol):
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Return one score per image, in order; one that failed has an `error`. May raise anything."""
         ...
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Judge one image, as a batch of one.
+
+        Raises:
+            RewardError: if its score has an error.
+        """
+        (score,) = self.score_batch([image_HWC], [prompt])
+        if score.error is not None:
+            raise RewardError(score.error)
+        return score
 
 
 @runtime_checkable

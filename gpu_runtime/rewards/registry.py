@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
-from gpu_runtime.embedded_tasks import shapes
 from gpu_runtime.embedded_tasks.edits import edit_of
 from gpu_runtime.embedded_tasks.moving_shapes import motion_of
 from gpu_runtime.models.files.hub_folder import local_folder
-from gpu_runtime.rewards.geneval_rules import check_row, included
+from gpu_runtime.rewards.geneval_rules import check_shapes, included
 from gpu_runtime.rewards.options import (
     PART_RULES,
     ClipScoreOptions,
@@ -184,11 +183,13 @@ def _lazily(module: str, name: str) -> Callable[[Any], Any]:
 
 
 def _geneval(options: GenEvalOptions) -> Scorer:
+    from gpu_runtime.rewards.judge_models.clip import Clip
     from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
     from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
     from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 
-    return GenEvalScorer(Mask2FormerDetector.load(options.detector), ClipColours.load(options.clip))
+    colours = ClipColours(Clip.load("reward.options.clip", options.clip))
+    return GenEvalScorer(Mask2FormerDetector.load(options.detector), colours)
 
 
 def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
@@ -198,29 +199,28 @@ def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
 
 
 def _clip_score(options: ClipScoreOptions) -> Scorer:
+    from gpu_runtime.rewards.judge_models.clip import Clip
     from gpu_runtime.rewards.scorers.clip_score import ClipScorer
 
-    return ClipScorer.load(options.clip)
+    return ClipScorer(Clip.load("reward.options.clip", options.clip))
 
 
 def _pick_score(options: PickScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.pick_score import PickScorer
+    from gpu_runtime.rewards.judge_models.clip import Clip
+    from gpu_runtime.rewards.scorers.clip_score import PickScorer
 
-    return PickScorer.load(options.model, options.processor)
+    beside = (options.processor, "reward.options.processor")
+    return PickScorer(Clip.load("reward.options.model", options.model, *beside))
 
 
 def _sum(options: SumOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
+    from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 
-    parts = _parts(options)
-    return WeightedSum(
-        {part.name: (part.build(), part.weight) for part in parts},
-        grading_only={part.name for part in parts if not part.plugin.gives_verdict},
-        rules={
-            part.name: PartRule(part.rule.get("threshold", 0.0), part.rule.get("gate", {})) for part in parts
-        },
-        normalised=options.normalise == "group",
-    )
+    parts = {
+        part.name: Part(part.build(), **part.rule, gives_verdict=part.plugin.gives_verdict)
+        for part in _parts(options)
+    }
+    return WeightedSum(parts, normalised=options.normalise == "group")
 
 
 def _parts(options: SumOptions) -> list[ChosenScorer]:
@@ -248,6 +248,8 @@ def _of_function(name: str, found: object) -> ScorerPlugin | None:
     return ScorerPlugin(build, FunctionOptions, gives_verdict=False)
 
 
+_SHAPES = "gpu_runtime.rewards.scorers.shapes"
+
 SCORERS = Registry(
     "reward.scorer",
     ScorerPlugin,
@@ -259,12 +261,7 @@ SCORERS = Registry(
             lambda prompt: target_text(prompt.text),
             module="gpu_runtime.rewards.scorers.ocr",
         ),
-        "shapes": ScorerPlugin(
-            _without_options("gpu_runtime.rewards.scorers.shapes", "ShapesScorer"),
-            check_prompt=lambda prompt: check_row(
-                prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS
-            ),
-        ),
+        "shapes": ScorerPlugin(_without_options(_SHAPES, "ShapesScorer"), NoOptions, check_shapes),
         # Only its detector knows the classes.
         "geneval": ScorerPlugin(_geneval, GenEvalOptions, included, uses_gpu=True),
         "deepseek-ocr": ScorerPlugin(
@@ -275,13 +272,8 @@ SCORERS = Registry(
         "jpeg": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.jpeg", "JpegScorer"), gives_verdict=False
         ),
-        "edits": ScorerPlugin(
-            _without_options("gpu_runtime.rewards.scorers.edits", "EditsScorer"), check_prompt=edit_of
-        ),
-        "moving-shapes": ScorerPlugin(
-            _without_options("gpu_runtime.rewards.scorers.moving_shapes", "MovingShapesScorer"),
-            check_prompt=motion_of,
-        ),
+        "edits": ScorerPlugin(_without_options(_SHAPES, "EditsScorer"), NoOptions, edit_of),
+        "moving-shapes": ScorerPlugin(_without_options(_SHAPES, "MovingShapesScorer"), NoOptions, motion_of),
         "templates": ScorerPlugin(
             _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),
             check_prompt=_lazily("gpu_runtime.rewards.scorers.templates", "check_prompt"),

@@ -280,6 +280,7 @@ def judge_image(reward: RewardConfig, image_HWC: np.ndarray, prompt: PromptRecor
         PromptFileError: the scorer cannot judge by such a prompt.
     """
     chosen = chosen_scorer(reward)
+    chosen.check_prompt(prompt)
     scorer = chosen.build()
     scorer.check(prompt)
     [score] = score_each(scorer, [chosen_frames(image_HWC, reward.frames)], [prompt])

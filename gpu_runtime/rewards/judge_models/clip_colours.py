@@ -6,7 +6,6 @@ Shape suffixes: B objects, N colours, D width of CLIP's space, H W pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -32,15 +31,6 @@ class ClipColours:
     def __init__(self, clip: Clip) -> None:
         self._clip = clip
         self._texts: dict[str, torch.Tensor] = {}
-
-    @classmethod
-    def load(cls, name: str) -> Self:
-        """Load a model from a folder, or by its name in the hub's cache.
-
-        Raises:
-            ModelError: if files are missing, or are not those of a CLIP.
-        """
-        return cls(Clip.load("reward.options.clip", name))
 
     def move(self, device: str) -> None:
         """Compute on a device from now on."""

@@ -19,7 +19,7 @@ from transformers import (
 
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.judge_models.local_weights import load_whole
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
 from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
@@ -28,8 +28,8 @@ ASKED = "<image>\nFree OCR."
 """The model's instruction, which it was trained to answer with the text alone."""
 
 
-class DeepseekOcrScorer:
-    """A `gpu_runtime.rewards.protocol.Scorer` by DeepSeek-OCR-2.
+class DeepseekOcrScorer(Scorer):
+    """A scorer by DeepSeek-OCR-2.
 
     Args:
         model: model that reads.
@@ -71,14 +71,6 @@ class DeepseekOcrScorer:
     def move(self, device: str) -> None:
         """Read on a device from now on."""
         self._model.to(device)
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that quotes no text.
-
-        Raises:
-            PromptFileError: if so, as there is nothing to compare with.
-        """
-        target_text(prompt.text)
 
     @torch.inference_mode()
     def read(self, image_HWC: np.ndarray) -> str:

@@ -11,13 +11,13 @@ import numpy as np
 from PIL import Image
 
 from gpu_runtime.rewards.options import FunctionOptions
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
 from storage.errors import ConfigurationError, RewardError
 from storage.pictures import frames_of
 from storage.prompts.files import PromptRecord
 
 
-class FunctionScorer:
+class FunctionScorer(Scorer):
     """A scorer by `function(image, prompt)`: a PIL image in RGB and a text in, a number out.
 
     Args:
@@ -30,9 +30,6 @@ class FunctionScorer:
         self.name = name
         self._function = function
         self._options = options
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Accept every prompt."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3); it is never exact."""
@@ -52,15 +49,11 @@ class FunctionScorer:
         return Score(scaled, exact=False, detail=f"{value:g}")
 
 
-class BatchFunctionScorer(FunctionScorer):
+class BatchFunctionScorer(BatchScorer, FunctionScorer):
     """A scorer by `function(images, prompts)`: lists in, as many numbers out.
 
     No number may depend on the other images.
     """
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge one image, as a list of one."""
-        return self.score_batch([image_HWC], [prompt])[0]
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge uint8 RGB images of shape (H, W, 3), each against its own prompt."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpu_runtime.prompt_sets.geneval import COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
 if TYPE_CHECKING:  # the rules need no torch
@@ -31,8 +31,8 @@ _MOST_ASKED = MOST_OF_A_CLASS
 """Most objects that a row may ask for."""
 
 
-class GenEvalScorer:
-    """A `gpu_runtime.rewards.protocol.Scorer` by GenEval's rules.
+class GenEvalScorer(Scorer):
+    """A scorer by GenEval's rules.
 
     `exact` is GenEval's official verdict; `value` is the strict score that is trained on.
 

@@ -11,19 +11,16 @@ import io
 import numpy as np
 from PIL import Image
 
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
 QUALITY = 95
 
 
-class JpegScorer:
+class JpegScorer(Scorer):
     """A scorer by 1 - the file's bytes / the raw pixels' bytes, within [0, 1]; about 0.8 for a photograph."""
 
     name = "jpeg"
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Accept every prompt."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3); the prompt is ignored, and it is never exact."""

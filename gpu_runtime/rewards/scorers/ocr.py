@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rapidocr import RapidOCR
 
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from gpu_runtime.rewards.text_rules import normalise, ocr_reward, refuse_unknown_letters, target_text
 from storage.prompts.files import PromptRecord
 
@@ -23,7 +23,7 @@ _ENGINE_PARAMETERS: dict[str, Any] = {
 }
 
 
-class OcrScorer:
+class OcrScorer(Scorer):
     """A scorer that reads an image with RapidOCR.
 
     Args:

@@ -20,13 +20,9 @@ import httpx
 import numpy as np
 
 from gpu_runtime.rewards.judge_models.judge_command import judge_command
-from gpu_runtime.rewards.judge_models.judge_server import (
-    AttemptError,
-    JudgeServer,
-    checked_url,
-)
+from gpu_runtime.rewards.judge_models.judge_server import AttemptError, JudgeServer, checked_url
 from gpu_runtime.rewards.options import RemoteOptions
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import BatchScorer, Score
 from storage.errors import RewardError, quoted
 from storage.pictures import is_clip, picture_base64
 from storage.prompts.files import PromptRecord
@@ -36,8 +32,8 @@ _FARTHEST = 1e300
 """Largest end of a scale: the difference of two of them is finite."""
 
 
-class RemoteScorer:
-    """A `Scorer` and `BatchScorer` that asks a server.
+class RemoteScorer(BatchScorer):
+    """A scorer that asks a server, which alone could refuse a prompt.
 
     Requests that wait are not even encoded yet. An image that fails for good has an error and does not affect
     the others.
@@ -57,32 +53,14 @@ class RemoteScorer:
         self._settings = settings
         self._server = JudgeServer(settings, _url(settings), wait=wait)
 
-    def check(self, prompt: PromptRecord) -> None:
-        """Accept every prompt: only the server could refuse one."""
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Ask for the score of one image.
-
-        Raises:
-            RewardError: if the server refuses, or the last attempt failed.
-        """
-        ((score,),) = self._server.in_queue([partial(self._asked, [image_HWC], [prompt])])
-        return score
-
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Ask for scores of images (H, W, 3) or clips (F, H, W, 3), several a request and at once."""
         size = self._settings.images_a_request
         answers = self._server.in_queue(
-            partial(self._asked_or_failed, images[start : start + size], prompts[start : start + size])
+            partial(self._asked, images[start : start + size], prompts[start : start + size])
             for start in range(0, len(images), size)
         )
         return list(itertools.chain.from_iterable(answers))
-
-    def _asked_or_failed(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        try:
-            return self._asked(images, prompts)
-        except RewardError as error:
-            return [Score(0.0, False, "", error=f"RewardError: {error}")] * len(images)
 
     def _asked(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         body: dict[str, Any] = {
@@ -94,7 +72,10 @@ class RemoteScorer:
             body["sources"] = [
                 _encoded(read_source(prompt.source)) if prompt.source else None for prompt in prompts
             ]
-        return self._server.ask(body, lambda answer: _scores(answer, len(images)))
+        try:
+            return self._server.ask(body, lambda answer: _scores(answer, len(images)))
+        except RewardError as error:
+            return [Score(0.0, False, "", error=f"RewardError: {error}")] * len(images)
 
 
 def refuse_silent_scorer(settings: RemoteOptions) -> None:

@@ -1,4 +1,4 @@
-"""The reward for the task `shapes`: objects found by contours and templates, judged as GenEval does."""
+"""The rewards for the tasks `shapes`, `edits` and `moving-shapes`: shapes found by contours and templates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST_OBJECTS, coverage
-from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, coverage
+from gpu_runtime.rewards.edit_rules import judge_edit
+from gpu_runtime.rewards.geneval_rules import Detection, judge
+from gpu_runtime.rewards.motion_rules import judge_motion
+from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
 _ZOOM = 4
@@ -77,18 +79,10 @@ def _templates() -> dict[str, np.ndarray]:
     return {name: cv2.resize(coverage(name), side, interpolation=cv2.INTER_LINEAR) > 0.5 for name in CLASSES}
 
 
-class ShapesScorer:
-    """A `gpu_runtime.rewards.protocol.Scorer` of shapes."""
+class ShapesScorer(Scorer):
+    """A scorer of shapes by GenEval's rules."""
 
     name = "shapes"
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Refuse a row that no picture of the task can satisfy.
-
-        Raises:
-            PromptFileError: see `check_row`.
-        """
-        check_row(prompt, CLASSES, COLOURS, MOST_OBJECTS)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Score one image against its GenEval row.
@@ -97,3 +91,34 @@ class ShapesScorer:
             PromptFileError: if the prompt has no GenEval row.
         """
         return judge(detect(image_HWC), prompt)
+
+
+class EditsScorer(Scorer):
+    """A scorer of edits, which compares the rest of an image with its source by pixel."""
+
+    name = "edits"
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score one image against its prompt's edit and source.
+
+        Raises:
+            PromptFileError: if the prompt has no edit, or its source cannot be read.
+            RewardError: if the image's size differs from the source's.
+        """
+        return judge_edit(image_HWC, prompt, detect)
+
+
+class MovingShapesScorer(Scorer):
+    """A scorer of whole clips by the path that a shape takes."""
+
+    name = "moving-shapes"
+    takes_clips = True
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score a clip of shape (8, 24, 24, 3) against its prompt.
+
+        Raises:
+            PromptFileError: if the prompt is one of another task.
+            RewardError: if the clip has another size, or frames are missing.
+        """
+        return judge_motion(image_HWC, prompt, detect)

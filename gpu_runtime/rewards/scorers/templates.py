@@ -17,9 +17,9 @@ from gpu_runtime.embedded_tasks import glyphs, shapes
 from gpu_runtime.embedded_tasks.edits import edit_of
 from gpu_runtime.embedded_tasks.moving_shapes import asks_for_motion
 from gpu_runtime.rewards.edit_rules import judge_edit
-from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
+from gpu_runtime.rewards.geneval_rules import Detection, check_shapes, judge
 from gpu_runtime.rewards.motion_rules import judge_motion
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Scorer
 from gpu_runtime.rewards.text_rules import target_text
 from storage.errors import PromptFileError, RewardError
 from storage.prompts.files import PromptRecord
@@ -48,7 +48,7 @@ def check_prompt(prompt: PromptRecord) -> None:
         edit_of(prompt)
         return
     if prompt.metadata.get("include"):
-        check_row(prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS)
+        check_shapes(prompt)
         return
     text = target_text(prompt.text).upper()
     if len(text) != glyphs.LENGTH or not set(text) <= set(glyphs.CHARACTERS):
@@ -58,8 +58,8 @@ def check_prompt(prompt: PromptRecord) -> None:
         )
 
 
-class TemplatesScorer:
-    """A `gpu_runtime.rewards.protocol.Scorer` for the prompts of the embedded tasks.
+class TemplatesScorer(Scorer):
+    """A scorer for the prompts of the embedded tasks.
 
     For glyphs, `value` is the mean over the characters of the correlation with the requested one, 0 if
     another fits better. For shapes it is GenEval's graded value of the shapes found, times how well they fit.
@@ -68,14 +68,6 @@ class TemplatesScorer:
 
     name = "templates"
     takes_clips = True
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that no task draws.
-
-        Raises:
-            PromptFileError: see `check_prompt`.
-        """
-        check_prompt(prompt)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3), or a clip (F, H, W, 3).

@@ -18,13 +18,9 @@ import httpx
 import numpy as np
 
 from gpu_runtime.rewards.answer_rules import message_of, number_at, number_in, scaled, yes_share
-from gpu_runtime.rewards.judge_models.judge_server import (
-    AttemptError,
-    JudgeServer,
-    checked_url,
-)
+from gpu_runtime.rewards.judge_models.judge_server import AttemptError, JudgeServer, checked_url
 from gpu_runtime.rewards.options import VlmOptions
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import BatchScorer, Score
 from storage.errors import ConfigurationError, RewardError, quoted, shortened
 from storage.pictures import frames_of, picture_base64
 from storage.prompts.files import PromptRecord
@@ -36,8 +32,8 @@ _ALTERNATIVES = 20
 """Alternative tokens to request log-probabilities of: the most that OpenAI's interface and vLLM allow."""
 
 
-class VlmScorer:
-    """A `Scorer` and `BatchScorer` by a vision language model.
+class VlmScorer(BatchScorer):
+    """A scorer by a vision language model.
 
     An image whose answers cannot be read, or have a number outside the scale, has an error and no score.
 
@@ -62,20 +58,6 @@ class VlmScorer:
         self._settings = settings
         url = _base_url(settings)
         self._server = JudgeServer(settings, _below(url, _COMPLETIONS), _key(settings, environ), wait)
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Accept every prompt."""
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Ask about a uint8 RGB image of shape (H, W, 3).
-
-        Raises:
-            RewardError: if the server refuses, or the last attempt failed.
-        """
-        (score,) = self.score_batch([image_HWC], [prompt])
-        if score.error is not None:
-            raise RewardError(score.error)
-        return score
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Ask about images (H, W, 3) or clips (F, H, W, 3), several requests at once."""

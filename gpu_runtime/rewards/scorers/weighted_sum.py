@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpu_runtime.rewards.guard import judges_frames, score_each
-from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo, Term
-from storage.errors import ConfigurationError, RewardError
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer, SupportsTo, Term
+from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
 
 @dataclass(frozen=True)
-class PartRule:
-    """A rule for when a part counts; otherwise it adds 0.
+class Part:
+    """A scorer in a sum, and when it counts; otherwise it adds 0.
 
     Attributes:
+        scorer: scorer.
+        weight: weight, above 0.
         threshold: least value of the part itself.
         gate: least values of other parts, by name. If parts are normalised in their prompt group, the gate
             decides which images this part compares.
+        gives_verdict: False if the scorer never calls an image exact.
     """
 
+    scorer: Scorer
+    weight: float = 1.0
     threshold: float = 0.0
     gate: Mapping[str, float] = field(default_factory=dict)
+    gives_verdict: bool = True
 
 
-class WeightedSum:
-    """A `Scorer` and `BatchScorer` by the sum of weight times score, over the sum of weights.
+class WeightedSum(BatchScorer):
+    """A scorer by the sum of weight times score, over the sum of weights.
 
     An image is exact if all parts that give a verdict call it exact. If a part fails, so does the sum: the
     rest would be a score on another scale.
 
     Args:
-        parts: scorers by name, with their weights above 0.
-        grading_only: names of those that never call an image exact.
-        rules: rules for when parts count, by name; a part without one always counts.
+        parts: scorers by name, and how each counts.
         normalised: True if parts are to be normalised in their prompt group; scores then have their terms.
 
     Raises:
@@ -47,27 +51,19 @@ class WeightedSum:
     takes_clips = True
     """True: thresholds and gates apply to a whole clip, and each part judges a clip in its own way."""
 
-    def __init__(
-        self,
-        parts: Mapping[str, tuple[Scorer, float]],
-        grading_only: Collection[str] = frozenset(),
-        rules: Mapping[str, PartRule] | None = None,
-        normalised: bool = False,
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Part], normalised: bool = False) -> None:
         if not parts:
             raise ConfigurationError(
                 "a weighted sum of no scorers; give at least one in reward.options.parts"
             )
-        self._grading_only = frozenset(grading_only)
         self._parts = parts
-        self._rules = dict.fromkeys(parts, PartRule()) | dict(rules or {})
         self._normalised = normalised
-        self._total = sum(weight for _, weight in parts.values())
+        self._total = sum(part.weight for part in parts.values())
 
     @property
     def judges_frames(self) -> bool:
         """True if some part judges a clip frame by frame."""
-        return any(judges_frames(scorer) for scorer, _ in self._parts.values())
+        return any(judges_frames(part.scorer) for part in self._parts.values())
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that one of the parts cannot judge by.
@@ -75,35 +71,24 @@ class WeightedSum:
         Raises:
             PromptFileError, ConfigurationError: if so; by that part.
         """
-        for scorer, _ in self._parts.values():
-            scorer.check(prompt)
+        for part in self._parts.values():
+            part.scorer.check(prompt)
 
     def move(self, device: str) -> None:
         """Move the parts that can be moved to a device."""
-        for scorer, _ in self._parts.values():
-            if isinstance(scorer, SupportsTo):
-                scorer.move(device)
-
-    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
-        """Judge a uint8 RGB image of shape (H, W, 3) by all parts.
-
-        Raises:
-            RewardError: if a part fails.
-        """
-        (score,) = self.score_batch([image_HWC], [prompt])
-        if score.error is not None:
-            raise RewardError(score.error)
-        return score
+        for part in self._parts.values():
+            if isinstance(part.scorer, SupportsTo):
+                part.scorer.move(device)
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Judge images by all parts, one part after the other."""
-        said = {name: score_each(scorer, images, prompts) for name, (scorer, _) in self._parts.items()}
+        said = {name: score_each(part.scorer, images, prompts) for name, part in self._parts.items()}
         return [self._summed({name: said[name][place] for name in said}) for place in range(len(images))]
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
         shut = {name for name in parts if not self._is_open(name, parts)}
-        left_out = shut | {name for name, part in parts.items() if part < self._rules[name].threshold}
+        left_out = shut | {name for name, part in parts.items() if part < self._parts[name].threshold}
         detail = "; ".join(
             f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
             for name, score in said.items()
@@ -113,11 +98,11 @@ class WeightedSum:
         if errors:
             return Score(0.0, False, detail, error="; ".join(errors), parts=parts, usd=usd)
         counted = {name: 0.0 if name in left_out else part for name, part in parts.items()}
-        value = sum(self._parts[name][1] * part for name, part in counted.items()) / self._total
-        verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
+        value = sum(self._parts[name].weight * part for name, part in counted.items()) / self._total
+        verdicts = [score.exact for name, score in said.items() if self._parts[name].gives_verdict]
         exact = bool(verdicts) and all(verdicts)
         terms = tuple(
-            Term(self._parts[name][1] / self._total, None if name in shut else part)
+            Term(self._parts[name].weight / self._total, None if name in shut else part)
             for name, part in counted.items()
         )
         terms = terms if self._normalised else ()
@@ -125,4 +110,4 @@ class WeightedSum:
 
     def _is_open(self, name: str, parts: Mapping[str, float]) -> bool:
         """Return True if a part's gate is open; meaningless if a part failed, as the sum then fails."""
-        return all(parts.get(other, 0.0) >= least for other, least in self._rules[name].gate.items())
+        return all(parts.get(other, 0.0) >= least for other, least in self._parts[name].gate.items())

@@ -22,11 +22,11 @@ from gpu_runtime.diffusion.samples import GeneratedImage, GeneratedSample, Traje
 from gpu_runtime.quality.meter import measured
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions, VlmOptions
-from gpu_runtime.rewards.protocol import Score, Term
+from gpu_runtime.rewards.protocol import Score, Scorer, Term
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer
-from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
+from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig
@@ -67,13 +67,10 @@ def levels(image: np.ndarray) -> list[int]:
     return image[..., 0, 0, 0].tolist()
 
 
-class ByLevel:
+class ByLevel(Scorer):
     """A scorer of images: level / 100, exact from 50, and 13 fails."""
 
     name = "level"
-
-    def check(self, prompt: PromptRecord) -> None:
-        pass
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         level = int(image_HWC[0, 0, 0])
@@ -154,8 +151,8 @@ def test_a_scorer_tells_whether_it_judges_frames_one_by_one(monkeypatch: pytest.
     class Whole(ByLevel):
         takes_clips = True
 
-    of = {"frames": ByLevel(), "whole": Whole(), "sum": WeightedSum({"level": (ByLevel(), 1.0)}),
-          "wholes": WeightedSum({"level": (Whole(), 1.0)})}  # fmt: skip
+    of = {"frames": ByLevel(), "whole": Whole(), "sum": WeightedSum({"level": Part(ByLevel())}),
+          "wholes": WeightedSum({"level": Part(Whole())})}  # fmt: skip
     monkeypatch.setattr("gpu_runtime.worker.scoring_worker.build_scorer", lambda reward: of[reward.scorer])
 
     def ready(scorer: str, judge: str | None = None) -> bool:
@@ -186,7 +183,7 @@ def test_a_function_of_frames_gets_the_whole_clip(tmp_path: Path):
 
 
 def test_a_threshold_in_a_sum_looks_at_the_whole_clip():
-    sums = WeightedSum({"level": (ByLevel(), 1.0)}, rules={"level": PartRule(threshold=0.5)})
+    sums = WeightedSum({"level": Part(ByLevel(), threshold=0.5)})
     high, low = score_each(sums, [clip(10, 90), clip(10, 70)], [PROMPT] * 2)
     # The mean of the first is .5; frame by frame its 10 would not have counted.
     assert high.value == pytest.approx(0.5) and high.parts == {"level": pytest.approx(0.5)}

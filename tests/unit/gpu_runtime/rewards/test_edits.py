@@ -13,8 +13,8 @@ from gpu_runtime.embedded_tasks.edits import TAGS, Edit, EditsTask, edit_of
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, COLOURS, SIZE, patch
 from gpu_runtime.rewards.edit_rules import TOLERANCE, edited_region, judge_edit
 from gpu_runtime.rewards.protocol import Score, Scorer
-from gpu_runtime.rewards.scorers.edits import EditsScorer
-from gpu_runtime.rewards.scorers.shapes import detect
+from gpu_runtime.rewards.registry import SCORERS
+from gpu_runtime.rewards.scorers.shapes import EditsScorer, detect
 from gpu_runtime.rewards.scorers.templates import TemplatesScorer
 from storage.errors import PromptFileError, RewardError
 from storage.prompts.files import PromptRecord, load_prompts
@@ -26,8 +26,7 @@ CIRCLE, SQUARE, CROSS = (3, 3), (19, 4), (3, 19)
 
 
 def drawn(*shapes: tuple[str, str, tuple[int, int]]) -> np.ndarray:
-    image_HWC = np.empty((32, 32, 3), np.uint8)
-    image_HWC[:] = BACKGROUND
+    image_HWC = np.full((32, 32, 3), BACKGROUND, np.uint8)
     for name, colour, (left, top) in shapes:
         image_HWC[top : top + SIZE, left : left + SIZE] = patch(name, colour).round()
     return image_HWC
@@ -60,7 +59,7 @@ def test_the_true_picture_is_exact_and_the_source_is_not(tag: str, scorer: Score
     rng = np.random.default_rng(1)
     for _ in range(40):
         prompt = TASK.draw_prompt_of(tag, rng)
-        scorer.check(prompt)
+        SCORERS.find(scorer.name).check_prompt(prompt)
         true = scorer.score(TASK.render(prompt, rng), prompt)
         assert (true.value, true.exact) == (1, True), (prompt.text, true.detail)
         unchanged = scorer.score(read_source(prompt.source), prompt)
@@ -148,7 +147,7 @@ def changed(path: str, value: Any) -> PromptRecord:
     ],
 )
 def test_rows_that_are_no_edit_are_refused(prompt: PromptRecord, says: str):
-    for check in (EditsScorer().check, edit_of, lambda row: TASK.render(row, np.random.default_rng(0))):
+    for check in (edit_of, lambda row: TASK.render(row, np.random.default_rng(0))):
         with pytest.raises(PromptFileError, match=says):
             check(prompt)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.samples import GeneratedImage
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
+from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
@@ -28,16 +27,13 @@ IMAGE = np.zeros((2, 2, 3), np.uint8)
 PROMPT = PromptRecord(0, "any")
 
 
-class Paid:
+class Paid(Scorer):
     """A judge that asks so much for its score."""
 
     name = "paid"
 
     def __init__(self, score: Score) -> None:
         self._score = score
-
-    def check(self, prompt: PromptRecord) -> None:
-        """Every prompt will do."""
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """The same score each time."""
@@ -46,7 +42,7 @@ class Paid:
 
 @pytest.mark.parametrize("second", [Score(0.5, True, ""), Score(0.0, False, "", error="gone")])
 def test_a_sum_has_the_price_of_its_parts_whether_it_fails_or_not(second: Score):
-    parts: Any = {"a": (Paid(Score(1.0, True, "", usd=0.25)), 1.0), "b": (Paid(second), 1.0)}
+    parts = {"a": Part(Paid(Score(1.0, True, "", usd=0.25))), "b": Part(Paid(second))}
     (score,) = score_each(WeightedSum(parts), [IMAGE], [PROMPT])
     assert (score.usd, score.error is None) == (0.25, second.error is None)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_runtime.embedded_tasks.moving_shapes import FRAMES, SIDE, MovingShapesTask
+from gpu_runtime.embedded_tasks.moving_shapes import FRAMES, SIDE, MovingShapesTask, motion_of
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, SIZE, patch
 from gpu_runtime.rewards.motion_rules import judge_motion
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.rewards.scorers.moving_shapes import MovingShapesScorer
-from gpu_runtime.rewards.scorers.shapes import detect
+from gpu_runtime.rewards.scorers.shapes import MovingShapesScorer, detect
 from gpu_runtime.rewards.scorers.templates import find_shapes
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, PromptFileError, RewardError
@@ -99,10 +98,9 @@ def test_a_second_shape_and_a_missing_one_count_in_their_frame_alone():
 
 
 def test_other_prompts_and_missing_frames_are_refused_before_a_run():
-    scorer = MovingShapesScorer()
     for text in ("a red square moves", "a black square moves up slowly", "a red square moves left up slowly"):
         with pytest.raises(PromptFileError, match="no prompt of the task moving-shapes"):
-            scorer.check(PromptRecord(0, text))
+            motion_of(PromptRecord(0, text))
     with pytest.raises(RewardError, match="all 8 frames"):
         judge_motion(clip_of(*along(0, 1, 2)), ASKED, detect)
     with pytest.raises(ConfigurationError, match=r"with reward\.frames=all"):

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_runtime.rewards.guard import score_all, score_each
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.guard import refuse_total_failure, score_each
+from gpu_runtime.rewards.protocol import Score, Scorer
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
 from storage.config.run_config import RewardConfig
 from storage.errors import ConfigurationError, RewardError
@@ -19,16 +19,13 @@ PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
 IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3
 
 
-class Scripted:
+class Scripted(Scorer):
     """Gives back, for each prompt, the value written for it, or raises it."""
 
     name = "scripted"
 
     def __init__(self, *values: float | Exception) -> None:
         self._values = values
-
-    def check(self, prompt: PromptRecord) -> None:
-        pass
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         value = self._values[prompt.prompt_id]
@@ -37,13 +34,10 @@ class Scripted:
         return Score(value, value == 1.0, "seen")
 
 
-def test_scores_pass_through_in_order() -> None:
-    assert [score.value for score in score_all(Scripted(0.0, 0.5, 1.0), IMAGES, PROMPTS)] == [0.0, 0.5, 1.0]
-
-
 def test_one_failure_costs_one_score() -> None:
-    scores = score_all(Scripted(1.0, OSError("engine gone"), 0.25), IMAGES, PROMPTS)
-    assert (scores[1].value, scores[1].exact) == (0.0, False)
+    scores = score_each(Scripted(1.0, OSError("engine gone"), 0.25), IMAGES, PROMPTS)
+    refuse_total_failure("scripted", scores)
+    assert [score.value for score in scores] == [1.0, 0.0, 0.25] and not scores[1].exact
     assert str(scores[1].error).startswith("OSError: engine gone (")
     assert [score.error for score in (scores[0], scores[2])] == [None, None]
 
@@ -55,23 +49,25 @@ def test_what_is_no_score_is_an_error(value: float) -> None:
     assert "not in [0, 1]" in str(score.error)
 
 
-def test_failure_on_all_stops_the_run() -> None:
-    broken = Scripted(*[ImportError("no engine")] * 3)
-    with pytest.raises(RewardError, match=r"'scripted' failed on all 3 images.*ImportError: no engine"):
-        score_all(broken, IMAGES, PROMPTS)
-    with pytest.raises(RewardError, match="failed on all 2"):
-        score_all(Scripted(math.nan, math.nan), IMAGES[:2], PROMPTS[:2])
-
-
-def test_one_image_alone_is_all_too() -> None:
-    with pytest.raises(RewardError, match="failed on all 1 images; the first error was: ValueError: x"):
-        score_all(Scripted(ValueError("x")), IMAGES[:1], PROMPTS[:1])
-    assert score_all(Scripted(), [], []) == []
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([ImportError("no engine")] * 3, r"'scripted' failed on all 3 images.*ImportError: no engine"),
+        ([math.nan, math.nan], "failed on all 2"),
+        ([ValueError("x")], "failed on all 1 images; the first error was: ValueError: x"),
+    ],
+)
+def test_failure_on_all_stops_the_run(values: list[float | Exception], says: str) -> None:
+    count = len(values)
+    scores = score_each(Scripted(*values), IMAGES[:count], PROMPTS[:count])
+    with pytest.raises(RewardError, match=says):
+        refuse_total_failure("scripted", scores)
+    refuse_total_failure("scripted", score_each(Scripted(), [], []))
 
 
 def test_lengths_must_agree() -> None:
     with pytest.raises(RewardError, match="3 images but 2 prompts"):
-        score_all(Scripted(), IMAGES, PROMPTS[:2])
+        score_each(Scripted(), IMAGES, PROMPTS[:2])
 
 
 def test_registry() -> None:
@@ -95,13 +91,10 @@ def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
     assert f"`{name}`" in str(RewardConfig.model_fields["scorer"].description)
 
 
-class Raises:
+class Raises(Scorer):
     """A user's scorer with a mistake in a function that it calls."""
 
     name = "mine"
-
-    def check(self, prompt: PromptRecord) -> None:
-        pass
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         return Score(self.colour(image_HWC), False, "")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, COLOURS, SIZE, TAGS, ShapesTask, coverage
-from gpu_runtime.rewards.geneval_rules import Detection, judge, relations
+from gpu_runtime.rewards.geneval_rules import Detection, check_shapes, judge, relations
 from gpu_runtime.rewards.scorers.shapes import ShapesScorer, detect
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord, load_prompts
@@ -15,8 +15,7 @@ Object = tuple[str, str, int, int]  # class, colour, top, left
 
 
 def draw(*objects: Object) -> np.ndarray:
-    image_HWC = np.empty((32, 32, 3), np.float32)
-    image_HWC[:] = BACKGROUND
+    image_HWC = np.full((32, 32, 3), BACKGROUND, np.float32)
     for name, colour, top, left in objects:
         box = image_HWC[top : top + SIZE, left : left + SIZE]
         box += coverage(name)[..., None] * (np.array(COLOURS[colour], np.float32) - box)
@@ -55,12 +54,12 @@ A, B, C = (3, 3), (3, 19), (19, 3)
 )
 def test_rows_that_nothing_can_fulfil_are_refused(prompt: PromptRecord, says: str) -> None:
     with pytest.raises(PromptFileError, match=says):
-        ShapesScorer().check(prompt)
+        check_shapes(prompt)
 
 
 def test_every_built_in_row_can_be_fulfilled() -> None:
     for prompt in load_prompts("builtin:shapes-evaluate") + load_prompts("builtin:shapes-train"):
-        ShapesScorer().check(prompt)
+        check_shapes(prompt)
 
 
 @pytest.mark.parametrize("tag", TAGS)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from gpu_runtime.exploration.strategies.plain import PLAIN
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, Term, part_means
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
-from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
+from gpu_runtime.rewards.scorers.weighted_sum import Part, WeightedSum
 from storage.config.loading import differences, load_config
 from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError
@@ -37,8 +39,8 @@ class Fixed:
 
 
 def test_weights_are_divided_by_their_sum_and_parts_stay_apart():
-    parts = {"ocr": (Fixed("ocr", 1.0, True), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)}
-    scorer = WeightedSum(parts, grading_only={"jpeg"})
+    jpeg = Part(Fixed("jpeg", 0.5), gives_verdict=False)
+    scorer = WeightedSum({"ocr": Part(Fixed("ocr", 1.0, True), 3.0), "jpeg": jpeg})
     score = scorer.score(IMAGES[0], PROMPTS[0])
     assert score.value == pytest.approx((3 * 1.0 + 1 * 0.5) / 4)
     assert score.parts == {"ocr": 1.0, "jpeg": 0.5}
@@ -54,7 +56,7 @@ def test_a_sum_moves_the_parts_that_can():
             self.device = device
 
     model = Model("clip-score", 0.5)
-    scorer = WeightedSum({"jpeg": (Fixed("jpeg", 0.5), 1.0), "clip-score": (model, 1.0)})
+    scorer = WeightedSum({"jpeg": Part(Fixed("jpeg", 0.5)), "clip-score": Part(model)})
     assert isinstance(scorer, SupportsTo)
     scorer.move("cuda:1")
     assert model.device == "cuda:1"
@@ -70,15 +72,18 @@ def test_a_sum_moves_the_parts_that_can():
     ],
 )
 def test_exact_needs_every_part_that_gives_a_verdict(parts: dict[str, bool], exact: bool):
+    grading = ("jpeg", "clip-score")
     scorer = WeightedSum(
-        {name: (Fixed(name, 1.0, verdict), 1.0) for name, verdict in parts.items()},
-        grading_only={"jpeg", "clip-score"},
+        {
+            name: Part(Fixed(name, 1.0, verdict), gives_verdict=name not in grading)
+            for name, verdict in parts.items()
+        }
     )
     assert scorer.score(IMAGES[0], PROMPTS[0]).exact is exact
 
 
 def test_a_part_that_fails_takes_only_its_image_along():
-    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0, broken=1), 1.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)})
+    scorer = WeightedSum({"ocr": Part(Fixed("ocr", 1.0, broken=1)), "jpeg": Part(Fixed("jpeg", 0.5))})
     good, bad = score_each(scorer, IMAGES, PROMPTS)
     assert (good.value, good.error) == (0.75, None)
     assert (bad.value, bad.parts) == (0.0, {"jpeg": 0.5})
@@ -91,7 +96,7 @@ def test_a_part_that_fails_takes_only_its_image_along():
 
 
 def test_every_part_is_asked_about_a_prompt():
-    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0), 1.0), "jpeg": (Fixed("jpeg", 1.0), 1.0)})
+    scorer = WeightedSum({"ocr": Part(Fixed("ocr", 1.0)), "jpeg": Part(Fixed("jpeg", 1.0))})
     scorer.check(PROMPTS[0])
     with pytest.raises(PromptFileError, match="ocr refuses it"):
         scorer.check(PromptRecord(0, "refused"))
@@ -109,13 +114,11 @@ def test_the_registry_builds_what_the_settings_say():
     assert not score.exact, "jpeg gives no verdict, and shapes finds no circle"
 
 
-class Batch:
+class Batch(BatchScorer):
     name = "batch"
 
     def __init__(self, *scores: Score | Exception) -> None:
         self._scores = scores
-
-    def check(self, prompt: PromptRecord) -> None: ...
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         raise AssertionError("asked one at a time")
@@ -173,30 +176,32 @@ def test_a_part_of_another_package_is_written_as_one_table_on_the_command_line()
     assert config.reward.options == {"parts": {"jpeg": 1, path: {"weight": 2, "a": 3}}}
 
 
-def gated(ocr: float, jpeg: float, /, **rules: PartRule) -> Score:
-    parts = {"ocr": (Fixed("ocr", ocr), 3.0), "jpeg": (Fixed("jpeg", jpeg), 1.0)}
-    return WeightedSum(parts, rules=rules).score(IMAGES[0], PROMPTS[0])
+GATE = {"ocr": 0.8}
+
+
+def summed(ocr: float, jpeg: float, least: float = 0.0, normalised: bool = False, **of_jpeg: Any) -> Score:
+    """The sum of 3 times `ocr`, which counts from `least` on, and `jpeg`, with rules of its own."""
+    parts = {"ocr": Part(Fixed("ocr", ocr), 3.0, least), "jpeg": Part(Fixed("jpeg", jpeg), **of_jpeg)}
+    return WeightedSum(parts, normalised).score(IMAGES[0], PROMPTS[0])
 
 
 def test_below_its_threshold_a_part_counts_as_0():
-    assert gated(0.4, 0.8, ocr=PartRule(0.5)).value == pytest.approx((0 + 0.8) / 4)
-    assert gated(0.5, 0.8, ocr=PartRule(0.5)).value == pytest.approx((3 * 0.5 + 0.8) / 4)
-    assert gated(0.4, 0.8, ocr=PartRule(0.5)).parts == {"ocr": 0.4, "jpeg": 0.8}, "recorded as it is"
-    assert gated(0.4, 0.8, ocr=PartRule(0.5)).detail == "ocr 0.400 (not counted) seen; jpeg 0.800 seen"
+    low = summed(0.4, 0.8, least=0.5)
+    assert low.value == pytest.approx((0 + 0.8) / 4)
+    assert summed(0.5, 0.8, least=0.5).value == pytest.approx((3 * 0.5 + 0.8) / 4)
+    assert low.parts == {"ocr": 0.4, "jpeg": 0.8}, "recorded as it is"
+    assert low.detail == "ocr 0.400 (not counted) seen; jpeg 0.800 seen"
 
 
 def test_a_gate_lets_a_part_count_only_where_another_one_passes():
-    gate = PartRule(gate={"ocr": 0.8})
-    assert gated(0.7, 1.0, jpeg=gate).value == pytest.approx(3 * 0.7 / 4)
-    assert gated(0.8, 1.0, jpeg=gate).value == pytest.approx((3 * 0.8 + 1.0) / 4)
-    assert gated(0.7, 1.0, jpeg=gate).terms == ()
+    assert summed(0.7, 1.0, gate=GATE).value == pytest.approx(3 * 0.7 / 4)
+    assert summed(0.8, 1.0, gate=GATE).value == pytest.approx((3 * 0.8 + 1.0) / 4)
+    assert summed(0.7, 1.0, gate=GATE).terms == ()
 
 
 def test_normalised_parts_travel_as_terms_and_leave_the_score_as_it_is():
-    parts = {"ocr": (Fixed("ocr", 0.6), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)}
-    shut, low = {"jpeg": PartRule(gate={"ocr": 0.8})}, {"jpeg": PartRule(threshold=0.8)}
-    for rules, second in [({}, 0.5), (shut, None), (low, 0.0)]:
-        score = WeightedSum(parts, rules=rules, normalised=True).score(IMAGES[0], PROMPTS[0])
+    for of_jpeg, second in [({}, 0.5), ({"gate": GATE}, None), ({"threshold": 0.8}, 0.0)]:
+        score = summed(0.6, 0.5, normalised=True, **of_jpeg)
         assert score.terms == (Term(0.75, 0.6), Term(0.25, second))
         assert score.value == pytest.approx(0.575 if second else 0.45)
 
@@ -218,8 +223,7 @@ def test_the_rules_come_from_the_settings_and_are_stored():
 def test_exact_selection_sees_what_the_sum_counts():
     """ocr alone would keep 0 and 5; with jpeg behind a gate, the seed that has both is worth most."""
     seeds = [(0.0, 1.0), (0.2, 0.9), (0.4, 0.9), (0.9, 0.1), (0.8, 0.9), (1.0, 0.0)]
-    gate = PartRule(gate={"ocr": 0.8})
-    values = [gated(ocr, jpeg, jpeg=gate).value for ocr, jpeg in seeds]
+    values = [summed(ocr, jpeg, gate=GATE).value for ocr, jpeg in seeds]
     assert values == pytest.approx([0.0, 0.15, 0.3, 0.7, 0.825, 0.75])
     assert max_variance_subset(values, 2).indices == (0, 4)
     assert max_variance_subset([ocr for ocr, _ in seeds], 2).indices == (0, 5)
@@ -228,6 +232,6 @@ def test_exact_selection_sees_what_the_sum_counts():
 def test_the_planner_sees_the_combined_value():
     config = RunConfig()
     explorer = SeedExplorer(config, [0, 1], PLAIN)
-    score = gated(0.7, 1.0, jpeg=PartRule(gate={"ocr": 0.8}))
+    score = summed(0.7, 1.0, gate=GATE)
     draft = Candidate(0, 0, "full", 0, score.value, score.exact, score.error, 0)
     assert explorer.signal(draft) == explorer.signal(score) == pytest.approx(0.525)

@@ -10,7 +10,7 @@ import pytest
 from gpu_runtime.embedded_tasks.registry import TASKS
 from gpu_runtime.rewards.protocol import Score, part_figures
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, read_scorer_options
-from gpu_runtime.rewards.scorers.templates import TemplatesScorer, find_shapes, read_glyphs
+from gpu_runtime.rewards.scorers.templates import TemplatesScorer, check_prompt, find_shapes, read_glyphs
 from gpu_runtime.worker.scoring_worker import ScoringWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RewardConfig, RunConfig
@@ -68,12 +68,11 @@ def test_a_wrong_colour_is_seen_and_nothing_is_found_on_the_background():
 
 
 def test_what_neither_renderer_draws_is_refused():
-    judge = TemplatesScorer()
     for text in ('a sign that says "OPEN"', 'a sign that says "A-B"', "a dog"):
         with pytest.raises(PromptFileError):
-            judge.check(PromptRecord(0, text))
+            check_prompt(PromptRecord(0, text))
     with pytest.raises(RewardError, match="64 x 64"):
-        judge.score(np.zeros((64, 64, 3), np.uint8), SIGN)
+        TemplatesScorer().score(np.zeros((64, 64, 3), np.uint8), SIGN)
 
 
 def test_the_judge_is_named_by_a_setting_and_is_no_part_of_the_reward():

@@ -183,8 +183,7 @@ def _lazily(module: str, name: str) -> Callable[[Any], Any]:
 
 
 def _geneval(options: GenEvalOptions) -> Scorer:
-    from gpu_runtime.rewards.judge_models.clip import Clip
-    from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
+    from gpu_runtime.rewards.judge_models.clip import Clip, ClipColours
     from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
     from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 
@@ -308,7 +307,8 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
             f"reward.signal is exact, but {', '.join(judge.name for judge in judges)} never calls an image "
             "exact; use reward.signal=graded"
         )
-    if _normalises(chosen) and settings.signal == "exact":
+    normalises = isinstance(chosen.options, SumOptions) and chosen.options.normalise == "group"
+    if normalises and settings.signal == "exact":
         raise ConfigurationError(
             "reward.options.normalise is group, but reward.signal is exact: a verdict has no parts; use "
             "reward.signal=graded, or normalise=none"
@@ -386,10 +386,6 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
         update={"judge": absolute_name(config.evaluation.judge), "options": options}
     )
     return config.model_copy(update={"reward": reward, "evaluation": evaluation})
-
-
-def _normalises(chosen: ChosenScorer) -> bool:
-    return isinstance(chosen.options, SumOptions) and chosen.options.normalise == "group"
 
 
 def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:

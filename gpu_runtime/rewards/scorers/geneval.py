@@ -19,7 +19,7 @@ from gpu_runtime.rewards.protocol import Score, Scorer
 from storage.prompts.files import PromptRecord
 
 if TYPE_CHECKING:  # the rules need no torch
-    from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
+    from gpu_runtime.rewards.judge_models.clip import ClipColours
     from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
 
 LEAST_CONFIDENCE = 0.3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +27,27 @@ from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import save_pipeline
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+Saved = Callable[[str], Path]
+Refusal = Callable[[RunConfig], str]
+Sections = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole pipeline, not to be changed."""
-    return save_pipeline("sd3.5", tmp_path_factory.mktemp("whole"))
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A family's whole pipeline, saved once and not to be changed."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in folders:
+            folders[family] = save_pipeline(family, tmp_path_factory.mktemp(family) / "model")
+        return folders[family]
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def whole(saved: Saved) -> Path:
+    return saved("sd3.5")
 
 
 @pytest.fixture
@@ -40,11 +56,27 @@ def folder(whole: Path, tmp_path: Path) -> Path:
     return shutil.copytree(whole, tmp_path / "model")
 
 
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
+    """The message of a refused run; to load weights is an error."""
+
+    def message(config: RunConfig) -> str:
+        with pytest.raises(SpotlightError) as caught:
+            preflight.check(config)
+        return str(caught.value)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("weights were to be loaded")
+
+    monkeypatch.setattr("gpu_runtime.models.families.pipeline_model.load_weights", refuse)
+    return message
+
+
 def run_config(folder: Path, family: str = "sd3.5", **sections: dict[str, Any]) -> RunConfig:
     """A run on a family, judged without weights."""
     prompts = folder.parent / "prompts.txt"
     prompts.write_text("".join(f"a sign number {number}\n" for number in range(4)))
-    more: dict[str, dict[str, Any]] = {
+    more: Sections = {
         "prompts": {"train": str(prompts), "evaluate": str(prompts)},
         "reward": {"scorer": "jpeg"},
         "evaluation": {"prompts": 4},
@@ -52,16 +84,18 @@ def run_config(folder: Path, family: str = "sd3.5", **sections: dict[str, Any]) 
     return family_config(family, folder, **(more | sections))
 
 
-def refusal(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The message of a refused run; to load weights is an error."""
+def shared(degree: int, **model: Any) -> Sections:
+    """Rollouts that several devices share, with text as long as the family's own by default."""
+    return {
+        "model": {"text_length": 0} | model,
+        "runtime": {"spot_workers": degree - 1},
+        "sequence_parallel": {"rollout": degree},
+    }
 
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("weights were to be loaded")
 
-    monkeypatch.setattr("gpu_runtime.models.families.pipeline_model.load_weights", refuse)
-    with pytest.raises(SpotlightError) as caught:
-        preflight.check(config)
-    return str(caught.value)
+def rewrite(file: Path, **changes: Any) -> None:
+    """Change settings of a JSON file."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
@@ -74,35 +108,35 @@ def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
     assert len(files) == len(set(files))
 
 
-def test_a_name_that_is_not_here(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    message = refusal(run_config(whole, model={"path": "nobody/no-such-model"}), monkeypatch)
+def test_a_name_that_is_not_here(whole: Path, refusal: Refusal):
+    message = refusal(run_config(whole, model={"path": "nobody/no-such-model"}))
     assert "'nobody/no-such-model' is no folder here" in message
     assert "`hf download nobody/no-such-model`" in message
 
 
-def test_a_model_of_another_family(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    message = refusal(run_config(whole, family="flux"), monkeypatch)
+def test_a_model_of_another_family(whole: Path, refusal: Refusal):
+    message = refusal(run_config(whole, family="flux"))
     assert "is a StableDiffusion3Pipeline, not a FluxPipeline; set model.family" in message
 
 
-def test_missing_files_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_files_are_named(folder: Path, refusal: Refusal):
     (folder / WEIGHTS).unlink()
     (folder / "tokenizer_3/tokenizer_config.json").unlink()
-    message = refusal(run_config(folder), monkeypatch)
+    message = refusal(run_config(folder))
     assert f"lacks {WEIGHTS}, tokenizer_3/tokenizer_config.json; download the model again" in message
     index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-    message = refusal(run_config(folder), monkeypatch)
+    message = refusal(run_config(folder))
     assert "transformer/part-1.safetensors, transformer/part-2.safetensors" in message
 
 
-def test_a_file_that_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_that_is_cut_off(folder: Path, refusal: Refusal):
     whole_bytes = (folder / WEIGHTS).read_bytes()
     (folder / WEIGHTS).write_bytes(whole_bytes[:-100])
-    message = refusal(run_config(folder), monkeypatch)
+    message = refusal(run_config(folder))
     assert f"has {len(whole_bytes) - 100} bytes of {len(whole_bytes)}: it is cut off" in message
     (folder / WEIGHTS).write_bytes(b"version https")
-    assert "is no safetensors file" in refusal(run_config(folder), monkeypatch)
+    assert "is no safetensors file" in refusal(run_config(folder))
 
 
 def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path):
@@ -115,179 +149,116 @@ def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path)
         load_model(run_config(folder).model)
 
 
+SIZES = "; this model makes images whose sides {} divides"
+UNKNOWN = "sequence parallelism does not know {}"
+
+
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("family", "sections", "says"),
     [
-        ({"height": 30}, r"model.height is 30; this model makes images whose sides 4 divides, such as 32"),
-        ({"width": 128}, r"table of positions ends at 64 pixels: lower them"),
-        ({"text_length": 4}, r"tokens; model.text_length is 4: shorten the prompt"),
+        ("sd3.5", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}, such as 32"),
+        ("sd3.5", {"model": {"width": 128}}, "table of positions ends at 64 pixels: lower them"),
+        ("sd3.5", {"model": {"text_length": 4, "negative_prompt": ""}}, "model.text_length is 4: shorten"),
+        ("sd3.5", {"model": {"attention": "sage"}}, "model.attention is sage, which cannot be had here"),
+        ("sd3.5", {"adaptation": {"targets": ["img_mlp.net.2"]}}, "names no layer of this model"),
+        ("sd3.5", shared(4), "2 attention heads do not divide by degree 4"),
+        ("qwen-image", {"model": {"attention": "flash"}}, "takes no mask"),
+        (
+            "qwen-image", shared(2, height=12, width=20),  # 3 x 5 tokens
+            "15 image tokens do not divide by degree 2; below it, 1 would do",
+        ),
+        ("qwen-image-2.1", {"model": {"height": 48}}, f"model.height is 48{SIZES.format(32)}"),
+        ("qwen-image-2.1", {"model": {"text_length": 8}}, "model.text_length is 8: shorten"),
+        ("qwen-image-2.1", shared(2, text_length=128), UNKNOWN.format("QwenImage21Transformer2DModel")),
+        ("flux2-klein", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}"),
+        ("flux2-klein", {"model": {"text_length": 8}}, "model.text_length is 8: shorten the prompt"),
+        ("sana", {"model": {"height": 30}}, f"model.height is 30{SIZES.format(4)}"),
+        ("sana", shared(2, text_length=128), UNKNOWN.format("SanaTransformer2DModel; use degree 1")),
+        ("hunyuan-video-1.5", {"model": {"frames": 8}}, "model.frames is 8; this model makes clips of"),
+        ("hunyuan-video-1.5", {"model": {"width": 26}}, f"model.width is 26{SIZES.format(4)}"),
+        (
+            "hunyuan-video-1.5", shared(2, text_length=512),
+            UNKNOWN.format("HunyuanVideo15Transformer3DModel"),
+        ),
+        (
+            "wan2.2", {"model": {"frames": 8}},
+            "model.frames is 8; this model makes clips of 1 frame and a multiple of 4, such as 9",
+        ),
+        ("wan2.2", {"model": {"width": 24}}, f"model.width is 24{SIZES.format(16)}"),
+        ("wan2.2", shared(2, text_length=128), UNKNOWN.format("WanTransformer3DModel; use degree 1")),
     ],
-)
-def test_sizes_that_do_not_fit(
-    whole: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], says: str
+)  # fmt: skip
+def test_settings_that_do_not_fit_a_family(
+    saved: Saved, refusal: Refusal, family: str, sections: Sections, says: str
 ):
-    assert says in refusal(run_config(whole, model={"negative_prompt": ""} | model), monkeypatch)
+    message = refusal(run_config(saved(family), family, **sections))
+    assert says in message
+    assert "text_length=" not in message, "no other length would help"
 
 
-def test_adapters_that_name_no_layer(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    message = refusal(run_config(whole, adaptation={"targets": ["img_mlp.net.2"]}), monkeypatch)
-    assert "names no layer of this model" in message
+SCHEDULER = "scheduler/scheduler_config.json"
 
 
-def test_a_kernel_without_a_mask_for_a_family_that_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = save_pipeline("qwen-image", tmp_path / "model")
-    config = run_config(folder, family="qwen-image", model={"attention": "flash"})
-    assert "takes no mask" in refusal(config, monkeypatch)
+@pytest.mark.parametrize(
+    ("family", "file", "changes", "model", "says"),
+    [
+        (
+            "flux", "transformer/config.json", {"guidance_embeds": False}, {"negative_prompt": ""},
+            "takes none (its guidance_embeds is false",
+        ),
+        ("flux2-klein", "model_index.json", {"is_distilled": True}, {}, "is distilled and takes none"),
+        (
+            "flux2-klein", "text_encoder/config.json", {"num_hidden_layers": 20, "layer_types": None},
+            {"guidance": 1.0}, "has 20 layers, and FLUX.2-klein reads layer 27",
+        ),
+        ("sana", SCHEDULER, {"use_flow_sigmas": False}, {}, "is not that of a flow matching model"),
+        ("wan2.2", SCHEDULER, {"prediction_type": "epsilon"}, {}, "is not that of a flow matching model"),
+        (
+            "wan2.2", SCHEDULER, {"_class_name": "FlowMatchEulerDiscreteScheduler"}, {},
+            "not a UniPCMultistepScheduler",
+        ),
+    ],
+)  # fmt: skip
+def test_models_of_another_kind_than_their_family_s(
+    saved: Saved, refusal: Refusal, tmp_path: Path, family: str, file: str, changes: dict[str, Any],
+    model: dict[str, Any], says: str,
+):  # fmt: skip
+    folder = shutil.copytree(saved(family), tmp_path / "model")
+    rewrite(folder / file, **changes)
+    assert says in refusal(run_config(folder, family, model=model))
 
 
-def test_guidance_of_a_model_that_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = save_pipeline("flux", tmp_path / "model")
-    file = folder / "transformer/config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_embeds": False}))
-    message = refusal(run_config(folder, family="flux", model={"negative_prompt": ""}), monkeypatch)
-    assert "model.guidance is 3.5" in message
-    assert "takes none" in message
+def test_a_processor_is_one_of_qwen_image_21_s_files(saved: Saved, refusal: Refusal, tmp_path: Path):
+    folder = shutil.copytree(saved("qwen-image-2.1"), tmp_path / "model")
+    config = run_config(folder, "qwen-image-2.1")
+    file = folder / "processor/tokenizer_config.json"
+    assert file in family_of(config.model).files(config.model)
+    file.unlink()
+    assert "lacks processor/tokenizer_config.json" in refusal(config)
 
 
-def test_a_flux2_klein_is_refused_guidance_it_does_not_take_and_text_it_cannot_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = save_pipeline("flux2-klein", tmp_path / "model")
-    config = run_config(folder, family="flux2-klein")
-    preflight.check(config)
-    too_long = run_config(folder, family="flux2-klein", model={"text_length": 8})
-    assert "model.text_length is 8: shorten the prompt" in refusal(too_long, monkeypatch)
-    odd = run_config(folder, family="flux2-klein", model={"height": 30})
-    assert "model.height is 30; this model makes images whose sides 4 divides" in refusal(odd, monkeypatch)
-    index = folder / "model_index.json"
-    index.write_text(json.dumps(json.loads(index.read_text()) | {"is_distilled": True}))
-    assert "is distilled and takes none" in refusal(config, monkeypatch)
-    encoder = folder / "text_encoder/config.json"
-    few = json.loads(encoder.read_text()) | {"num_hidden_layers": 20, "layer_types": None}
-    encoder.write_text(json.dumps(few))
-    plain = run_config(folder, family="flux2-klein", model={"guidance": 1.0})
-    assert "has 20 layers, and FLUX.2-klein reads layer 27" in refusal(plain, monkeypatch)
-
-
-def test_a_qwen_image_21_is_refused_odd_sides_long_text_and_shared_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = save_pipeline("qwen-image-2.1", tmp_path / "model")
-
-    def run(**sections: dict[str, Any]) -> RunConfig:
-        return run_config(folder, family="qwen-image-2.1", **sections)
-
-    preflight.check(run())
-    assert outline_model(run().model).sequence_lengths() == (4 * 4, 128)
-    files = family_of(run().model).files(run().model)
-    assert folder / "processor/tokenizer_config.json" in files
-    assert "model.height is 48; this model makes images whose sides 32 divides" in refusal(
-        run(model={"height": 48}), monkeypatch
-    )
-    assert "model.text_length is 8: shorten" in refusal(run(model={"text_length": 8}), monkeypatch)
-    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
-    assert "sequence parallelism does not know QwenImage21Transformer2DModel" in refusal(shared, monkeypatch)
-    (folder / "processor/tokenizer_config.json").unlink()
-    assert "lacks processor/tokenizer_config.json" in refusal(run(), monkeypatch)
-
-
-def test_a_sana_is_refused_sides_long_text_shared_samples_and_a_noise_schedule(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = save_pipeline("sana", tmp_path / "model")
-
-    def run(**sections: dict[str, Any]) -> RunConfig:
-        return run_config(folder, family="sana", **sections)
-
-    preflight.check(run())
-    assert outline_model(run().model).sequence_lengths() == (8 * 8, 128)
-    assert "model.height is 30; this model makes images whose sides 4 divides" in refusal(
-        run(model={"height": 30}), monkeypatch
-    )
-    # The instruction before a prompt does not count.
-    words = len(folder_tokens(folder, "a sign number 0"))
-    preflight.check(run(model={"text_length": words + 2}))
-    assert f"model.text_length is {words - 1}: shorten" in refusal(
-        run(model={"text_length": words - 1}), monkeypatch
-    )
+def test_a_sana_s_instruction_does_not_count_as_text(saved: Saved, refusal: Refusal):
+    folder = saved("sana")
+    tokenizer = own_pipeline("sana", folder).tokenizer
+    words = len(tokenizer("a sign number 0").input_ids)
     negative = " ".join(["blue"] * (words + 1))
-    tokens = len(folder_tokens(folder, negative))
-    preflight.check(run(model={"text_length": tokens, "negative_prompt": negative}))
-    assert f"has {tokens} tokens; model.text_length is {tokens - 1}: shorten" in refusal(
-        run(model={"text_length": tokens - 1, "negative_prompt": negative}), monkeypatch
-    )
-    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
-    assert "sequence parallelism does not know SanaTransformer2DModel; use degree 1" in refusal(
-        shared, monkeypatch
-    )
-    file = folder / "scheduler/scheduler_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"use_flow_sigmas": False}))
-    assert "is not that of a flow matching model" in refusal(run(), monkeypatch)
+    tokens = len(tokenizer(negative).input_ids)
+    for least, model in ((words, {}), (tokens, {"negative_prompt": negative})):
+        fits = least if model else least + 2
+        preflight.check(run_config(folder, "sana", model={"text_length": fits} | model))
+        short = run_config(folder, "sana", model={"text_length": least - 1} | model)
+        assert f"model.text_length is {least - 1}: shorten" in refusal(short)
 
 
-def folder_tokens(folder: Path, prompt: str) -> list[int]:
-    """Tokens of a text as the pipeline's own tokenizer cuts it."""
-    return own_pipeline("sana", folder).tokenizer(prompt).input_ids
-
-
-def test_a_hunyuan_video_is_refused_frames_a_distilled_model_and_shared_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = save_pipeline("hunyuan-video-1.5", tmp_path / "model")
-
-    def run(**sections: dict[str, Any]) -> RunConfig:
-        return run_config(folder, family="hunyuan-video-1.5", **sections)
-
-    preflight.check(run(reward={"scorer": "jpeg", "frames": 2}))
-    outline = outline_model(run(model={"frames": 9}).model)
-    assert outline.blank_image().shape == (9, 16, 24, 3)
-    assert outline.sequence_lengths() == (3 * 4 * 6, 512 + 256 + 729), "prompt, quoted texts, missing image"
-    assert "model.frames is 8; this model makes clips of 1 frame and a multiple of 4" in refusal(
-        run(model={"frames": 8}), monkeypatch
-    )
-    assert "model.width is 26; this model makes images whose sides 4 divides" in refusal(
-        run(model={"width": 26}), monkeypatch
-    )
-    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
-    assert "sequence parallelism does not know HunyuanVideo15Transformer3DModel" in refusal(
-        shared, monkeypatch
-    )
-    usage = family_of(run().model).adapter_usage("PATH")
+def test_a_distilled_hunyuan_video_is_refused(saved: Saved, refusal: Refusal, tmp_path: Path):
+    folder = shutil.copytree(saved("hunyuan-video-1.5"), tmp_path / "model")
+    config = run_config(folder, "hunyuan-video-1.5")
+    usage = family_of(config.model).adapter_usage("PATH")
     assert usage.endswith('pipe.transformer.load_lora_adapter("FOLDER")')
-    config = json.loads((folder / "transformer/config.json").read_text()) | {"use_meanflow": True}
+    distilled = json.loads((folder / "transformer/config.json").read_text()) | {"use_meanflow": True}
     kind: Any = HunyuanVideo15Transformer3DModel
-    kind.from_config(config).save_pretrained(folder / "transformer")
-    assert "takes two noise levels at once (use_meanflow)" in refusal(run(), monkeypatch)
-
-
-def test_a_wan_is_refused_frames_another_scheduler_and_shared_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    folder = save_pipeline("wan2.2", tmp_path / "model")
-
-    def run(**sections: dict[str, Any]) -> RunConfig:
-        return run_config(folder, family="wan2.2", **sections)
-
-    preflight.check(run(reward={"scorer": "jpeg", "frames": 2}))
-    outline = outline_model(run(model={"frames": 9}).model)
-    assert outline.blank_image().shape == (9, 32, 48, 3)
-    assert outline.sequence_lengths() == (3 * 2 * 3, 128), "latent frames, rows and columns of patches"
-    message = refusal(run(model={"frames": 8}), monkeypatch)
-    assert "model.frames is 8; this model makes clips of 1 frame and a multiple of 4, such as 9" in message
-    assert "model.width is 24; this model makes images whose sides 16 divides" in refusal(
-        run(model={"width": 24}), monkeypatch
-    )
-    shared = run(sequence_parallel={"rollout": 2}, runtime={"spot_workers": 1})
-    assert "sequence parallelism does not know WanTransformer3DModel; use degree 1" in refusal(
-        shared, monkeypatch
-    )
-    file = folder / "scheduler/scheduler_config.json"
-    scheduler = json.loads(file.read_text())
-    file.write_text(json.dumps(scheduler | {"prediction_type": "epsilon"}))
-    assert "is not that of a flow matching model" in refusal(run(), monkeypatch)
-    file.write_text(json.dumps(scheduler | {"_class_name": "FlowMatchEulerDiscreteScheduler"}))
-    assert "not a UniPCMultistepScheduler" in refusal(run(), monkeypatch)
-    file.write_text(json.dumps(scheduler))
+    kind.from_config(distilled).save_pretrained(folder / "transformer")
+    assert "takes two noise levels at once (use_meanflow)" in refusal(config)
 
 
 @pytest.mark.parametrize("model", [{"model.family": "flux", "model.path": "x"}, {}])
@@ -297,8 +268,8 @@ def test_frames_of_a_family_of_images(model: dict[str, str]):
         read_family_options(load_config("glyphs", [*changes, "model.frames=17"], {}))
 
 
-def test_statistics_of_a_vae_that_are_missing_are_not_made_up(tmp_path: Path):
-    folder = save_pipeline("flux2-klein", tmp_path / "model")
+def test_statistics_of_a_vae_that_are_missing_are_not_made_up(saved: Saved, tmp_path: Path):
+    folder = shutil.copytree(saved("flux2-klein"), tmp_path / "model")
     file = folder / "vae/diffusion_pytorch_model.safetensors"
     tensors = load_file(file)
     del tensors["bn.running_mean"]
@@ -307,17 +278,11 @@ def test_statistics_of_a_vae_that_are_missing_are_not_made_up(tmp_path: Path):
         load_model(run_config(folder, family="flux2-klein").model)
 
 
-def test_a_kernel_that_is_not_installed(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    message = refusal(run_config(whole, model={"attention": "sage"}), monkeypatch)
-    assert "model.attention is sage, which cannot be had here" in message
-    assert "use native" in message
-
-
-def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_machine_too_small(whole: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 19))
-    message = refusal(run_config(whole), monkeypatch)
+    message = refusal(run_config(whole))
     assert "the run needs at least 0.0 GiB for 3 models" in message
-    waiting = refusal(run_config(whole, runtime={"standby_workers": 2}), monkeypatch)
+    waiting = refusal(run_config(whole, runtime={"standby_workers": 2}))
     assert "the run needs at least 0.0 GiB for 5 models" in waiting, "each holds a model"
     assert "take a larger device or a smaller model" in message and "or fewer workers" in message
 
@@ -341,62 +306,50 @@ def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
     assert "batch_size" not in message
 
 
-def shared_config(folder: Path, family: str, degree: int, **model: Any) -> RunConfig:
-    """A run whose rollouts are shared, with text of the family's own length unless `model` says otherwise."""
-    return run_config(
-        folder,
-        family,
-        model={"text_length": 0} | model,
-        runtime={"spot_workers": degree - 1},
-        sequence_parallel={"rollout": degree},
-    )
-
-
 def test_text_that_does_not_divide_is_refused_with_the_length_that_would_do(
-    whole: Path, monkeypatch: pytest.MonkeyPatch
+    saved: Saved, whole: Path, refusal: Refusal
 ):
-    message = refusal(shared_config(whole, "sd3.5", 2), monkeypatch)
+    message = refusal(run_config(whole, "sd3.5", **shared(2)))
     assert "sequence_parallel.rollout = 2: " in message
     assert "333 text tokens (no mask could hide padding) do not divide by degree 2; below it, 1" in message
     assert message.endswith("or set model.text_length=257")
-    preflight.check(shared_config(whole, "sd3.5", 2, text_length=257))
+    preflight.check(run_config(whole, "sd3.5", **shared(2, text_length=257)))
+    even = shared(2, height=16, width=20, text_length=511)
+    preflight.check(run_config(saved("qwen-image"), "qwen-image", **even))
 
 
-def test_heads_that_do_not_divide_are_refused_whatever_the_text(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    message = refusal(shared_config(whole, "sd3.5", 4), monkeypatch)
-    assert "2 attention heads do not divide by degree 4" in message
-    assert "text_length" not in message
-
-
-def test_image_tokens_that_do_not_divide_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    folder = save_pipeline("qwen-image", tmp_path / "model")
-    odd = {"height": 12, "width": 20}  # 3 x 5 tokens
-    message = refusal(shared_config(folder, "qwen-image", 2, **odd), monkeypatch)
-    assert "15 image tokens do not divide by degree 2; below it, 1 would do" in message
-    preflight.check(shared_config(folder, "qwen-image", 2, height=16, width=20, text_length=511))
-
-
-def test_a_kernel_that_cannot_share_is_refused(whole: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_that_cannot_share_is_refused(
+    whole: Path, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr("gpu_runtime.models.checks.pipeline_outline.choose_attention", lambda *_: None)
-    config = shared_config(whole, "sd3.5", 2, text_length=257, attention="_flash_3")
-    assert "attention backend _flash_3 cannot be shared" in refusal(config, monkeypatch)
+    config = run_config(whole, "sd3.5", **shared(2, text_length=257, attention="_flash_3"))
+    assert "attention backend _flash_3 cannot be shared" in refusal(config)
+
+
+TWENTY = {"text_length": 0, "height": 20, "width": 20, "negative_prompt": ""}
 
 
 @pytest.mark.parametrize(
-    ("family", "side", "lengths"),
+    ("family", "model", "lengths", "image"),
     [
-        ("qwen-image", 20, (25, 512)),
-        ("sd3.5", 20, (25, 77 + 256)),
-        ("flux", 20, (25, 512)),
-        ("flux2-klein", 20, (25, 512)),
-        ("z-image", 20, (32, 32)),  # its transformer fills up image and text to multiples of 32 itself
+        ("qwen-image", TWENTY, (25, 512), (20, 20, 3)),
+        ("qwen-image-2.1", {}, (4 * 4, 128), (64, 64, 3)),
+        ("sd3.5", TWENTY, (25, 77 + 256), (20, 20, 3)),
+        ("flux", TWENTY, (25, 512), (20, 20, 3)),
+        ("flux2-klein", TWENTY, (25, 512), (20, 20, 3)),
+        ("z-image", TWENTY, (32, 32), (20, 20, 3)),  # its transformer fills up both to multiples of 32 itself
+        ("sana", {}, (8 * 8, 128), (32, 32, 3)),
+        # Latent frames, rows and columns of patches; of the text also quoted texts and the missing image.
+        ("hunyuan-video-1.5", {"frames": 9}, (3 * 4 * 6, 512 + 256 + 729), (9, 16, 24, 3)),
+        ("wan2.2", {"frames": 9}, (3 * 2 * 3, 128), (9, 32, 48, 3)),
     ],
 )
-def test_sequence_lengths_are_told_without_weights(
-    tmp_path: Path, family: str, side: int, lengths: tuple[int, int]
+def test_a_whole_family_passes_and_tells_its_sizes_without_weights(
+    saved: Saved, family: str, model: dict[str, Any], lengths: tuple[int, int], image: tuple[int, ...]
 ):
-    folder = save_pipeline(family, tmp_path / "model")
-    model = {"text_length": 0, "height": side, "width": side, "negative_prompt": ""}
-    config = run_config(folder, family, model=model).model
-    assert outline_model(config).sequence_lengths() == lengths
-    assert load_model(config).sequence_lengths() == lengths
+    frames = {"frames": 2} if "frames" in model else {}
+    config = run_config(saved(family), family, model=model, reward={"scorer": "jpeg", **frames})
+    preflight.check(config)
+    outline = outline_model(config.model)
+    assert outline.sequence_lengths() == load_model(config.model).sequence_lengths() == lengths
+    assert outline.blank_image().shape == image

@@ -10,8 +10,7 @@ import torch
 
 from gpu_runtime.prompt_sets.geneval import CLASSES, COLOURS
 from gpu_runtime.rewards.geneval_rules import Detection
-from gpu_runtime.rewards.judge_models.clip import Clip
-from gpu_runtime.rewards.judge_models.clip_colours import GREY, ClipColours, crop
+from gpu_runtime.rewards.judge_models.clip import GREY, Clip, ClipColours, crop
 from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector, instances
 from gpu_runtime.rewards.options import GenEvalOptions
 from gpu_runtime.rewards.protocol import Scorer

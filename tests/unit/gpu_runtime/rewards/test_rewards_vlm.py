@@ -26,7 +26,7 @@ from storage.config.run_config import RewardConfig, RunConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 from storage.prompts.sources import as_data_uri, read_source
-from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
+from tests.judge_servers import Answer, Judge, says
 from tests.tiny_run import TinyRun, request, tiny_config
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -185,24 +185,6 @@ def test_a_fault_costs_attempts_then_one_image_and_is_never_a_score_of_0(
     assert (first.usd, second.usd) == (0.25 * answered, 0.25)
 
 
-@pytest.mark.parametrize(
-    "respond",
-    [
-        lambda connection, ended: ended.wait(30),
-        lambda connection, ended: None,
-        drips(OK_HEAD + b"content-length: 100000\r\n\r\n", b" "),
-        lambda connection, ended: connection.sendall(OK_HEAD + b"content-length: 100\r\n\r\n{"),
-    ],
-    ids=["hangs", "closes the connection", "sends a byte now and then", "closes it within the answer"],
-)
-def test_a_connection_that_comes_to_nothing_is_an_error_of_its_image(respond: Any):
-    with faulty_server(respond) as server:
-        asked = scorer(server, timeout_s=0.3, attempts=2)
-        scores = score_each(asked, IMAGES[:2], PROMPTS[:2])
-        assert ["failed 2 times" in str(score.error) for score in scores] == [True, True]
-        assert server.requests <= 4
-
-
 def test_a_slow_answer_within_the_limit_is_a_score(judge: Judge):
     def slow(body: dict[str, Any]) -> tuple[int, bytes]:
         time.sleep(0.4)
@@ -210,13 +192,6 @@ def test_a_slow_answer_within_the_limit_is_a_score(judge: Judge):
 
     judge.faults = [slow]
     assert scorer(judge, attempts=1).score(IMAGES[4], PROMPTS[4]).value == pytest.approx(0.4)
-
-
-def test_a_request_that_is_refused_is_not_sent_again(judge: Judge):
-    judge.faults = [says(404, b"no such model")] * 3
-    with pytest.raises(RewardError, match="refuses the request with status 404: 'no such model'"):
-        scorer(judge).score(IMAGES[0], PROMPTS[0])
-    assert judge.requests == 1
 
 
 def test_one_image_costs_its_prompt_group_and_nothing_else(judge: Judge):

@@ -77,6 +77,9 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+Saved = Callable[[str], Path]
+"""From a family to the folder of its saved pipeline."""
+
 WIDTH, LATENT = 32, 4
 SIDE = 16
 """Pixels of an image's side; the VAEs halve it, the transformers' patches halve it again."""

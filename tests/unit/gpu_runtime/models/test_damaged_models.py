@@ -18,7 +18,7 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import outline_model
 from storage.errors import ModelError
 from tests.pipeline_reference import family_config
-from tests.tiny_pipelines import PIPELINES, save_pipeline
+from tests.tiny_pipelines import PIPELINES, Saved
 
 Damage = Callable[[Path], None]
 CONFIG, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
@@ -187,22 +187,16 @@ def test_an_embedded_model(name: str, tmp_path: Path):
     assert len(str(refused.value)) < 600
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole pipeline, not to be changed."""
-    return save_pipeline("sd3.5", tmp_path_factory.mktemp("whole"))
-
-
 @pytest.mark.parametrize("name", [*GARBAGE, *OF_FAMILY])
-def test_a_family(name: str, whole: Path, tmp_path: Path):
+def test_a_family(name: str, saved: Saved, tmp_path: Path):
     damage, says = (GARBAGE | OF_FAMILY)[name]
-    folder = shutil.copytree(whole, tmp_path / "model")
+    folder = shutil.copytree(saved("sd3.5"), tmp_path / "model")
     for_class(damage, "SD3Transformer2DModel")(folder)
     with pytest.raises(ModelError, match=says):
         outline_model(family_config("sd3.5", folder).model)
 
 
 @pytest.mark.parametrize("family", list(PIPELINES))
-def test_whole_families_pass(family: str, tmp_path: Path):
-    model = family_config(family, save_pipeline(family, tmp_path / "model")).model
+def test_whole_families_pass(family: str, saved: Saved):
+    model = family_config(family, saved(family)).model
     assert all(weight.is_meta for weight in outline_model(model).transformer.parameters())

@@ -17,7 +17,7 @@ from gpu_runtime.models.registry import FAMILIES
 from storage.errors import ConfigurationError, ModelError
 from storage.prompts.sources import read_source
 from tests.pipeline_reference import EDITING, EXACT, OPTIONS, PROMPTS, SOURCES, family_config, source_of
-from tests.tiny_pipelines import SIDE, save_pipeline
+from tests.tiny_pipelines import SIDE, Saved, save_pipeline
 
 PAIR = [read_source(source) for source in SOURCES[:2]]
 
@@ -33,8 +33,8 @@ def pair_of(family: str) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("family", EDITING)
-def test_the_image_changes_what_is_predicted(tmp_path: Path, family: str):
-    model = load_model(family_config(family, save_pipeline(family, tmp_path)).model)
+def test_the_image_changes_what_is_predicted(saved: Saved, family: str):
+    model = load_model(family_config(family, saved(family)).model)
     assert isinstance(model, EditingModel)
     one, other = (model.encode_edits(PROMPTS[:1], [image]) for image in pair_of(family))
     sees = family.startswith("qwen-image-edit")
@@ -54,8 +54,8 @@ def test_the_image_changes_what_is_predicted(tmp_path: Path, family: str):
 
 
 @pytest.mark.parametrize("family", EDITING)
-def test_its_sequence_is_known_before_a_run(tmp_path: Path, family: str):
-    config = family_config(family, save_pipeline(family, tmp_path)).model
+def test_its_sequence_is_known_before_a_run(saved: Saved, family: str):
+    config = family_config(family, saved(family)).model
     outline, model = outline_model(config), load_model(config)
     assert outline.sequence_lengths() == model.sequence_lengths()
     own = (SIDE // 4) ** 2
@@ -95,8 +95,8 @@ def test_settings_of_images_that_are_missing_or_damaged_are_refused(tmp_path: Pa
         outline_model(config)
 
 
-def test_a_source_keeps_its_bits_in_any_list(tmp_path: Path):
-    model = load_model(family_config("flux-kontext", save_pipeline("flux-kontext", tmp_path)).model)
+def test_a_source_keeps_its_bits_in_any_list(saved: Saved):
+    model = load_model(family_config("flux-kontext", saved("flux-kontext")).model)
     assert isinstance(model, EditingModel)
     together, alone = model.encode_edits(PROMPTS[:2], PAIR), model.encode_edits(PROMPTS[1:2], PAIR[1:])
     assert together.source_BZC is not None and alone.source_BZC is not None
@@ -105,9 +105,9 @@ def test_a_source_keeps_its_bits_in_any_list(tmp_path: Path):
     assert np.array_equal(decoded.numpy(), model.decode(together.source_BZC).numpy())  # type: ignore[attr-defined]
 
 
-def test_the_order_of_several_images_counts_and_their_number_is_an_option(tmp_path: Path):
+def test_the_order_of_several_images_counts_and_their_number_is_an_option(saved: Saved):
     family = "qwen-image-edit-plus"
-    config = family_config(family, save_pipeline(family, tmp_path)).model
+    config = family_config(family, saved(family)).model
     model = load_model(config)
     assert isinstance(model, EditingModel)
     images = pair_of(family)[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from tests.pipeline_reference import EXACT, difference, family_config, own_pipeline, run_pipeline, run_sampler
-from tests.tiny_pipelines import SIDE, save_pipeline
+from tests.tiny_pipelines import SIDE, Saved
 
 LARGE, TWICE = "evaluation.size=96x64", f"{2 * SIDE}x{2 * SIDE}"
 """Twice the sides of the embedded model's images, and of the families'."""
@@ -58,8 +57,8 @@ def test_a_run_trains_on_small_images_and_is_evaluated_by_large_ones():
 
 
 @pytest.mark.parametrize("family", ["qwen-image", "flux", "sd3.5"])
-def test_a_family_samples_at_the_other_size_as_its_own_pipeline_does(family: str, tmp_path: Path):
-    folder = save_pipeline(family, tmp_path)
+def test_a_family_samples_at_the_other_size_as_its_own_pipeline_does(saved: Saved, family: str):
+    folder = saved(family)
     config = family_config(family, folder, evaluation={"size": TWICE})
     large = family_config(family, folder, model={"height": 2 * SIDE, "width": 2 * SIDE})
     model = load_model(config.model)
@@ -73,8 +72,8 @@ def test_a_family_samples_at_the_other_size_as_its_own_pipeline_does(family: str
         assert not np.array_equal(larger.sigmas(4), model.sigmas(4))
 
 
-def test_a_larger_size_needs_more_memory_to_generate_and_none_to_train(tmp_path: Path):
-    folder = save_pipeline("flux", tmp_path)
+def test_a_larger_size_needs_more_memory_to_generate_and_none_to_train(saved: Saved):
+    folder = saved("flux")
     small, both = family_config("flux", folder), family_config("flux", folder, evaluation={"size": TWICE})
     outline: Any = outline_model(small.model)
     alone, found = outline.work_of(small), outline.work_of(both)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +31,8 @@ from tests.pipeline_reference import (
     run_sampler,
     training_samples,
 )
-from tests.tiny_pipelines import PIPELINES, save_pipeline
+from tests.tiny_pipelines import PIPELINES, Saved
 from tests.tiny_run import perturbed
-
-Saved = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """A family's pipeline on disk, saved once."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folders[family] = save_pipeline(family, tmp_path_factory.mktemp(family))
-        return folders[family]
-
-    return folder_of
 
 
 @pytest.mark.parametrize("family", PIPELINES)

@@ -24,25 +24,11 @@ from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks.checks import preflight
 from tests.pipeline_reference import family_config, own_pipeline
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import Saved
 
 WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
-Saved = Callable[[str], Path]
 Refusal = Callable[[RunConfig], str]
 Sections = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """A family's whole pipeline, saved once and not to be changed."""
-    folders: dict[str, Path] = {}
-
-    def folder_of(family: str) -> Path:
-        if family not in folders:
-            folders[family] = save_pipeline(family, tmp_path_factory.mktemp(family) / "model")
-        return folders[family]
-
-    return folder_of
 
 
 @pytest.fixture(scope="module")

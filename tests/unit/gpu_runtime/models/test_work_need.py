@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, ada
 from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 from gpu_runtime.models.loading import load_model, outline_model
 from tests.pipeline_reference import encoded, family_config
-from tests.tiny_pipelines import PIPELINES, save_pipeline
+from tests.tiny_pipelines import PIPELINES, Saved
 from tests.tiny_run import tiny_config
 
 TOKENS = 6
@@ -92,12 +91,11 @@ def kept_bytes(model: Any, family: str) -> int:
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
 @pytest.mark.parametrize("family", PIPELINES)
-def test_no_family_keeps_less_than_is_counted(family: str, mode: str, tmp_path: Path):
+def test_no_family_keeps_less_than_is_counted(saved: Saved, family: str, mode: str):
     once = (
         {"model": {"guidance": 1.0}} if family not in ("flux", "flux-kontext") else {}
     )  # a second pass would keep as much again
-    folder = save_pipeline(family, tmp_path / "model")
-    config = family_config(family, folder, adaptation={"mode": mode}, **once)
+    config = family_config(family, saved(family), adaptation={"mode": mode}, **once)
     outline = outline_model(config.model)
     assert isinstance(outline, PipelineOutline)
     counted = outline.work_of(config)

@@ -72,7 +72,7 @@ class Quantity(_Part):
     source: str = ""
     """The run, the document, or the assumption."""
 
-    uncertainty: float = Field(default=0.0, ge=0, le=2)
+    uncertainty: float = Field(default=0.0, ge=0, le=3)
     """Standard deviation of its logarithm: with 0.1, two of three futures are within about a tenth."""
 
     @classmethod

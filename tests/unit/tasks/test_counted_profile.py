@@ -223,6 +223,7 @@ def test_offloaded_encoders_are_moved_once_or_for_each_prompt():
     # 8.29 billion weights of two bytes, there and back, at 50 and at 12 GB/s.
     assert low - low_there == pytest.approx(4 * 8.29e9 / 50e9)
     assert high - high_there == pytest.approx(8 * 4 * 8.29e9 / 12e9)
+    assert ends("algorithm.prompts_per_iteration=4096")[1] > high, "no number of prompts is refused"
 
 
 def test_both_of_two_experts_are_held_and_those_that_are_trained_have_adapters():

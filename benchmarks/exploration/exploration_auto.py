@@ -75,6 +75,7 @@ class Case:
 CASES = {
     "graded texts": Case("ocr-graded", MIXED, ON_THE_CPU),
     "graded texts, one spot device": Case("ocr-graded", Fleet(8, 1, trainers=8), ON_THE_CPU),
+    "graded texts, training-bound": Case("ocr-graded", MIXED, public_costs(0.65)),
     "exact texts": Case("ocr", MIXED, ON_THE_CPU),
     "exact texts, rollout-bound": Case("ocr", MIXED, public_costs(0.15)),
     "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,8 +72,9 @@ def test_ledger_and_result_have_them_beside_the_bill(tmp_path: Path):
     assert (before.judge_usd, run_result(store, "r")["judge_usd"]) == (0.0, 0.0)
     iteration, evaluation = iteration_record("r", 3, 5.0), evaluation_record("r", 3, 6.0, images=2)
     iteration.metrics[JUDGE_USD] = 0.75
-    for image in evaluation.images:
-        image.figures[JUDGE_USD] = 0.125
+    evaluation.images[:] = [
+        replace(image, figures={**image.figures, JUDGE_USD: 0.125}) for image in evaluation.images
+    ]
     store.commit_iteration(iteration)
     store.commit_evaluation(evaluation)
     with store.reading() as connection:

@@ -58,7 +58,7 @@ class Score:
 class Scorer(Protocol):
     """A judge of one image at a time, so that a score never depends on the image's neighbours.
 
-    Ours inherit what they do not define; a class with the same methods is one, too.
+    A subclass inherits what it does not define; a class with the same methods needs no base class.
 
     One with an attribute `takes_clips` that is true gets the chosen frames of a clip at once, uint8 of shape
     (F, H, W, 3), where it would get an image. Any other one gets them one by one, and the mean counts.
@@ -67,7 +67,7 @@ class Scorer(Protocol):
     name: str
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt by which, as only the loaded scorer knows, no image could be judged.
+        """Refuse a prompt that only the loaded scorer can tell to be impossible to judge by.
 
         It is cheap, as every prompt of a run is checked; the plug-in's `check_prompt` comes before it. Most
         scorers accept every prompt here.
@@ -100,7 +100,7 @@ class BatchScorer(Scorer, Protocol):
         """
         (score,) = self.score_batch([image_HWC], [prompt])
         if score.error is not None:
-            raise RewardError(score.error)
+            raise RewardError(score.error.removeprefix("RewardError: "))
         return score
 
 

@@ -5,7 +5,7 @@ degrees, also when a lease ends and when a degree's time becomes known. A group 
 the chunks that it has begun; one that loses a member is broken, and its batch continues elsewhere from the
 last commit.
 
-Static groups, the baseline for elastic ones, are those of no live run. If such a group loses a member, the
+No live run has static groups, the baseline for elastic ones. If such a group loses a member, the
 processes of the others restart: they load the model and take the weights before they form another group with
 devices that are in none by then. Groups persist between phases; at the beginning of a phase, the processes of
 a group that should change restart, too.
@@ -362,7 +362,7 @@ class GroupedPhase(GenerationPhase):
             group.chunk_ends = self._loop.at(at, partial(self._on_chunk, group))
 
     def _on_chunk(self, group: SimulatedGroup) -> None:
-        """Time the steps of a chunk that has ended; plan anew once a degree's time becomes known."""
+        """Time the steps of a chunk that has ended; plan again once a degree's time becomes known."""
         assert group.flight is not None, "chunks end with the lease"
         group.chunk_ends = None
         table = self._grouping.step_times

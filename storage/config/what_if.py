@@ -33,28 +33,30 @@ class WhatIfQuestion(Section):
     """Iterations of the run; 0 takes as many as the preset says."""
 
     gpu: str = Field(default="", title="GPU")
-    """RTX4090, A100, H100 or H200, also of spot devices; times are counted, not measured."""
+    """RTX4090, A100, H100 or H200; a second one, after a comma, is that of spot devices. Times are counted,
+    not measured."""
 
     profile: str = Field(default="", title="Which GPUs?")
     """Times of the workload: a GPU, a profile's name, a .json file (also of benchmarks.gpu_day), or a
     recorded run. Empty: the profile of the preset's model and size."""
 
     spot_profile: str = Field(default="", title="Spot GPUs")
-    """The same for spot devices of another kind; give both prices then."""
+    """Times of the workload on spot devices of another kind; give both prices then."""
 
     degree: str = Field(
         default="",
         title="Devices that share a sample",
         json_schema_extra={"pattern": "^([1-9][0-9]?|auto)?$"},  # for the form; the settings check it, too
     )
-    """In rollouts and evaluations: a number, or auto, with which measured times choose. Above 1 one device
-    trains. Empty: as the settings say."""
+    """Devices that share a sample in rollouts and evaluations: a number, or auto, for measured times to
+    choose. Above 1 one device trains. Empty: as the settings say."""
 
     per_instance: int = Field(default=0, ge=0, le=64, title="Devices of an instance")
     """Devices of an instance, which may share samples and are lost together. 0: all are on one machine."""
 
     trace: str = Field(default="", title="Trace of spot instances")
-    """A recorded trace, which says which instances go. Empty: drawn by rate and share."""
+    """File of a recorded trace, on the machine that simulates, which says which instances go. Empty: drawn by
+    rate and share."""
 
     loss_rate: float = Field(default=0.67, ge=0, le=3600, title="Losses of a device an hour")
     """Without a trace: losses of a device an hour."""
@@ -69,10 +71,11 @@ class WhatIfQuestion(Section):
     """Dollars an hour of a reserved and of a spot device, as 10.98,2.51. Empty: those of the settings."""
 
     prices: str = Field(default="", title="Prices over time")
-    """A CSV file: time, market (on_demand or spot), usd_per_hour, and perhaps zone."""
+    """A CSV file on the machine that simulates: time, market (on_demand or spot), usd_per_hour, and perhaps
+    zone. Empty: those of the settings."""
 
     zone: str = Field(default="", title="Zone")
-    """Whose prices of that file are taken; needed where it has several."""
+    """Zone of that file whose prices count; needed where it has several."""
 
     serving: str = Field(default="", title="Serving fleet")
     """Load of a serving fleet, which adds the policy lending: the share of its devices that are busy, half of
@@ -109,8 +112,10 @@ class WhatIfQuestion(Section):
         return getattr(found.get(Ge), "ge", None), getattr(found.get(Le), "le", None)
 
     def given(self, name: str) -> Any:
-        """Return a field's value; None where it was not given."""
-        return getattr(self, name) if name in self.model_fields_set else None
+        """Return a field's value; None where it was not given, or with a value that says so."""
+        value = getattr(self, name)
+        neutral = value == "" or (value == 0 and name in ("trainers", "iterations"))
+        return value if name in self.model_fields_set and not neutral else None
 
     def as_settings(self) -> list[str]:
         """Return the fleet, the length and the prices as settings of a run, so that they are checked alike.

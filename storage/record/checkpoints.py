@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +108,9 @@ class CheckpointStore:
         """
         files = _files_to_write(iteration, blobs, state)
         name = f"iteration-{iteration:06d}"
-        with self._refusals(f"the checkpoint in {self.folder / name}"):
+        with refusals(
+            f"the checkpoint in {self.folder / name}", "then resume from the one before", CheckpointError
+        ):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in (*self.folder.glob(".deleting-*"), *self.folder.glob(".saving-iteration-*")):
                 shutil.rmtree(left, ignore_errors=True)  # of a process that was killed
@@ -127,7 +128,8 @@ class CheckpointStore:
             CheckpointError: the checkpoint does not exist, or the disk refused.
         """
         self._path_of(iteration)
-        with self._refusals(f"the mark of checkpoint {iteration} in {self.folder}"):
+        mark = f"the mark of checkpoint {iteration} in {self.folder}"
+        with refusals(mark, "then resume", CheckpointError):
             replace_file(self.folder / PINNED, str(iteration).encode())
 
     def drop_after(self, iteration: int) -> None:
@@ -137,7 +139,7 @@ class CheckpointStore:
             CheckpointError: this iteration has no checkpoint, or the disk refused.
         """
         self._path_of(iteration)
-        with self._refusals(f"{self.folder}"):
+        with refusals(f"to {self.folder}, to delete later checkpoints", "then resume", CheckpointError):
             for later, path in self._found().items():
                 if later > iteration:
                     self._delete(path)
@@ -204,9 +206,6 @@ class CheckpointStore:
             CheckpointError: the checkpoint is missing or damaged.
         """
         return _read(self._path_of(iteration), iteration, [])
-
-    def _refusals(self, what: str) -> AbstractContextManager[None]:
-        return refusals(what, "then resume from the one before", CheckpointError)
 
     def _path_of(self, iteration: int) -> Path:
         path = self._found().get(iteration)

@@ -31,6 +31,9 @@ _logger = logging.getLogger(__name__)
 _CHANGING = (RUN_FILE, NOTES_FILE, EVENTS_FILE)
 """The files of a run that change; all others are written once."""
 
+_COPYING = ".copying-"
+"""The beginning of the name under which a folder or file is written."""
+
 _TELLING = (MANIFEST, PART_FILE, "iterations.parquet", "evaluations.parquet", "worker_states.parquet")
 """The first of these present tells two folders of one name apart, by times or contents; it is copied last."""
 
@@ -111,6 +114,9 @@ def copy_to_mirror(address: str, home: Home, run_id: str, copied: set[str] | Non
     there, run = _opened(address, home, run_id), home.run(run_id)
     store = CheckpointStore(run)
     newest, pinned = max(store.iterations(), default=None), store.pinned
+    for left in _entries(there):
+        if left.startswith(_COPYING):  # of a copy that was cut short
+            there.rm(left, recursive=True)
     _copy_rows(there, run, set() if copied is None else copied)
     if newest is None:
         return
@@ -182,7 +188,7 @@ def _copying(there: DirFileSystem, target: str) -> str:
     """Return the path at which to write the future `target`: elsewhere in a folder, as readers may come."""
     from fsspec.implementations.local import LocalFileSystem
 
-    return f".copying-{target.replace('/', '-')}" if isinstance(there.fs, LocalFileSystem) else target
+    return f"{_COPYING}{target.replace('/', '-')}" if isinstance(there.fs, LocalFileSystem) else target
 
 
 def _finish(there: DirFileSystem, target: str) -> None:

@@ -115,7 +115,7 @@ class Message:
 
 @dataclass
 class Activity:
-    """What a run does, by its log read line by line.
+    """The activity of a run, from its log, read line by line.
 
     Attributes:
         pid: process that wrote it last; None if the log names none.

@@ -435,7 +435,7 @@ def _limits(config: RunConfig) -> dict[str, float]:
 
 
 def _driver(pid: int) -> dict[str, Any]:
-    """Return what tells a process of this machine from all others; its start is None if there is none."""
+    """Return the facts that identify a process of this machine; its start is None if it has ended."""
     try:
         started_s = process_start_s(pid)
     except psutil.Error:

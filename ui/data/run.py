@@ -1,6 +1,7 @@
 """All data of one run for its pages, read through one connection and cached; what its settings mean.
 
-What reads a run raises RunNotFoundError if there is none of that name, and StorageError if a file is damaged.
+Functions that read a run raise RunNotFoundError if there is none of that name, and StorageError if a file is
+damaged.
 """
 
 from __future__ import annotations

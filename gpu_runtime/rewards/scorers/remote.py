@@ -33,7 +33,7 @@ _FARTHEST = 1e300
 
 
 class RemoteScorer(BatchScorer):
-    """A scorer that asks a server, which alone could refuse a prompt.
+    """A scorer that asks a server; only the server could refuse a prompt.
 
     Requests that wait are not even encoded yet. An image that fails for good has an error and does not affect
     the others.

@@ -304,10 +304,14 @@ def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):
         copy_to_mirror(str(mirror), home, "run")
         if iteration == 2:
             (there / "iteration-000002" / "checkpoint" / "manifest.json").unlink()
+            left = there / ".copying-iteration-000001-checkpoint"
+            left.mkdir()
+            (left / "state.json").write_text("cut short", encoding="utf-8")
     assert sorted(path.parent.name for path in there.glob("iter*/checkpoint")) == [
         "iteration-000003",
         "iteration-000004",
     ]
+    assert not list(there.glob(".copying-*"))
 
 
 def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Home, elsewhere: Home):

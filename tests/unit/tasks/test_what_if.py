@@ -20,6 +20,7 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
+from storage.config.what_if import WhatIfQuestion
 from storage.environment import SIMULATED
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -51,6 +52,15 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
     asked(*SMALL, "--record", *arguments)
     return RunStore(Home(tmp_path)).runs()
+
+
+def test_what_says_that_nothing_is_given_gives_nothing():
+    empty = {name: "" for name, field in WhatIfQuestion.model_fields.items() if field.annotation is str}
+    question = WhatIfQuestion.checked({**empty, "trainers": 0, "iterations": 0, "joint": 0.0, "spot": 0})
+    assert question.as_settings() == ["runtime.spot_workers=0"]
+    assert {name for name in WhatIfQuestion.model_fields if question.given(name) is not None} == {
+        "joint", "spot"
+    }  # fmt: skip
 
 
 def test_without_being_asked_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,6 +1,6 @@
 """The data of the page Evaluations: the separate evaluations, the images of one, and a comparison of two.
 
-What reads the record raises StorageError if a file of it is damaged.
+Functions that read the record raise StorageError if a file of it is damaged.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Data and charts of the page Runs, and the time at which each run reached a score.
 
-What reads the record raises StorageError if a file of it is damaged. A table is a frame from `load_table`.
+Functions that read the record raise StorageError if a file of it is damaged. A table is a frame from
+`load_table`.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ Trainers with nothing left to roll out start on the prompt groups already judged
 continue beside `reward(i)`.
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
 its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
-waits for both. That is the strategy's choice (`Strategy.ahead`): with exploration.strategy=fresh, and where
-stale drafts are not trusted, explore(i+1) comes between train(i) and rollout(i+1) instead. With
-exploration.strategy=off_policy the chosen drafts are samples of `rollout(i+1)`, which generates only what
-they did not reach.
+waits for both. That is the strategy's choice (`Strategy.ahead`): with exploration.strategy=fresh, with auto
+while it drafts nothing, and where stale drafts are not trusted, explore(i+1) comes between train(i) and
+rollout(i+1) instead. With exploration.strategy=off_policy the chosen drafts are samples of `rollout(i+1)`,
+which generates only what they did not reach.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class IterationTimes:
     Attributes:
         rollout_s, judging_s, train_s, draft_wait_s: wall-clock of its phases, one after another: rollout,
             wait for the last scores, the training left then, and the wait for drafts beside them.
-        whole_s: wall-clock from the beginning of its rollout on, publishing of the new weights included.
+        whole_s: wall-clock from the beginning of its rollout on, with the publishing of the new weights,
+            and of drafts made again in place of refused ones.
         trained: samples that it trained on.
         rollers: devices that rolled its samples out.
         beside_s: training beside its rollout and the wait for scores.
@@ -152,9 +153,7 @@ class MeasuredIterations:
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
         kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
-            one.number
-            for tells in (_tells_rollout, _tells_training, _tells_spot_training, _tells_drafts, _tells_plain)
-            for one in _last(every, tells)
+            one.number for tells in _TELLING for one in _last(every, tells)
         }
         self._iterations = [one for one in every if one.number in kept_numbers]
 
@@ -183,7 +182,8 @@ class MeasuredIterations:
                 [one.drafters for one in self._iterations[-_REMEMBERED:] if one.drafters] or [0]
             ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
-            beside_s=statistics.median(one.times.beside_s / one.rolled for one in rolling),
+            beside_s=_beside_s(_last(self._iterations, _tells_beside)),
+            spot_beside_s=_beside_s(_last(self._iterations, _tells_spot_beside)),
             spot_train_s=statistics.median(map(_train_s, on_all)) if on_all else None,
         )
 
@@ -218,6 +218,14 @@ def _tells_spot_training(one: _Iteration) -> bool:
     return one.times.trained > 0 and one.spot_trainers > 0
 
 
+def _tells_beside(one: _Iteration) -> bool:
+    return _tells_rollout(one) and not one.spot_trainers
+
+
+def _tells_spot_beside(one: _Iteration) -> bool:
+    return _tells_rollout(one) and one.spot_trainers > 0
+
+
 def _tells_plain(one: _Iteration) -> bool:
     return one.drafts is None
 
@@ -226,10 +234,20 @@ def _tells_drafts(one: _Iteration) -> bool:
     return one.drafts is not None
 
 
+_TELLING = (
+    _tells_rollout, _tells_training, _tells_spot_training, _tells_beside, _tells_spot_beside, _tells_drafts,
+    _tells_plain,
+)  # fmt: skip
+
+
 def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool]) -> list[_Iteration]:
     """Return the last iterations that tell something, without the first one where others do."""
     found = [one for one in iterations if tells(one)][-_REMEMBERED:]
     return [one for one in found if one.number > 1] or found
+
+
+def _beside_s(iterations: Sequence[_Iteration]) -> float:
+    return statistics.median([one.times.beside_s / one.rolled for one in iterations] or [0.0])
 
 
 def _train_s(one: _Iteration) -> float:

@@ -109,7 +109,8 @@ class Times:
         drafters: devices that neither train nor roll out meanwhile.
         overhead_s: what everything else takes longer in an iteration with drafts.
         beside_s: training before the last score, per sample rolled out.
-        spot_train_s: `train_s` where spot devices train, too; None until that is measured.
+        spot_train_s, spot_beside_s: `train_s` and `beside_s` where spot devices train, too; None and 0 until
+            that is measured.
     """
 
     rollout_s: float
@@ -121,6 +122,7 @@ class Times:
     overhead_s: float = 0.0
     beside_s: float = 0.0
     spot_train_s: float | None = None
+    spot_beside_s: float = 0.0
 
     def waiting_s(self, rolled: float) -> float:
         """Return the wait for the last scores if so many samples are rolled out."""

@@ -2,8 +2,8 @@
 
 The live run and the simulator call the same functions. With R reserved devices, n spot devices, B batches of
 b seconds each and r seconds of an iteration without rollout, an iteration takes
-T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
-device's time beside training that is of use (1 if it explores there, 0 if it idles). Another instance
+T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·(n·T(n) - min(n, u)·r), where u spot devices are
+of use beside training: any number if they explore there, those that train, or none. Another instance
 pays off while the time that it saves, times what waits meanwhile, is more than its price: while C falls.
 How fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉,
 f the trainer's share of waiting.
@@ -97,21 +97,21 @@ class RentingTerms:
         reserved: devices that stay, at least 1; all of them roll out.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
         most: largest number of spot devices that the settings allow.
-        use_of_rest: share of a spot device's time beside training that is of use: 1 if it explores or trains.
+        used_beside: most spot devices that are of use beside training; infinite if they explore there.
     """
 
     reserved: int
     reserved_usd_per_hour: float
     spot_usd_per_hour: float
     most: int
-    use_of_rest: float = 0.0
+    used_beside: float = 0.0
 
     def cost_usd(self, forecast: IterationForecast, spot: int) -> float:
         """Return the cost of the next iteration with this many spot devices."""
         devices = self.reserved + spot
         iteration_s = forecast.iteration_s(devices)
         reserved_s = self.reserved * iteration_s
-        spot_s = spot * (iteration_s - self.use_of_rest * forecast.idle_s(devices))
+        spot_s = spot * iteration_s - min(spot, self.used_beside) * forecast.idle_s(devices)
         return (self.reserved_usd_per_hour * reserved_s + self.spot_usd_per_hour * spot_s) / 3600
 
     def cost_to_the_end(self, forecast: IterationForecast, spot: int, held: int) -> float:

@@ -6,6 +6,7 @@ a provider of `gpu_runtime/fleet/capacity/` rents.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -48,8 +49,9 @@ class RentedCapacity:
         assert isinstance(most, int), "read_capacity_options refuses auto"
         self._most = most
         drafts = strategy_of(config.exploration).drafts_beside_training
-        self._use_of_rest = float(drafts or config.runtime.spot_trainers > 0)
-        self._leaving = config.runtime.trainer_workers if config.runtime.trainers_leave else 0
+        self._used_beside = math.inf if drafts else float(config.runtime.spot_trainers)
+        # Spot devices that train may be gone.
+        self._leaving = config.runtime.reserved_trainers if config.runtime.trainers_leave else 0
         self.measured = MeasuredTimes(config.algorithm.updates_per_iteration)
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
@@ -83,7 +85,7 @@ class RentedCapacity:
     def _decide(self, batches: int, left: int, reserved: int) -> None:
         price, wanted_before = self._price, self._wanted
         terms = RentingTerms(
-            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._use_of_rest
+            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._used_beside
         )
         forecast = self.measured.forecast(batches, left, self._leaving)
         decision = decide_capacity(forecast, terms, self.devices)

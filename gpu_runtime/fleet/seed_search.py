@@ -142,7 +142,7 @@ class SeedSearch:
         budget: float | None = self._settings.drafts or None
         at_once = 1
         if as_in_window:
-            devices = len(self._fleet.drafters(weights.version))
+            devices = len(self._fleet.drafters(weights.version)) + len(self._fleet.trainers.spot)
             budget, at_once = self._budget(devices), self._at_once(devices)
             if not budget:
                 return self._explorer.plain(iteration)
@@ -232,7 +232,7 @@ class SeedSearch:
         window = self._window
         if window is None:
             return SeedReview(figures, (), next_plan, notes)
-        if window.length_s is not None and not self._fleet.trainers.spot:  # without drafts, it is shorter
+        if window.length_s is not None and not self._fleet.trainers.spot:  # which shorten it
             self._explorer.forecast.add_window(window.length_s)
         self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)

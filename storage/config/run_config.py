@@ -25,7 +25,7 @@ MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 ALL_FRAMES, THREE_FRAMES = "all", "first,middle,last"
 """The frames of a clip that are judged."""
 
-_FRAMES = dict.fromkeys((ALL_FRAMES, THREE_FRAMES), "")
+_FRAMES: dict[str, str] = dict.fromkeys((ALL_FRAMES, THREE_FRAMES), "")
 
 
 class PromptsConfig(Section):

@@ -184,9 +184,10 @@ class RuntimeConfig(Section):
                 f"runtime.scorer_gpu is {self.scorer_gpu:g}, but runtime.cluster=local divides no GPUs; set "
                 "it to 0, or set runtime.cluster=ray"
             )
-        generating = self.least_reserved if self.spot_trainers else self.least_workers
-        if self.standby_workers and not self.counts_devices and generating == self.trainer_workers:
+        all_train = bool(self.spot_trainers) or self.least_workers == self.trainer_workers
+        if self.standby_workers and not self.counts_devices and all_train:
             yield (
-                f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
-                "trains cannot be replaced within a run; set it to 0, or raise spot_workers"
+                f"runtime.standby_workers is {self.standby_workers}, but every worker trains, or may, and a "
+                "standby takes the slot of none that does; set it to 0, raise spot_workers, or lower "
+                "trainer_workers"
             )

@@ -141,8 +141,8 @@ def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
 def _refuse_too_few(training: int, seen: dict[Market, int]) -> None:
     if training > 1 and training > seen["reserved"]:
         raise ConfigurationError(
-            f"runtime.trainer_workers is {training}, and there are {max(0, seen['reserved'])} reserved "
-            "devices; lower it, or add reserved devices"
+            f"{training} reserved devices are to train (runtime.trainer_workers), and there are "
+            f"{max(0, seen['reserved'])}; lower it, or add reserved devices"
         )
 
 

@@ -43,7 +43,9 @@ def review_seeds(
         rolling_since: Unix time in seconds at which its rollout began.
     """
     held_out = partial(held_out_scores, session.store, session.run_id)
-    times = _times(session, rolled, trained, now() - rolling_since)
+    # Ranks that do not hold cost this in every iteration; drafts before the rollout are made once.
+    whole_s = now() - rolling_since + session.seconds.get("redraft", 0.0)
+    times = _times(session, rolled, trained, whole_s)
     evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
     session.record_decisions()

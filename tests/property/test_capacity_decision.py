@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from hypothesis import given
@@ -24,7 +25,7 @@ terms = st.builds(
     reserved_usd_per_hour=st.floats(0.5, 100),
     spot_usd_per_hour=st.floats(0.01, 100),
     most=st.integers(0, 64),
-    use_of_rest=st.sampled_from((0.0, 1.0)),
+    used_beside=st.sampled_from((0.0, 2.0, math.inf)),
 )
 held = st.integers(0, 64)
 dearer = st.floats(1.001, 20)
@@ -72,7 +73,7 @@ def test_no_device_is_rented_that_would_roll_nothing_out(
     forecast: IterationForecast, terms: RentingTerms, held: int
 ):
     of_use = max(0, forecast.batches - terms.reserved)
-    decision = decide_capacity(forecast, replace(terms, use_of_rest=0.0), min(held, of_use))
+    decision = decide_capacity(forecast, replace(terms, used_beside=0.0), min(held, of_use))
     assert decision.wanted <= of_use
 
 

@@ -279,7 +279,7 @@ def _change(pairs: pd.DataFrame) -> Change | None:
 
 
 IDLE_SPOT_ADVICE = (
-    "Rent fewer spot devices, or reserve them and let them train (`runtime.trainer_workers`): on most tasks "
+    "Rent fewer spot devices, or let them train (`runtime.trainer_workers`): on most tasks "
     "that were measured this saves more time than drafting seeds meanwhile (`exploration.strategy=stale`), "
     "which gains on some and loses on others (docs/measurements.md). `spotlight what-if` compares the bills."
 )

@@ -9,8 +9,8 @@ two iterations, and then every few ones, this strategy looks: from the scores an
 signal per second of each of them (`signal_rate`), and follows the best one from the next call of `ahead`
 on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces what was
 assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect one
-iteration after it. `off_policy` takes effect at once where the number of drafts is set
-(`exploration.drafts`): seeds that no window has drafted are drafted on all devices, in place of a rollout.
+iteration after it. While there are none, `off_policy` takes effect at once: seeds that no window has drafted
+are drafted on all devices, in place of a rollout, if the number of drafts is set or windows were measured.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -75,7 +75,7 @@ class Auto(Strategy):
 
     @property
     def spot_trains(self) -> bool:
-        """True if that was decided."""
+        """True while it follows `all_train`."""
         return self._following == _ALL_TRAIN
 
     def check(self, config: RunConfig) -> None:
@@ -83,12 +83,12 @@ class Auto(Strategy):
         refuse_too_few_drafts(config.exploration, config.algorithm)
 
     def ahead(self, iteration: int, drafting: Drafting) -> Ahead | None:
-        """Follow what was decided last; seeds without drafts wait for what is decided meanwhile."""
+        """Follow what was decided last; None without drafts, so that this iteration may still decide."""
         self._follow_decided()
         return self._strategy.ahead(iteration, drafting) if self._strategy.drafts else None
 
     def before_rollout(self, iteration: int, drafting: Drafting) -> SeedPlan:
-        """Follow what was decided last, with drafts that replace the rollout where no window made any."""
+        """Follow what was decided last; drafts to train on that no window has made are made now."""
         self._follow_decided()
         if self.trains_on_drafts:
             return drafting.on_all_devices(iteration, as_in_window=True)
@@ -230,7 +230,8 @@ class Auto(Strategy):
             on_all_s = times.spot_train_s or trained_on_more(
                 times.train_s, algorithm.gradient_shards, alone, alone + spot
             )
-            found[_ALL_TRAIN] = predict_plain(undrafted, replace(times, train_s=on_all_s), random)
+            on_all = replace(times, train_s=on_all_s, beside_s=times.spot_beside_s)
+            found[_ALL_TRAIN] = predict_plain(undrafted, on_all, random)
         found[_STALE] = predict_drafting(work, times, random, chosen, self._measured.holds)
         # Cheaper drafts are no samples of the policy.
         if self._off_policy.trains_on_drafts and settings.fidelities == (FULL,):

@@ -58,6 +58,11 @@ def test_training_with_spot_devices_is_measured_apart():
     assert (found.train_s, found.spot_train_s, found.rest_s) == (0.5, 0.2, 3.0)
     assert of({}).spot_train_s is None
     assert of({"times": faster, "on_spot": 2}).train_s == 0.2, "nothing else is known"
+    early = replace(PLAIN, beside_s=6.4)
+    found = of({"times": early}, *[{"times": faster, "on_spot": 2}] * 6)
+    assert (found.beside_s, found.spot_beside_s) == (0.2, 0.0), (
+        "with all devices none trains before the rollout ends"
+    )
 
 
 def test_the_usual_iteration_counts_and_the_first_one_only_while_it_is_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -68,7 +69,7 @@ def test_fewer_devices_pay_where_trainers_leave():
     assert costs == pytest.approx([1550, 1050, 840, 840, 810, 900])
     assert decide_capacity(LEAVING, TERMS, held=4).wanted == 4
     # Idle are the spot devices from the end of the rollout on: 15 s of 45.
-    exploring = replace(TERMS, use_of_rest=1.0)
+    exploring = replace(TERMS, used_beside=math.inf)
     assert 3600 * exploring.cost_usd(LEAVING, 4) == pytest.approx(10 * 45 + 8 * 30)
 
 
@@ -119,9 +120,11 @@ def test_a_start_must_pay_within_the_iterations_that_are_left():
 
 def test_devices_that_explore_beside_training_pay_sooner():
     """Their 30 s of training are of use: 10 x 50 + 10 x 20 = 700 dollar-seconds for five, 780 for three."""
-    exploring = RentingTerms(1, 10.0, 2.0, most=8, use_of_rest=1.0)
+    exploring = RentingTerms(1, 10.0, 2.0, most=8, used_beside=math.inf)
     assert exploring.cost_usd(WORK, 5) == pytest.approx(700 / 3600)
     assert exploring.cost_usd(WORK, 3) == pytest.approx(780 / 3600)
+    # Of five, two train: the others are paid for all 50 s.
+    assert replace(exploring, used_beside=2.0).cost_usd(WORK, 5) == pytest.approx(880 / 3600)
     assert decide_capacity(WORK, exploring, held=5).wanted == 5
 
 

@@ -322,7 +322,7 @@ class Fleet:
             self._rented.leave(device.name, notice.in_words)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """Remove a worker that has died.
+        """Remove a worker that has died; nothing is done if it is removed already.
 
         Raises:
             RuntimeFailure: if no trainer is left that has the run's whole state, or devices failed too often
@@ -335,7 +335,8 @@ class Fleet:
 
     def _on_lost(self, device: Device, error: WorkerLostError) -> None:
         """Remove a worker that has died, and is no trainer, or not the last one."""
-        self._remove(device, "lost", str(error))
+        if not self._remove(device, "lost", str(error)):
+            return  # several of its calls fail
         self.lost.append(device.name)
         if isinstance(error, DeviceFaultError):
             device.actor.kill()
@@ -451,19 +452,22 @@ class Fleet:
             device.retiring = bool(reason)
             computes = self.trainers.training and self.trains(device)
             if device.retiring and not computes and not self._dispatcher.busy(device.name):
-                self.trainers.drop(device)
                 device.actor.kill()
                 self._remove(device, "left", reason)
         for device, kind, why in self._provisioner.drop_pending():
             self.accounts.on_never_joined(device, kind, why)
             self._vacate(device)
 
-    def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> None:
-        """Remove a device that had joined and is gone."""
+    def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> bool:
+        """Remove a device that had joined and is gone; return False if it is removed already."""
         with self._lock:
+            if not any(device is one for one in self._devices):
+                return False
             self._devices.remove(device)
+        self.trainers.drop(device)
         self.accounts.on_ended(device, kind, why)
         self._vacate(device)
+        return True
 
     def _vacate(self, device: Device) -> None:
         """Free the slot of a device, and its instance if that has no other worker."""

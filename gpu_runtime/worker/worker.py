@@ -192,6 +192,7 @@ class DeviceWorker:
         self._holds = version
         return weights_digest(self._policy.state())
 
+    @_loses_worker_on_fault
     def use_training_weights(self, version: WeightsVersion) -> str:
         """Load a trainer's own weights again, which have this version; return their digest.
 
@@ -293,6 +294,7 @@ class DeviceWorker:
             raise GroupBrokenError(f"this worker is in no group, not in that of epoch {epoch}")
         return self._member.together(epoch, lambda: getattr(self, method)(*args))
 
+    @_loses_worker_on_fault
     def begin_training(self, shards: Sequence[int]) -> None:
         """Begin an iteration, for trainers only; what is left of another one is forgotten.
 
@@ -353,10 +355,12 @@ class DeviceWorker:
         """
         self._the_trainer().step(update, total)
 
+    @_loses_worker_on_fault
     def end_training(self) -> TrainingReport:
         """Report on the training steps taken one by one, for trainers with all weights."""
         return self._the_trainer().end()
 
+    @_loses_worker_on_fault
     def set_kl_weight(self, weight: float) -> None:
         """Use another weight of the KL from the next training step on, for trainers only."""
         self._the_trainer().set_kl_weight(weight)
@@ -387,6 +391,7 @@ class DeviceWorker:
             blobs = self._the_trainer().blobs()
         return blobs if self._leads else {}
 
+    @_loses_worker_on_fault
     def restore(self, blobs: Mapping[str, bytes]) -> None:
         """Continue from a checkpoint's state."""
         self._set_aside = None

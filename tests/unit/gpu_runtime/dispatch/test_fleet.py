@@ -506,6 +506,18 @@ def test_a_spot_trainer_that_is_lost_is_replaced_and_ends_no_run():
             stage.fleet.register_trainers(FIRST, spot=True)
 
 
+def test_a_spot_trainer_may_be_reported_lost_by_each_of_its_calls():
+    stage = SpotTrainers()
+    stage.fleet.register_trainers(FIRST, spot=True)
+    (device,) = [one for one in stage.fleet.workers(FIRST.version) if one.name == ONE]
+    stage.cluster.workers[ONE].dead = True
+    stage.fleet.trainers.wait_for(stage.fleet.trainers.begin_iteration())
+    assert stage.trainers == [TRAINER, TWO]
+    stage.fleet.on_worker_lost(device, DeviceFaultError("its chunk fails, too"))
+    assert stage.fleet.lost == [ONE]
+    assert [worker for worker, kind in stage.events() if kind == "lost"] == [ONE]
+
+
 def test_no_more_spot_devices_train_than_settings_allow_and_none_of_another_kind():
     stage = SpotTrainers(training=2)
     stage.fleet.register_trainers(FIRST, spot=True)

@@ -67,3 +67,24 @@ def test_a_fault_of_the_device_is_the_loss_of_a_worker_and_an_error_of_a_trainer
     worker._is_spot = False
     with pytest.raises(kind, match="CUDA says no"):
         worker.advance_samples(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("restore", [{}]), ("use_training_weights", [WeightsVersion(1)]), ("begin_training", [[0]]),
+        ("end_training", []), ("set_kl_weight", [0.5]),
+    ],
+)  # fmt: skip
+def test_a_spot_device_that_cannot_hold_a_trainer_s_state_is_lost_alone(name: str, arguments: list[Any]):
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("2 GiB are missing")
+
+    worker: Any = object.__new__(DeviceWorker)  # without a model
+    worker._trainer = SimpleNamespace(restore=fail, begin=fail, end=fail, set_kl_weight=fail)
+    worker._set_aside = worker._training_group = worker._member = None
+    worker._samples = SimpleNamespace(drop=lambda: None)
+    worker._policy = SimpleNamespace(gather=fail)
+    for worker._is_spot, expected in ((True, DeviceFaultError), (False, torch.OutOfMemoryError)):
+        with pytest.raises(expected, match="2 GiB are missing"):
+            getattr(worker, name)(*arguments)

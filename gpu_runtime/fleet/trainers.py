@@ -4,8 +4,8 @@
 - With one shard (`algorithm.gradient_shards`), several trainers divide the weights, and end together. With
   more, each has the run's whole state and computes some shards. If one is lost, the others compute its shards
   to the same bits; its replacement gets the state of another trainer between two iterations.
-- Spot devices may be among those. They come after the reserved ones, of which the
-  first answers for all; the loss of the last reserved one ends the run.
+- Spot devices may be among those. They come after the reserved ones, of which the first answers for all; the
+  loss of the last reserved one ends the run.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Trainers:
         look: function called repeatedly while a call is waited for, in the same thread; None for none.
         shards: `algorithm.gradient_shards`.
         on_lost: function called with each trainer that is lost while others go on, and the reason.
-        at_boundary: function called between two updates, where spot trainers may be dropped without loss of
-            their shards.
+        at_boundary: function called before an iteration, before its last samples and between two updates,
+            where spot trainers may be dropped: others then compute their shards.
 
     Attributes:
         training: True from the beginning of an iteration until its training has ended.
@@ -93,6 +93,7 @@ class Trainers:
         self.training = False
         self._shards: dict[str, list[int]] = {}
         self._kl_weight: float | None = None
+        self._joining: tuple[Device, ...] = ()
         self._asking = threading.Lock()
 
     def __contains__(self, device: object) -> bool:
@@ -116,11 +117,12 @@ class Trainers:
         Raises:
             RuntimeFailure: if one is gone or hangs, or they hold different weights.
         """
-        digests = self._answers(self._begin(self.devices, Worker.use_training_weights, version))
+        asked = self._begin(self.devices, Worker.use_training_weights, version)
+        digests = self._answers(asked)
         if len(set(digests)) > 1:
             held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
             raise RuntimeFailure(f"the training devices hold different weights: {held}")
-        for device in self.devices:
+        for device in asked.devices:  # others may have joined meanwhile
             device.holds = version
         return digests[0]
 
@@ -176,6 +178,8 @@ class Trainers:
             TrainingError: see `Trainer.finish`.
         """
         try:
+            if self._count > 1:
+                self._at_boundary()
             if len(self.devices) == 1 or self._count == 1:
                 return self.ask(Worker.train, samples)
             self.ask(Worker.add_to_training, samples)
@@ -212,7 +216,7 @@ class Trainers:
             self._shards[name] = [*self._shards[name], *more]
 
     def register(self, devices: Sequence[Device], weights: Weights) -> None:
-        """Let more devices train from the next iteration on.
+        """Let more devices train from the next iteration on, once they have the trainers' state.
 
         Args:
             devices: devices that were started to train.
@@ -222,35 +226,40 @@ class Trainers:
             RuntimeFailure: if one then holds other weights than they do.
         """
         blobs = self._share(self.ask_leader(Worker.blobs))
-        self.devices = tuple(sorted((*self.devices, *devices), key=lambda one: one.market == "spot"))
+        self._joining = tuple(devices)
         self._answers(self._begin(devices, Worker.restore, blobs))
         if self._kl_weight is not None:
             self._answers(self._begin(devices, Worker.set_kl_weight, self._kl_weight))
         asked = self._begin(devices, Worker.use_training_weights, weights.version)
         self._answers(asked)
         for device, call in zip(devices, asked.calls, strict=True):
-            if device in self:
+            if any(device is one for one in self._joining):
                 device.take(weights, call.result())
+        with self._asking:
+            present = *self.devices, *self._joining
+            self.devices = tuple(sorted(present, key=lambda one: one.market == "spot"))
+            self._joining = ()
 
     def drop(self, device: Device) -> None:
         """Go on without a spot device; what it computed of an unfinished update is computed again."""
         with self._asking:
-            self.devices = tuple(one for one in self.devices if one is not device)
+            self.devices = _without(device, self.devices)
+            self._joining = _without(device, self._joining)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """Go on without a trainer.
+        """Go on without a trainer, or one that joins.
 
         Raises:
             RuntimeFailure: if no other reserved one has the run's whole state.
         """
         with self._asking:
-            if device not in self:
+            left, joining = _without(device, self.devices), _without(device, self._joining)
+            if (left, joining) == (self.devices, self._joining):
                 return
-            left = tuple(one for one in self.devices if one is not device)
             if self._count == 1 or all(one.market == "spot" for one in left):
                 self.end()
                 raise trainer_gone(error) from error
-            self.devices = left
+            self.devices, self._joining = left, joining
         device.actor.kill()
         self._on_lost(device, error)
 
@@ -370,6 +379,10 @@ class Trainers:
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
     """Return the error that ends a run which has lost a training device."""
     return RuntimeFailure(f"the trainer's process is gone ({error}); nothing committed is lost")
+
+
+def _without(device: Device, devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    return tuple(one for one in devices if one is not device)
 
 
 def _consequence(error: BaseException) -> int:

@@ -17,7 +17,7 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.fleet import trainers as module
 from gpu_runtime.fleet import training_feed
-from gpu_runtime.fleet.trainers import Trainers
+from gpu_runtime.fleet.trainers import Asked, Trainers
 from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import training_samples
 from gpu_runtime.learning.gradient_shards import ShardSum
@@ -319,6 +319,40 @@ def test_a_replacement_gets_the_state_of_another_and_must_hold_the_same_weights(
         stage.trainers.register([odd], weights)
 
 
+def test_newcomers_are_no_trainers_before_they_hold_the_weights():
+    """Another thread saves a checkpoint while they join."""
+    weights, digest = Weights(WeightsVersion(3), "digest", {}), {"use_training_weights": "digest"}
+    stage = Replicas(digest)
+    (first,) = stage.devices
+    first.holds = weights.version
+
+    answers = stage.trainers._answers
+
+    def meanwhile(asked: Asked[Any]) -> list[Any]:
+        if asked.devices[0] is new:
+            assert stage.trainers.holds(weights.version) and len(stage.trainers.devices) == 1
+            stage.trainers.use_training_weights(weights.version)
+        if asked.method == "set_kl_weight":
+            stage.trainers.drop(gone)  # its instance is gone, and another thread has found out
+        return answers(asked)
+
+    new, gone = [Device(Replica(name, digest), "spot") for name in ("spot-0", "spot-1")]
+    stage.trainers.set_kl_weight(0.5)
+    stage.trainers._answers = meanwhile  # type: ignore[method-assign]
+    stage.trainers.register([new, gone], weights)
+    assert stage.trainers.devices == (first, new) and new.holds == weights.version
+
+
+def test_a_trainer_under_notice_stops_before_the_only_update():
+    stage = Replicas({}, {}, {})
+    stage.trainers._at_boundary = lambda: (
+        stage.trainers.drop(stage.devices[2]) if stage.trainers.training else None
+    )
+    assert stage.train() == "end_training of reserved-0"
+    assert not stage.actors[2].all_of("add_to_training")
+    assert stage.totals(0) == stage.totals(1) == [(0, 1111.0, 4.0)]
+
+
 def test_spot_trainers_come_after_reserved_ones_which_answer_and_are_never_all_lost():
     weights, lost, boundaries = Weights(WeightsVersion(3), "digest", {}), [], []
     actors = {
@@ -339,7 +373,7 @@ def test_spot_trainers_come_after_reserved_ones_which_answer_and_are_never_all_l
     trainers.drop(spot[0])
     assert trainers.spot == [spot[1]]
     assert trainers.train(SAMPLES, 2) == "end_training of reserved-0"
-    assert not trainers.training and boundaries == [False, True], "before the second update"
+    assert not trainers.training and boundaries == [False, True, True], "before each update"
     assert not actors["spot-0"].all_of("shard_sums") and not actors["spot-0"].killed
     trainers.on_worker_lost(first, GONE)
     assert trainers.ask_leader(Worker.weights) == "weights of reserved-1.1" and lost == ["reserved-0"]

@@ -136,10 +136,15 @@ class Dispatcher:
         except BaseException:
             self._drop(self._begun)
             raise
+        finally:
+            self._other = None
 
     def busy(self, worker: str) -> bool:
-        """Return True if a device has a lease or other work."""
-        return worker in self._flights or worker in self._elsewhere
+        """Return True if a device has a lease or other work; after `run`, until its call has ended."""
+        other = self._elsewhere.get(worker)
+        if other is not None and self._other is None and other.call.done():
+            return worker in self._flights
+        return worker in self._flights or other is not None
 
     def work_left(self) -> WorkLeft:
         """Return the work left in the phase, in batches, without the phase beside it."""

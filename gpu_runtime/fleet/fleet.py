@@ -2,9 +2,9 @@
 
 Invariants:
 
-- The trainers are the first `runtime.trainer_workers` reserved workers, and if there are fewer, spot workers
-  that were given their state. The loss of a reserved one ends the run, unless another reserved one has the
-  same state (`algorithm.gradient_shards`); that of another device never does.
+- The trainers are the first `runtime.trainer_workers` reserved workers; if there are fewer, spot workers that
+  have received their state train, too. The loss of a reserved one ends the run, unless another reserved one
+  has the same state (`algorithm.gradient_shards`); that of another device never does.
 - A slot has at most one worker that stays or is on its way, a standby or a new process. It is started at once
   while devices generate, else with the next phase.
 - A worker is registered once it has loaded, and pulls requests once it holds the phase's weights. One that
@@ -76,6 +76,7 @@ class Fleet:
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
         self._faults_in_a_row = 0
+        self._training_faults = 0  # of spot trainers, since one has trained to an iteration's end
         self._devices: list[Device] = []
         self._weights: Weights | None = None
         training = config.runtime.reserved_trainers
@@ -119,7 +120,7 @@ class Fleet:
             cluster.share,
             self.look,
             config.algorithm.gradient_shards,
-            self._on_lost,
+            partial(self._on_lost, trained=True),
             self._let_trainers_go,
         )
         """The devices that train."""
@@ -333,13 +334,23 @@ class Fleet:
         else:
             self._on_lost(device, error)
 
-    def _on_lost(self, device: Device, error: WorkerLostError) -> None:
+    def _on_lost(self, device: Device, error: WorkerLostError, trained: bool = False) -> None:
         """Remove a worker that has died, and is no trainer, or not the last one."""
         if not self._remove(device, "lost", str(error)):
             return  # several of its calls fail
         self.lost.append(device.name)
-        if isinstance(error, DeviceFaultError):
-            device.actor.kill()
+        if not isinstance(error, DeviceFaultError):
+            return
+        device.actor.kill()
+        if trained:  # they can still generate
+            self._training_faults += 1
+            if self._training_faults == _FAULTS_ALLOWED + 1:
+                with self.collector.writing() as since:
+                    since.notes.append(
+                        f"spot devices train no more, as {self._training_faults} failed; the last, "
+                        f"{device.name}: {error}"
+                    )
+        else:
             self._faults_in_a_row += 1
             if self._faults_in_a_row > _FAULTS_ALLOWED:
                 raise RuntimeFailure(
@@ -354,12 +365,14 @@ class Fleet:
             weights: current weights, which the trainers hold.
             spot: True if spot devices train next; False drops those that did.
         """
+        if self.trainers.spot:
+            self._training_faults = 0
         for device in [] if spot else self.trainers.spot:
             self.trainers.drop(device)
         self._let_trainers_go()
         others = [device for device in self._devices if device not in self.trainers]
         joining = [device for device in others if device.slot in self._training_slots]
-        if spot:
+        if spot and self._training_faults <= _FAULTS_ALLOWED:
             able = [d for d in others if d.market == "spot" and d.stays and d.kind == self._training_kind]
             joining += able[: self._config.runtime.spot_trainers - len(self.trainers.spot)]
         if joining:
@@ -375,7 +388,8 @@ class Fleet:
         self._ask_for_notices(self.trainers.spot)
         for device in [device for device in self.trainers.spot if not device.stays]:
             self.trainers.drop(device)
-            self.enter(device.name, "idle")
+            if not self._dispatcher.busy(device.name):
+                self.enter(device.name, "idle")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """Kill the process of a worker that hangs; it counts as lost.

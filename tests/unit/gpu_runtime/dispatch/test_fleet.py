@@ -497,13 +497,31 @@ def test_a_spot_trainer_that_is_lost_is_replaced_and_ends_no_run():
         stage.fleet.prepare(FIRST)
     stage.fleet.register_trainers(FIRST, spot=True)
     assert stage.trainers == [TRAINER, TWO, "spot-0.1"] and stage.cluster.workers["spot-0.1"].trains
-    with pytest.raises(RuntimeFailure, match="4 devices failed one after another"):
-        for name in ("spot-0.1", "spot-1", "spot-0.2"):
-            (device,) = [one for one in stage.fleet._devices if one.name == name]
-            stage.fleet.on_worker_lost(device, fault)
+
+
+def test_spot_devices_that_training_does_not_fit_go_on_generating():
+    """They are counted apart from those that generating does not fit, and anew once one has trained."""
+    stage, fault = SpotTrainers(training=2), DeviceFaultError("2 GiB are missing")
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            stage.fleet.register_trainers(FIRST, spot=True)
+            (device,) = stage.fleet.trainers.spot
+            stage.fleet.trainers.on_worker_lost(device, fault)
+            (other,) = [one for one in stage.fleet._devices if one.market == "spot"]
+            stage.fleet.on_notice(other, None)  # it has done a chunk
             for _ in range(2):
                 stage.fleet.prepare(FIRST)
-            stage.fleet.register_trainers(FIRST, spot=True)
+
+    fail(3)
+    for _ in range(2):
+        stage.fleet.register_trainers(FIRST, spot=True)
+    assert len(stage.trainers) == 2, "one has trained"
+    fail(4)
+    stage.fleet.register_trainers(FIRST, spot=True)
+    assert stage.trainers == [TRAINER] and len(stage.fleet.workers(FIRST.version)) == 3
+    (note,) = stage.fleet.collector.close().notes
+    assert note.startswith("spot devices train no more, as 4 failed; the last, spot-")
 
 
 def test_a_spot_trainer_may_be_reported_lost_by_each_of_its_calls():

@@ -107,6 +107,8 @@ def test_what_it_still_does_at_the_end_is_not_waited_for():
     assert_all_there(stage.phase.delivered)
     assert len(script.under_way[TRAINER]) == 1
     assert stage.loop.busy(TRAINER), "it is not idle"
+    script.end(TRAINER)
+    assert not stage.loop.busy(TRAINER), "it can be ended and replaced"
 
 
 def test_its_loss_ends_the_run():

@@ -399,7 +399,7 @@ def test_the_kept_curves_are_those_that_the_arms_of_today_ask_for():
     reported |= reported_curves("ocr-graded", ("off_policy_grpo_32", BASELINE), 8, tuned)
     made = {want.name for want in reported.values()}
     # Curves of the benchmark of `auto` lie beside them, as soon as some are kept.
-    of_auto = {want.name for want in curves_wanted(list(CASES), 4).values()}
+    of_auto = {want.name for want in curves_wanted(list(CASES), 8).values()}
     assert {path.stem for path in of_task} - of_auto == made - of_auto
 
 

@@ -38,14 +38,14 @@ def started(
 
 
 def ended(run: subprocess.Popen[str]) -> tuple[dict[str, object], str]:
-    """What a run came to, and all that it said."""
+    """The result of a run, and its whole output."""
     said = run.communicate(timeout=600)[0]
     assert run.returncode == 0 and "Traceback" not in said, said
     return json.loads(said.splitlines()[-1]), said
 
 
 def books(home: Home) -> dict[str, tuple[str, int]]:
-    """What a home's server has recorded: run -> state, completed tasks."""
+    """The state and the number of completed tasks of each run, as the home's server has recorded them."""
     query = """
         SELECT flow_run.name, flow_run.state_type, count(*) FILTER (WHERE task_run.state_type = 'COMPLETED')
         FROM flow_run LEFT JOIN task_run ON task_run.flow_run_id = flow_run.id GROUP BY flow_run.id

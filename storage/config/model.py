@@ -84,7 +84,7 @@ class ModelConfig(Section):
     def contradictions(self) -> Iterator[str]:
         """Yield why these settings cannot be together."""
         if self.reference == "adapter" and not self.adapter:
-            yield ("model.reference is adapter, but no model.adapter is named; name one, or set it to base")
+            yield "model.reference is adapter, but no model.adapter is named; name one, or set it to base"
 
     @property
     def size(self) -> tuple[int, int]:

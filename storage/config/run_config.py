@@ -288,7 +288,7 @@ class PriceConfig(Section):
                 f"{self.reserved_usd_per_hour}; lower it, or raise price.reserved_usd_per_hour"
             )
         if not self.book and self.offer:
-            yield (f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty")
+            yield f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty"
         if self.book and not (self.device and self.reserved_zone and self.spot_zone):
             yield (
                 f"price.book is {self.book!r}, but price.offer is {self.offer!r}: the book has prices of "
@@ -422,7 +422,8 @@ class RunConfig(Section):
             if self.adaptation.mode != "lora":
                 yield (
                     f"{above}, with adaptation.mode={self.adaptation.mode}: a spot device that joins is sent "
-                    "all that is trained, which has to be small; set adaptation.mode=lora, or lower it"
+                    "all that is trained, which has to be small; set adaptation.mode=lora, or lower "
+                    "trainer_workers"
                 )
         if shared.largest > 1 and training > 1:
             yield (

@@ -43,9 +43,7 @@ def review_seeds(
         rolling_since: Unix time in seconds at which its rollout began.
     """
     held_out = partial(held_out_scores, session.store, session.run_id)
-    # Ranks that do not hold cost this in every iteration; drafts before the rollout are made once.
-    whole_s = now() - rolling_since + session.seconds.get("redraft", 0.0)
-    times = _times(session, rolled, trained, whole_s)
+    times = _times(session, rolled, trained, now() - rolling_since)
     evidence = TrainingEvidence(trained.report.off_policy, held_out, times)
     review = session.runtime.review(rolled, scores, next_plan, evidence)
     session.record_decisions()
@@ -57,15 +55,16 @@ def review_seeds(
     return review
 
 
-def _times(session: Session, rolled: Rollout, trained: Trained, whole_s: float) -> IterationTimes:
-    """Return what an iteration took, whose phases are done but for the commit."""
+def _times(session: Session, rolled: Rollout, trained: Trained, rolling_s: float) -> IterationTimes:
+    """Return what an iteration took, all but its commit, `rolling_s` after its rollout began."""
     seconds = session.seconds
     return IterationTimes(
         rollout_s=seconds["rollout"],
         judging_s=seconds["reward"],
         train_s=trained.left_s,
         draft_wait_s=seconds["explore_wait"],
-        whole_s=whole_s,
+        # Ranks that do not hold cost this in every iteration; other drafts before a rollout are made once.
+        whole_s=rolling_s + seconds.get("redraft", 0.0),
         trained=trained.samples,
         rollers=len({one.worker for one in rolled.delivered}),
         beside_s=trained.beside_s,

@@ -500,7 +500,7 @@ def test_a_spot_trainer_that_is_lost_is_replaced_and_ends_no_run():
 
 
 def test_spot_devices_that_training_does_not_fit_go_on_generating():
-    """They are counted apart from those that generating does not fit, and anew once one has trained."""
+    """Faults in training have their own count, which starts anew once a device has trained."""
     stage, fault = SpotTrainers(training=2), DeviceFaultError("2 GiB are missing")
 
     def fail(times: int) -> None:

@@ -132,7 +132,7 @@ def with_spot_trainers(**exploration: Any) -> RunConfig:
 
 
 ALL_TRAIN = replace(TRAINING, train_s=52.0, whole_s=64.0)
-"""Of four shards, one of three devices has two: training takes half as long, and sums are sent."""
+"""One of three devices has two of the four shards: training takes half as long, plus two seconds."""
 
 
 def test_spot_devices_train_where_that_brings_more_than_their_drafts():
@@ -153,7 +153,7 @@ def test_spot_devices_train_where_that_brings_more_than_their_drafts():
 
 
 def test_spot_devices_that_train_in_vain_are_given_up():
-    """What is sent between devices takes as long as it saves."""
+    """Communication takes as long as the further devices save."""
     run = Driven(config=with_spot_trainers(candidates=4, fidelities=("full", "preview-3")))
     run.iterate(1, TRAINING)
     for iteration in range(2, 5):

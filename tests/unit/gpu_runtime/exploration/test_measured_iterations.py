@@ -117,6 +117,9 @@ def test_publishing_is_no_part_of_what_a_sample_trained_on_takes():
     found = of({"times": _times(session, rolled, trained, 32.0)})
     everything = predict_plain(Workload(32, 0), found, Contrast(1.0, 0.5))
     assert everything.iteration_s == pytest.approx(8 + 52)
+    seconds["redraft"] = 5.0
+    again = of({"times": _times(session, rolled, trained, 32.0)})
+    assert again.rest_s == pytest.approx(found.rest_s + 5), "drafts made again are paid for in each iteration"
 
 
 def test_devices_that_come_and_go_count_where_there_were_any():

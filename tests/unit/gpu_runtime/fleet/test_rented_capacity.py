@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from threading import Thread, Timer
@@ -417,6 +418,28 @@ def test_where_trainers_leave_what_they_train_beside_a_rollout_is_forecast_apart
     now[0] = 10.0
     rented.decide(8, 2, 1, TrainingTime(whole_s=6.0, beside_s=2.0))
     assert asked[-1] == IterationForecast(2, 5.0, 6.0, 0.0, 2, trainers=1, train_s=6.0)
+
+
+def test_spot_devices_are_of_use_beside_training_as_far_as_they_train(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    """With three trainers and one reserved device, two of the rented ones train; any number drafts."""
+    asked: list[RentingTerms] = []
+
+    def note(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
+        asked.append(terms)
+        return decide_capacity(forecast, terms, held)
+
+    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
+    runtime = {"spot_workers": MOST, "capacity": "fake", "reserved_workers": 1}
+    lora = {"algorithm": {"gradient_shards": 4}, "adaptation": {"mode": "lora"}}
+    for changed, used in (
+        ({"runtime": runtime}, 0.0),
+        ({"runtime": runtime | {"trainer_workers": 3}, **lora}, 2.0),
+        ({"runtime": runtime, "exploration": {"strategy": "stale"}}, math.inf),
+    ):
+        RentedCapacity(provider, tiny_config(**changed))
+        assert asked[-1].used_beside == used
 
 
 def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):

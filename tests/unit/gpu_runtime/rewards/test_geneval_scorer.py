@@ -49,7 +49,7 @@ def scorer_with(given: GivenFindings) -> GenEvalScorer:
 
 
 def judged(row: Row, findings: Sequence[Detection]) -> Score:
-    """What the scorer says of these findings."""
+    """The score of an image in which these were detected."""
     given = GivenFindings(findings)
     prompt = PromptRecord(0, row["prompt"], row)
     scorer = scorer_with(given)
@@ -58,7 +58,7 @@ def judged(row: Row, findings: Sequence[Detection]) -> Score:
 
 
 def perfect(row: Row) -> list[Detection]:
-    """What a perfect detector finds in a picture that fulfils the row."""
+    """The detections of a perfect detector in a picture that fulfils the row."""
     placed: list[tuple[float, float]] = []
     findings: list[Detection] = []
     for place, item in enumerate(row["include"]):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,21 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):  # it is taken
             probe.bind(("127.0.0.1", random.SystemRandom().randrange(20_000, 32_768)))
             return probe.getsockname()[1]
+
+
+@contextmanager
+def port_taken(port: int) -> Iterator[None]:
+    """Listen there, once no test beside this one does."""
+    with ExitStack() as stack:
+
+        def listens() -> bool:
+            with suppress(OSError):  # connections of an earlier server, closed a minute ago, are no hindrance
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                return True
+            return False
+
+        wait_until(f"port {port} is free", listens)
+        yield
 
 
 def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:

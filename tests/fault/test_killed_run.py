@@ -8,23 +8,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 
 from benchmarks.fleet.resume import Kill, disturb, find, start, state_of
-from flows.server.ports import LOOPBACK, SERVER_PORT
+from flows.server.ports import SERVER_PORT
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.killed_run import WITHOUT_RAY, flow_states, lines_until, undisturbed_state
 from tests.own_servers import running_s3
+from tests.running_up import port_taken
 from tests.tampering import damage, row_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("killed")]
@@ -86,7 +85,7 @@ def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: P
 
 
 def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undisturbed, tmp_path):
-    with first_port_taken():  # while it is dead, a test beside this one could take its port
+    with port_taken(SERVER_PORT):  # which a test beside this one could take while the server is dead
         child = start(tmp_path, "own", "train", errors=subprocess.STDOUT, settings=WITHOUT_RAY)
         said = lines_until(child, "ITERATION 1\n")
     said += lines_until(child, "PHASE train\n")
@@ -102,16 +101,6 @@ def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undistu
     # The new one knows the run, and its end.
     with closing(sqlite3.connect(Home(tmp_path).prefect / "prefect.db")) as prefect:
         assert prefect.execute("SELECT name, state_type FROM flow_run").fetchall() == [("own", "COMPLETED")]
-
-
-@contextmanager
-def first_port_taken() -> Iterator[None]:
-    """A server that starts meanwhile listens where no other one of this machine will want to."""
-    with socket.socket() as listener:
-        with suppress(OSError):  # another server has it
-            listener.bind((LOOPBACK, SERVER_PORT))
-            listener.listen()
-        yield
 
 
 def test_a_run_that_ray_ended_says_so_and_resumes_although_rows_are_damaged(home, undisturbed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ from storage.errors import ServerError
 from storage.home import Home
 from tests.homes_server import noted_server
 from tests.light_run import books, ended, started
-from tests.running_up import running_up, spotlight, wait_until
+from tests.running_up import port_taken, running_up, spotlight, wait_until
 
 
 @pytest.fixture
@@ -107,11 +106,7 @@ def test_an_up_beside_a_busy_run_uses_its_server_and_goes_on_with_its_own(home: 
 
 @pytest.mark.slow
 def test_a_port_that_somebody_has_is_left_to_him_and_an_up_elsewhere_is_refused(home: Home):
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        with suppress(OSError):  # another server has it
-            taken.bind(("127.0.0.1", SERVER_PORT))
-            taken.listen()
+    with port_taken(SERVER_PORT):
         run = started(home, "elsewhere", 60)
         wait_until("it has a server", lambda: living_server(home) is not None)
         note = living_server(home)

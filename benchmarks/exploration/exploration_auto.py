@@ -48,7 +48,7 @@ SHARE = 0.75
 """Share of plain's gain that is the target."""
 
 ITERATIONS = 20
-"""Iterations of a curve."""
+"""Iterations of a curve, where a case does not say otherwise."""
 
 RECIPE = Recipe(3e-4, 8)
 """Learning rate and warm-up of every arm: the ones tuned for `off_policy` on graded texts."""
@@ -65,11 +65,13 @@ class Case:
         task: name of the task.
         fleet: devices that the seconds of one core are placed on.
         costs: costs of the samples.
+        iterations: iterations of its curves, fixed arms included.
     """
 
     task: str
     fleet: Fleet
     costs: Costs
+    iterations: int = ITERATIONS
 
 
 CASES = {
@@ -78,7 +80,7 @@ CASES = {
     "graded texts, training-bound": Case("ocr-graded", MIXED, public_costs(0.65)),
     "exact texts": Case("ocr", MIXED, ON_THE_CPU),
     "exact texts, rollout-bound": Case("ocr", MIXED, public_costs(0.15)),
-    "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65)),
+    "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65), iterations=40),
     "exact shapes": Case("shapes", MIXED, ON_THE_CPU),
 }
 """By name. The costs that are not this CPU's give training's share of an iteration without exploration."""
@@ -145,6 +147,7 @@ def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int]
     wanted = {}
     for run_seed in range(seeds):
         for name in names:
+            iterations = CASES[name].iterations
             for strategy in (*FIXED, "auto"):
                 config = (
                     auto_config(name, run_seed)
@@ -153,7 +156,7 @@ def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int]
                 )
                 kept_as = FIXED.get(strategy, "auto")
                 wanted[name, strategy, run_seed] = CurveWanted(
-                    curve_name(kept_as, config, ITERATIONS, 1), config, ITERATIONS
+                    curve_name(kept_as, config, iterations, 1), config, iterations
                 )
     return wanted
 

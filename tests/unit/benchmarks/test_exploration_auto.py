@@ -14,6 +14,7 @@ from benchmarks.exploration.exploration_auto import (
     PlacedAuto,
     auto_config,
     case_figures,
+    curves_wanted,
     elapsed_s,
     fixed_config,
     summarise,
@@ -121,3 +122,11 @@ def test_fixed_arms_have_the_settings_of_auto():
         plain = fixed_config(name, "plain", 3)
         assert plain.algorithm.prompts_per_iteration == auto.prompts_explored == 32
         assert isinstance(PlacedAuto(CaseName(case=name)), PlacedAuto)
+
+
+def test_all_curves_of_a_case_are_as_long_as_it_says():
+    names = ["exact texts", "graded shapes, training-bound"]
+    wanted = curves_wanted(names, seeds=2)
+    for name, iterations in zip(names, (ITERATIONS, 40), strict=True):
+        mine = [want for (of, _, _), want in wanted.items() if of == name]
+        assert [want.iterations for want in mine] == [iterations] * 8

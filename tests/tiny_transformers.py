@@ -11,19 +11,25 @@ import torch
 from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
+    WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
 
 from gpu_runtime.models.embedded.model import EmbeddedModel
+from gpu_runtime.models.families.wan import TwoExperts
 
 BATCH = 2
 HEADS = 4
 CHANNELS = 8
 TEXT_WIDTH = 12
 POOLED = 6
-FAMILIES = ("embedded", "qwen", "flux", "flux2", "sd3", "sd35", "z-image")
+ANY_TEXT = ("embedded", "qwen", "wan", "wan-experts", "hunyuan-video")
+"""Those whose text is masked, or whole on every member."""
+
+FAMILIES = (*ANY_TEXT, "flux", "flux2", "sd3", "sd35", "z-image")
 
 
 class StackedZImage(ZImageTransformer2DModel):
@@ -71,6 +77,19 @@ def _build(family: str, heads: int) -> torch.nn.Module:
             in_channels=CHANNELS, dim=16 * heads, n_layers=2, n_refiner_layers=1, n_heads=heads,
             n_kv_heads=heads, cap_feat_dim=TEXT_WIDTH, axes_dims=[4, 6, 6], axes_lens=[512, 64, 64],
         )  # fmt: skip
+    if family == "wan":
+        return WanTransformer3DModel(
+            num_attention_heads=heads, attention_head_dim=16, in_channels=CHANNELS, out_channels=CHANNELS,
+            text_dim=TEXT_WIDTH, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=16,
+        )  # fmt: skip
+    if family == "wan-experts":  # one is frozen, and so no submodule
+        return TwoExperts(_build("wan", heads), _build("wan", heads), 500, "low")
+    if family == "hunyuan-video":
+        return HunyuanVideo15Transformer3DModel(
+            in_channels=CHANNELS, out_channels=CHANNELS, num_attention_heads=heads, attention_head_dim=16,
+            num_layers=2, num_refiner_layers=1, mlp_ratio=2.0, text_embed_dim=TEXT_WIDTH,
+            text_embed_2_dim=TEXT_WIDTH, image_embed_dim=TEXT_WIDTH, rope_axes_dim=(4, 6, 6), task_type="t2v",
+        )  # fmt: skip
     width, later = 16 * heads, family == "sd35"
     return SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=CHANNELS, num_layers=2, attention_head_dim=16,
@@ -107,6 +126,24 @@ def inputs_of(
             "x": list(normal(batch, CHANNELS, 1, 2 * rows, 2 * columns)),
             "t": timestep_B,
             "cap_feats": list(normal(batch, text_tokens, TEXT_WIDTH)),
+        }
+    if family.startswith("wan"):  # two frames
+        return common | {
+            "hidden_states": normal(batch, CHANNELS, 2, rows, 2 * columns),
+            "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
+            "timestep": torch.linspace(200, 900, batch),
+        }
+    if family == "hunyuan-video":
+        mask_BL = torch.ones(batch, text_tokens, dtype=torch.bool)
+        mask_BL[0, text_tokens - 2 :] = False
+        return common | {
+            "hidden_states": normal(batch, CHANNELS, 2, rows // 2, columns),
+            "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
+            "encoder_attention_mask": mask_BL,
+            "encoder_hidden_states_2": normal(batch, 3, TEXT_WIDTH),
+            "encoder_attention_mask_2": torch.tensor([True, False, False]).repeat(batch, 1),
+            "image_embeds": torch.zeros(batch, 2, TEXT_WIDTH),
+            "timestep": timestep_B * 1000,
         }
     if family == "flux2":
         tokens = torch.cartesian_prod(*(torch.arange(side) for side in (1, rows, columns, 1)))

@@ -1,7 +1,7 @@
 """The plan of each transformer family's sequence: where tokens are split, and where they are gathered.
 
-diffusers has plans for Qwen-Image, FLUX.1 and FLUX.2. Stable Diffusion 3 has none, and its attention bypasses
-diffusers' dispatcher, so both are here. Z-Image has no plan either; it is here as well.
+diffusers has plans for Qwen-Image, FLUX.1, FLUX.2 and Wan; those of Stable Diffusion 3, Z-Image and
+HunyuanVideo 1.5 are here. So is Stable Diffusion 3's attention, as its own bypasses diffusers' dispatcher.
 
 Shape suffixes: B samples, S tokens, N heads, D width of a head.
 """
@@ -15,8 +15,10 @@ import torch
 from diffusers import (
     Flux2Transformer2DModel,
     FluxTransformer2DModel,
+    HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
+    WanTransformer3DModel,
     ZImageTransformer2DModel,
 )
 from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
@@ -34,6 +36,8 @@ class Family:
         splits: points at which tokens are split, in the form of diffusers' plans.
         output: submodule whose output is gathered, along its second dimension.
         text_mask: argument that masks text; None if the family masks none.
+        text_at: submodule that is called with the text and its mask; empty for the whole transformer.
+        splits_text: False if every member keeps all text, as where only cross-attention reads it.
         attention: processor to use while a sequence is shared; None keeps the model's own.
         shared_part: submodule whose attention is shared; empty for the whole transformer.
         heads: name of the number of attention heads in the configuration.
@@ -43,6 +47,8 @@ class Family:
     splits: dict[str, Any]
     output: str
     text_mask: str | None
+    text_at: str = ""
+    splits_text: bool = True
     attention: type | None = None
     shared_part: str = ""
     heads: str = "num_attention_heads"
@@ -100,36 +106,43 @@ def _normed(norm: torch.nn.Module | None, heads_BSND: torch.Tensor) -> torch.Ten
     return heads_BSND if norm is None else norm(heads_BSND)
 
 
-def _first_output_split() -> dict[int, ContextParallelInput]:
-    return {0: ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)}
-
+_TOKENS = ContextParallelInput(split_dim=1, expected_dims=3)
 
 _SD3_SPLITS: dict[str, Any] = {
-    "pos_embed": _first_output_split(),
-    "context_embedder": _first_output_split(),
+    layer: {0: ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)}
+    for layer in ("pos_embed", "context_embedder")
 }
 
 
 # Image and text become one sequence only after two separate layers each, of 32 that the image passes.
 # Every member computes those layers whole.
 _Z_IMAGE_SPLITS: dict[str, Any] = {
-    "layers.0": {"x": ContextParallelInput(split_dim=1, expected_dims=3)},
-    "layers.*": {"freqs_cis": ContextParallelInput(split_dim=1, expected_dims=3)},
+    "layers.0": {"x": _TOKENS},
+    "layers.*": {"freqs_cis": _TOKENS},
+}
+
+# Its text has its final order, padding last, at the first block. Until there every member computes it whole.
+# Its processor cuts the text's mask to as many places as a member has tokens; `SharedAttention` puts the mask
+# of all tokens there.
+_HUNYUAN_VIDEO_SPLITS: dict[str, Any] = {
+    "rope": {part: ContextParallelInput(split_dim=0, expected_dims=2, split_output=True) for part in (0, 1)},
+    "transformer_blocks.0": {"hidden_states": _TOKENS, "encoder_hidden_states": _TOKENS},
 }
 
 
 def shared_family_of(transformer: torch.nn.Module) -> Family:
-    """Return the family of a transformer.
+    """Return the family of a transformer, or of each of two experts.
 
     Raises:
         ConfigurationError: if its sequences cannot be shared.
     """
+    transformer = experts_of(transformer)[0]
     if isinstance(transformer, QwenImageTransformer2DModel):
         return Family(*_own_plan(transformer), "encoder_hidden_states_mask")
     if isinstance(transformer, FluxTransformer2DModel | Flux2Transformer2DModel):
         return Family(*_own_plan(transformer), None)
     if isinstance(transformer, SD3Transformer2DModel):
-        return Family(_SD3_SPLITS, "proj_out", None, JointAttention, order="image first")
+        return Family(_SD3_SPLITS, "proj_out", None, attention=JointAttention, order="image first")
     if isinstance(transformer, ZImageTransformer2DModel):
         return Family(
             _Z_IMAGE_SPLITS,
@@ -139,10 +152,34 @@ def shared_family_of(transformer: torch.nn.Module) -> Family:
             heads="n_heads",
             order="as cut",
         )
+    if isinstance(transformer, WanTransformer3DModel):
+        splits, output = _own_plan(transformer)
+        # The whole transformer's entry splits times of single tokens; here a sample has one.
+        return Family(
+            {name: entry for name, entry in splits.items() if name},
+            output,
+            None,
+            splits_text=False,
+            order="as cut",
+        )
+    if isinstance(transformer, HunyuanVideo15Transformer3DModel):
+        return Family(
+            _HUNYUAN_VIDEO_SPLITS,
+            "proj_out",
+            "attention_mask",
+            text_at="transformer_blocks.0",
+            shared_part="transformer_blocks",
+            order="image first",
+        )
     raise ConfigurationError(
         f"sequence parallelism does not know {type(transformer).__name__}; use degree 1, or add the class to "
         "gpu_runtime/sequence_parallel/families.py with a test against one process"
     )
+
+
+def experts_of(transformer: Any) -> tuple[Any, ...]:
+    """Return the transformers that a sample may pass, trained or not: one, or Wan's two experts."""
+    return getattr(transformer, "experts", (transformer,))
 
 
 def _own_plan(transformer: Any) -> tuple[dict[str, Any], str]:

@@ -15,19 +15,20 @@ class SequenceShape:
 
     Ulysses gives every member an equal part of the tokens outside attention and an equal part of
     the heads inside, so all three must divide by the degree. Text may be padded if a mask hides
-    the padding; image tokens may not, as no family masks them.
+    the padding, or stay whole if image tokens only look at it; image tokens are never padded, as no
+    family masks them.
 
     Attributes:
         heads: number of attention heads.
         image_tokens: number of image tokens S.
         text_tokens: number of text tokens L.
-        text_has_mask: True if the family masks text, so that padding it changes nothing.
+        any_text: True if text of any length can be shared: its padding is masked, or it stays whole.
     """
 
     heads: int
     image_tokens: int
     text_tokens: int
-    text_has_mask: bool
+    any_text: bool
 
     def __post_init__(self) -> None:
         for name in ("heads", "image_tokens", "text_tokens"):
@@ -65,4 +66,4 @@ class SequenceShape:
     def _parts(self) -> dict[str, int]:
         """Return what has to divide by the degree, in words, and how many of each there are."""
         parts = {"attention heads": self.heads, "image tokens": self.image_tokens}
-        return parts if self.text_has_mask else parts | {_TEXT: self.text_tokens}
+        return parts if self.any_text else parts | {_TEXT: self.text_tokens}

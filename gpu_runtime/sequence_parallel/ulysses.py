@@ -9,6 +9,7 @@ Shape suffixes: B samples, L text tokens, E text width.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from diffusers.hooks.context_parallel import apply_context_parallel, remove_cont
 from diffusers.models._modeling_parallel import ContextParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from gpu_runtime.sequence_parallel.families import Family, shared_family_of
+from gpu_runtime.sequence_parallel.families import Family, experts_of, shared_family_of
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.shared_attention import SharedAttention, allow_sharing
@@ -47,7 +48,7 @@ class SharedSequence:
     the middle of a forward pass.
 
     Args:
-        transformer: Qwen-Image, FLUX.1, FLUX.2, Stable Diffusion 3 or Z-Image.
+        transformer: one of a family in `gpu_runtime/sequence_parallel/families.py`, or two experts.
         group: group of the members; its size is the Ulysses degree.
         shape: shape of the sequence, to refuse one that does not divide.
 
@@ -74,14 +75,16 @@ class SharedSequence:
         self._attention = SharedAttention(group, family.order, shape.image_tokens)
         self._own_processors: list[tuple[Any, Any]] = []
         self._share_attention(family)
-        apply_context_parallel(transformer, context, family.splits)
         padding = _TextPadding(family.text_mask, degree, self._attention)
-        output = transformer.get_submodule(family.output)
-        self._hooks = [
-            transformer.register_forward_pre_hook(padding, with_kwargs=True),
-            # diffusers' own hook would wait where the member cannot be freed.
-            output.register_forward_hook(lambda *call: group.gather(call[2], dim=1)),
-        ]
+        self._hooks: list[Any] = []
+        for expert in experts_of(transformer):
+            apply_context_parallel(expert, context, family.splits)
+            reads_text, output = map(expert.get_submodule, (family.text_at, family.output))
+            self._hooks += [
+                reads_text.register_forward_pre_hook(padding, with_kwargs=True),
+                # diffusers' own hook would wait where the member cannot be freed.
+                output.register_forward_hook(lambda *call: group.gather(call[2], dim=1)),
+            ]
 
     def close(self) -> None:
         """Let the transformer compute alone again; a second call does nothing."""
@@ -90,7 +93,8 @@ class SharedSequence:
             return
         for hook in self._hooks:
             hook.remove()
-        remove_context_parallel(self._transformer, family.splits)
+        for expert in experts_of(self._transformer):
+            remove_context_parallel(expert, family.splits)
         for module, processor in self._own_processors:
             module.processor = processor
         for module in _attention_modules(self._transformer, family):
@@ -114,12 +118,13 @@ class _TextPadding:
         self._attention = attention
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        text_BLE = kwargs.get("encoder_hidden_states")
+        given = dict(zip([*signature(type(module).forward).parameters][1:], args, strict=False)) | kwargs
+        text_BLE = given.get("encoder_hidden_states")
         if text_BLE is None:
             return None
         length = text_BLE.shape[1]
         missing = -length % self._degree
-        mask_BL = None if self._mask_name is None else kwargs.get(self._mask_name)
+        mask_BL = None if self._mask_name is None else given.get(self._mask_name)
         self._attention.begin(length, length + missing, mask_BL)
         if self._mask_name is None or not missing:
             return None
@@ -129,7 +134,7 @@ class _TextPadding:
             "encoder_hidden_states": torch.nn.functional.pad(text_BLE, (0, 0, 0, missing)),
             self._mask_name: torch.nn.functional.pad(mask_BL.bool(), (0, missing)),
         }
-        return args, {**kwargs, **padded}
+        return (), given | padded
 
 
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
@@ -145,7 +150,8 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
     """
     family = shared_family_of(transformer)
     config: Any = transformer.config
-    return SequenceShape(int(config[family.heads]), image_tokens, text_tokens, family.text_mask is not None)
+    any_text = family.text_mask is not None or not family.splits_text
+    return SequenceShape(int(config[family.heads]), image_tokens, text_tokens, any_text)
 
 
 def refuse_attention(backend: str) -> None:
@@ -162,9 +168,10 @@ def refuse_attention(backend: str) -> None:
 
 
 def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator[Any]:
-    for module in transformer.get_submodule(family.shared_part).modules():
-        if getattr(module, "processor", None) is not None:
-            yield module
+    for expert in experts_of(transformer):
+        for module in expert.get_submodule(family.shared_part).modules():
+            if getattr(module, "processor", None) is not None:
+                yield module
 
 
 def _backends(transformer: torch.nn.Module) -> set[AttentionBackendName]:

@@ -19,9 +19,9 @@ from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_chunks
-from tests.pipeline_reference import CLIPS, PROMPTS, STEPS, TEXT_LENGTH, family_config, source_of
+from tests.pipeline_reference import PROMPTS, STEPS, TEXT_LENGTH, family_config, source_of
 from tests.shared_samples import NEAR
-from tests.tiny_pipelines import PIPELINES, save_pipeline
+from tests.tiny_pipelines import PIPELINES, TWO_EXPERTS, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
@@ -70,9 +70,10 @@ def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSampl
     return worker.generate(requests_of(config.model.family))
 
 
-@pytest.mark.parametrize("family", sorted(PIPELINES.keys() - {"qwen-image-2.1", "sana", *CLIPS}))
-def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str):
-    config = configuration(family, save_pipeline(family, tmp_path / "model"))
+@pytest.mark.parametrize("name", [*sorted(PIPELINES.keys() - {"qwen-image-2.1", "sana"}), TWO_EXPERTS])
+def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, name: str):
+    family, _, _ = name.partition(" ")
+    config = configuration(family, save_pipeline(name, tmp_path / "model"))
     weights = trained_weights(config)
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         give_weights(fleet, weights)

@@ -12,7 +12,7 @@ from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
 from storage.errors import ConfigurationError
 from tests.sharing_processes import run_in_group
-from tests.tiny_transformers import BATCH, FAMILIES, inputs_of, transformer_of
+from tests.tiny_transformers import ANY_TEXT, BATCH, FAMILIES, inputs_of, transformer_of
 
 pytestmark = pytest.mark.xdist_group("sharing")
 
@@ -30,7 +30,7 @@ def shared_forward(
     """Family -> output while shared, and output of the same transformer after it computes alone again."""
     found = {}
     for family in FAMILIES:
-        if text_tokens % group.size and family not in ("embedded", "qwen"):
+        if text_tokens % group.size and family not in ANY_TEXT:
             continue
         transformer, inputs = transformer_of(family), inputs_of(family, text_tokens, batch=batch)
         shared = SharedSequence(transformer, group, shape_of(transformer, 16, text_tokens))
@@ -45,7 +45,7 @@ def shared_forward(
 @pytest.mark.parametrize(("size", "text_tokens"), [(1, 8), (2, 8), (4, 8), (2, 7), (4, 6)])
 def test_every_family_computes_what_one_process_does(size: int, text_tokens: int):
     answers = run_in_group(size, shared_forward, text_tokens, BATCH)
-    assert set(answers[0]) == set(FAMILIES if text_tokens % size == 0 else ("embedded", "qwen"))
+    assert set(answers[0]) == set(FAMILIES if text_tokens % size == 0 else ANY_TEXT)
     for family in answers[0]:
         alone = forward(family, inputs_of(family, text_tokens)).numpy()
         assert abs(alone).max() > 0.1, "the output says something"

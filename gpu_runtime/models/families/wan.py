@@ -147,11 +147,14 @@ class TwoExperts(torch.nn.Module):
         low: expert below it.
         boundary: time, of 1000, at which the first one ends.
         trained: `both`, `high` or `low`.
+
+    Attributes:
+        experts: both of them, trained or not.
     """
 
     def __init__(self, high: Any, low: Any, boundary: float, trained: str) -> None:
         super().__init__()
-        self._pair, self._boundary = (high, low), boundary
+        self.experts, self._boundary = (high, low), boundary
         self.config, self._no_split_modules = high.config, high._no_split_modules
         for name, expert, choice in ((HIGH, high, "high"), (LOW, low, "low")):
             if trained in ("both", choice):
@@ -160,7 +163,7 @@ class TwoExperts(torch.nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Precision of most weights."""
-        return self._pair[0].dtype
+        return self.experts[0].dtype
 
     @property
     def blocks(self) -> Any:
@@ -175,7 +178,7 @@ class TwoExperts(torch.nn.Module):
         # Of a mixed batch each expert computes all samples: with fewer of them, others' bits would change.
         found = [
             expert(hidden_states, timestep, **more)[0] if chosen.any() else torch.zeros_like(hidden_states)
-            for expert, chosen in zip(self._pair, (is_high, ~is_high), strict=True)
+            for expert, chosen in zip(self.experts, (is_high, ~is_high), strict=True)
         ]
         return (torch.where(is_high, *found),)
 
@@ -185,7 +188,7 @@ class TwoExperts(torch.nn.Module):
 
     def set_attention_backend(self, name: str) -> None:
         """Choose an attention kernel for both."""
-        for expert in self._pair:
+        for expert in self.experts:
             expert.set_attention_backend(name)
 
     def save_pretrained(self, folder: str) -> None:
@@ -194,6 +197,6 @@ class TwoExperts(torch.nn.Module):
             expert.save_pretrained(str(Path(folder).with_name(name)))  # pyright: ignore[reportCallIssue]
 
     def _apply(self, fn: Any, recurse: bool = True) -> TwoExperts:
-        for expert in self._pair:
+        for expert in self.experts:
             expert._apply(fn, recurse)
         return self

@@ -1,4 +1,4 @@
-"""A run of a model family, of tiny random weights, through the whole road: share, train, export, load."""
+"""Runs of model families, of tiny random weights, through the whole road: share, train, export, load."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ def test_clips_are_judged_learned_from_kept_and_shown(home, tmp_path):
         reward={"scorer": f"{rewards}:moves", "frames": 2},
         runtime={"spot_workers": 1, "scorer_workers": 1, "cluster": "local"},
         evaluation={"prompts": 4},
+        sequence_parallel={"rollout": 2},
     )
     result = post_train(settings.model_copy(update={"name": "clips", "iterations": 2}), "run-clips")
     assert result["iterations"] == 2
     assert result["scorer_errors"] == 0
     assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
     with RunStore(home).reading() as connection:
+        assert set(sequence_groups(connection, "run-clips", 1, 2, 100)["members"]) == {"reserved-0+spot-0"}
         for table in ("evaluation_images", "sample_images"):
             query = f"SELECT png FROM {table} WHERE png IS NOT NULL LIMIT 1"
             [(clip,)] = connection.execute(query).fetchall()

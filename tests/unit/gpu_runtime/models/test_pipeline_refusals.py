@@ -162,16 +162,17 @@ UNKNOWN = "sequence parallelism does not know {}"
         ("sana", shared(2, text_length=128), UNKNOWN.format("SanaTransformer2DModel; use degree 1")),
         ("hunyuan-video-1.5", {"model": {"frames": 8}}, "model.frames is 8; this model makes clips of"),
         ("hunyuan-video-1.5", {"model": {"width": 26}}, f"model.width is 26{SIZES.format(4)}"),
-        (
-            "hunyuan-video-1.5", shared(2, text_length=512),
-            UNKNOWN.format("HunyuanVideo15Transformer3DModel"),
-        ),
+        ("hunyuan-video-1.5", shared(4), "2 attention heads do not divide by degree 4"),
         (
             "wan2.2", {"model": {"frames": 8}},
             "model.frames is 8; this model makes clips of 1 frame and a multiple of 4, such as 9",
         ),
         ("wan2.2", {"model": {"width": 24}}, f"model.width is 24{SIZES.format(16)}"),
-        ("wan2.2", shared(2, text_length=128), UNKNOWN.format("WanTransformer3DModel; use degree 1")),
+        ("wan2.2", shared(4), "2 attention heads do not divide by degree 4"),
+        (
+            "wan2.2", shared(2, height=16, frames=9),  # 3 frames of 1 x 3 tokens
+            "9 image tokens do not divide by degree 2; below it, 1 would do",
+        ),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_a_family(
@@ -302,6 +303,7 @@ def test_text_that_does_not_divide_is_refused_with_the_length_that_would_do(
     preflight.check(run_config(whole, "sd3.5", **shared(2, text_length=257)))
     even = shared(2, height=16, width=20, text_length=511)
     preflight.check(run_config(saved("qwen-image"), "qwen-image", **even))
+    preflight.check(run_config(saved("wan2.2"), "wan2.2", **shared(2, text_length=511)))
 
 
 def test_a_kernel_that_cannot_share_is_refused(

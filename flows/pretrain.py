@@ -14,12 +14,12 @@ _TRAINING_STEPS_A_LINE = 100
 
 
 @flow(name="pretrain", persist_result=False)
-def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
+def pretrain(model: str, out: str, seed: int = 0) -> dict[str, Any]:
     """Make an embedded model: render images, train by flow matching, save.
 
     Args:
-        task: what it learns to draw: `edits`, `glyphs`, `moving-shapes` or `shapes`.
-        out: folder for `TASK`, and `TASK-sparse` where there is one; must not exist or be empty.
+        model: which one: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
+        out: folder for `MODEL`, and `MODEL-sparse` where there is one; must not exist or be empty.
         seed: of weights, pictures and noise; the same seed gives the same weights.
 
     Returns:
@@ -30,4 +30,4 @@ def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
         if done % _TRAINING_STEPS_A_LINE == 0 or done == total:
             reporter().note(f"training step {done}/{total}: loss {loss:.4f}")
 
-    return pretrain_model(task, Path(out), seed, progress)
+    return pretrain_model(model, Path(out), seed, progress)

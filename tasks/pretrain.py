@@ -17,21 +17,21 @@ from storage.new_folder import claim_folder
 
 @task(name="pretrain-model", task_run_name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
 def pretrain_model(
-    embedded_task: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
+    model: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
 ) -> dict[str, Any]:
     """Render images, train a model on them, and save it.
 
     Args:
-        embedded_task: `edits`, `glyphs`, `moving-shapes` or `shapes`.
+        model: `edits`, `glyphs`, `glyphs-guided`, `moving-shapes` or `shapes`.
         out: folder for the two folders of weights.
         seed: seed of weights, pictures and noise.
         progress: called with (training steps done, training steps in all, loss).
 
     Raises:
-        ConfigurationError: the folder is not empty, or there is no such task.
+        ConfigurationError: the folder is not empty, or there is no such model.
     """
     out = claim_folder(out, "--out")
     # More threads change the rounding of sums, and so the weights.
     torch.set_num_threads(1)
-    report = asdict(pretrain(embedded_task, out, seed=seed, callback=progress))
+    report = asdict(pretrain(model, out, seed=seed, callback=progress))
     return {name: str(value) if isinstance(value, Path) else value for name, value in report.items()}

@@ -28,11 +28,12 @@ if TYPE_CHECKING:  # it imports pandas
 _MOST = 1_000_000
 
 
-class EmbeddedTaskName(StrEnum):
-    """The tasks of the embedded models."""
+class EmbeddedModelName(StrEnum):
+    """The embedded models that can be made."""
 
     EDITS = "edits"
     GLYPHS = "glyphs"
+    GLYPHS_GUIDED = "glyphs-guided"
     MOVING_SHAPES = "moving-shapes"
     SHAPES = "shapes"
 
@@ -109,14 +110,14 @@ def show_profile(found: Profile) -> None:
 
 
 def pretrain(
-    task: Annotated[EmbeddedTaskName, typer.Argument(help="Task that the model learns.")],
+    model: Annotated[EmbeddedModelName, typer.Argument(help="By its task; -guided takes model.guidance.")],
     out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Make an embedded model: render images, train by flow matching, save."""
     home = Home.from_environment().ensure()
     folder = str(claim_folder(out, "--out"))
-    reporter().note(f"making the models of task {task.value}")
+    reporter().note(f"making the model {model.value}")
     from flows.server.prefect_server import prefect_server
 
     with stops_in_order("Stopped; no model was saved."), prefect_server(home):
@@ -124,4 +125,4 @@ def pretrain(
         from flows.process.cancellation import signals_cancel
 
         with signals_cancel():
-            typer.echo(json.dumps(pretrain_flow(task.value, folder, seed)))
+            typer.echo(json.dumps(pretrain_flow(model.value, folder, seed)))

@@ -87,7 +87,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     with _deployed():
         out = str(claim_folder(form.out, "out"))
-        result = _function("flows.pretrain", "pretrain")(form.task, out, form.seed)
+        result = _function("flows.pretrain", "pretrain")(form.model, out, form.seed)
         show_result(result)
     return result
 

@@ -61,8 +61,8 @@ class EvaluationForm(Section):
 class PretrainingForm(Section):
     """Making an embedded model from nothing."""
 
-    task: Literal["edits", "glyphs", "moving-shapes", "shapes"] = "glyphs"
-    """Task that the model learns."""
+    model: Literal["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"] = "glyphs"
+    """By its task; -guided takes model.guidance."""
 
     out: str = Field(min_length=1, title="Folder")
     """Where the weights go, on the machine that serves; must not exist or be empty. A relative one begins

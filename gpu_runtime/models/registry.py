@@ -163,12 +163,12 @@ def _refuse_embedded_path(settings: ModelConfig) -> None:
         )
 
 
-def _refuse_pipeline_settings(settings: ModelConfig) -> None:
-    """Refuse settings of a pipeline: an embedded model cannot be changed by them."""
+def _check_embedded(settings: ModelConfig) -> None:
+    """Refuse settings that an embedded model has no use for, and guidance of one that was not made for it."""
     defaults = ModelConfig.model_fields
     changed = [
         f"model.{name}={getattr(settings, name)!r}"
-        for name in sorted(defaults.keys() - {"family", "path", "device", "adapter", "reference"})
+        for name in sorted(defaults.keys() - {"family", "path", "device", "adapter", "reference", "guidance"})
         if getattr(settings, name) != defaults[name].default
     ]
     if changed:
@@ -176,12 +176,17 @@ def _refuse_pipeline_settings(settings: ModelConfig) -> None:
             f"{', '.join(changed)} is set, but model.family is embedded, whose models have a size and a "
             "precision of their own; leave it out, or set model.family"
         )
+    if settings.guidance != 1 and not _embedded_settings(settings).guided:
+        raise ConfigurationError(
+            f"model.guidance is {settings.guidance:g}, but {settings.path} takes none (it was never trained "
+            "without a prompt); leave it out, or make a model that does: spotlight pretrain glyphs-guided"
+        )
 
 
 def _load_embedded(settings: ModelConfig, device: torch.device) -> DiffusionModel:
     from gpu_runtime.models.embedded.model import EmbeddedModel
 
-    return EmbeddedModel.load(settings.path, device=device)
+    return EmbeddedModel.load(settings.path, device=device, guidance=settings.guidance)
 
 
 def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutline:
@@ -253,7 +258,7 @@ FAMILIES = Registry(
             # It has Qwen-Image's transformer, and so its adapters.
             pipeline=_FAMILIES["qwen-image"].pipeline,
             adapter_usage=_embedded_adapter_usage,
-            check=_refuse_pipeline_settings,
+            check=_check_embedded,
             prompt_check=_embedded_prompt_check,
             source_size=_embedded_source_size,
             size=_embedded_size,

@@ -2,7 +2,7 @@
 
 Training stops on purpose while the model still fails often: reinforcement learning needs room to
 improve, and successes to learn from. The `-sparse` weights are saved earlier in the same run, when
-successes are rare.
+successes are rare. A `-guided` model drops some prompts, so that it can be sampled with guidance.
 
     python -m gpu_runtime.pretraining.flow_matching glyphs
 
@@ -24,7 +24,7 @@ from diffusers import QwenImageTransformer2DModel
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.registry import find_task
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER, EmbeddedSettings
-from gpu_runtime.models.embedded.model import EmbeddedModel, stacked_frames
+from gpu_runtime.models.embedded.model import EmbeddedModel, stacked_frames, without_prompts
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 from storage.prompts.sources import read_source
@@ -35,13 +35,19 @@ ProgressCallback = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sizes and settings of one task's pre-training; the defaults are measured, see the model cards."""
+    """Sizes and settings of one model's pre-training; the defaults are measured, see the model cards."""
 
     training_steps: int
     """Training steps of the main weights."""
 
     sparse_training_steps: int = 0
     """Training steps after which the `-sparse` weights are saved, below `training_steps`; 0 for never."""
+
+    task: str = ""
+    """Embedded task that the model learns; empty for the one that is called like the recipe."""
+
+    prompt_dropout: float = 0.0
+    """Share of the pictures that are trained on without their prompt; above 0 the model takes guidance."""
 
     start: str = ""
     """Embedded model whose codec and weights the training starts from; empty for a new model."""
@@ -97,6 +103,7 @@ RECIPES = {
         adamw_learning_rate=3e-3,
         codec_images=256,
     ),
+    "glyphs-guided": Recipe(training_steps=420, task="glyphs", prompt_dropout=0.1),
     "edits": Recipe(
         training_steps=160,
         start="embedded:shapes",
@@ -113,7 +120,7 @@ class PretrainReport:
     """The result of `pretrain`.
 
     Attributes:
-        task: name of the task.
+        name: name of the recipe.
         seed: seed of the run.
         parameters: number of parameters of the transformer.
         loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the training steps.
@@ -121,7 +128,7 @@ class PretrainReport:
         main_folder, sparse_folder: folders of the two sets of weights; None without sparse weights.
     """
 
-    task: str
+    name: str
     seed: int
     parameters: int
     loss_at_start: float
@@ -185,7 +192,7 @@ class Pretraining:
         edits = bool(task.draw_prompt(np.random.default_rng(self.seed)).source)
         settings = EmbeddedSettings(
             task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed,
-            edits=edits, frames=task.frames,
+            edits=edits, frames=task.frames, guided=recipe.prompt_dropout > 0,
         )  # fmt: skip
         if recipe.start:
             start = EmbeddedModel.load(recipe.start)
@@ -213,6 +220,9 @@ class Pretraining:
             conditioning = self._model.encode_edits(texts, [read_source(source) for source in sources])
         else:
             conditioning = self._model.encode_prompts(texts)
+        if self.recipe.prompt_dropout:
+            dropped_B = torch.from_numpy(self._data.random(size) < self.recipe.prompt_dropout)
+            conditioning = without_prompts(conditioning, dropped_B)
         velocity_BSC = self._model.velocity(mixed_BSC, sigma_B, conditioning)
         return (velocity_BSC - (noise_BSC - clean_BSC)).square().mean()
 
@@ -226,37 +236,42 @@ class Pretraining:
 
 
 def pretrain(
-    task_name: str,
+    name: str,
     out_dir: str | Path,
     *,
     seed: int = 0,
     recipe: Recipe | None = None,
     callback: ProgressCallback | None = None,
 ) -> PretrainReport:
-    """Write `out_dir`/TASK and, if the recipe has sparse weights, `out_dir`/TASK-sparse, in one run.
+    """Write `out_dir`/NAME and, if the recipe has sparse weights, `out_dir`/NAME-sparse, in one run.
 
     The same seed gives bit-identical weights on the same machine with one torch thread.
 
     Args:
-        task_name: a name of `embedded_tasks.registry.TASKS`.
+        name: a name of `RECIPES`.
         out_dir: folder for the two folders of weights.
         seed: seed of initial weights, pictures and noise.
-        recipe: settings; those of `RECIPES` by default.
+        recipe: other settings than those of `RECIPES`.
         callback: called after each training step.
 
     Raises:
-        ConfigurationError: the task is unknown, or the sparse weights do not come before the main ones.
+        ConfigurationError: the name is unknown, or the sparse weights do not come before the main ones.
         TrainingError: the loss is not finite.
     """
-    task = find_task(task_name)
-    recipe = recipe or RECIPES[task_name]
+    if recipe is None:
+        if name not in RECIPES:
+            raise ConfigurationError(
+                f"unknown embedded model {name!r}; choose one of: {', '.join(sorted(RECIPES))}"
+            )
+        recipe = RECIPES[name]
+    task = find_task(recipe.task or name)
     _refuse_early_end(recipe)
     started = time.process_time()
     run = Pretraining(task, recipe, seed)
-    main_folder, sparse_folder = Path(out_dir) / task_name, None
+    main_folder, sparse_folder = Path(out_dir) / name, None
     folders = {recipe.training_steps: main_folder}
     if recipe.sparse_training_steps:
-        sparse_folder = Path(out_dir) / f"{task_name}-sparse"
+        sparse_folder = Path(out_dir) / f"{name}-sparse"
         folders[recipe.sparse_training_steps] = sparse_folder
     losses: list[float] = []
     for done in range(1, recipe.training_steps + 1):
@@ -268,7 +283,7 @@ def pretrain(
     tenth = max(1, len(losses) // 10)
     parameters = sum(p.numel() for p in run.averaged_model().transformer.parameters())
     return PretrainReport(
-        task=task_name,
+        name=name,
         seed=seed,
         parameters=parameters,
         loss_at_start=sum(losses[:tenth]) / tenth,
@@ -323,11 +338,11 @@ def _optimizers(transformer: torch.nn.Module, recipe: Recipe) -> list[tuple[torc
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line: the task's name, the folder (the project's weights by default) and the seed."""
+    """Run the command line: the recipe's name, the folder (the project's weights by default) and the seed."""
     import argparse
 
     parser = argparse.ArgumentParser(description="Pre-train an embedded model from nothing.")
-    parser.add_argument("task", choices=sorted(RECIPES))
+    parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, default=WEIGHTS_FOLDER)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
@@ -338,7 +353,7 @@ def main(arguments: list[str] | None = None) -> None:
         if done % 50 == 0:
             print(f"training step {done}/{total}  loss {loss:.4f}", flush=True)
 
-    print(pretrain(options.task, options.out, seed=options.seed, callback=show))
+    print(pretrain(options.name, options.out, seed=options.seed, callback=show))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ SETTINGS = (
         ("post-train", {"iteratoins": 3}, "'iteratoins' was unexpected"),
         ("post-train", {"resume": "../outside"}, "form.resume"),
         ("evaluate", {"preset": 3}, "form.preset"),
-        ("pretrain", {"task": "glyphs"}, "'out' is a required property"),
+        ("pretrain", {"model": "glyphs"}, "'out' is a required property"),
         ("reproduce", {"tolerance": 2}, "2 is greater than the maximum of 1"),
     ],
 )
@@ -50,7 +50,7 @@ def test_bad_parameters_are_refused_in_words(
 
 
 def test_a_parameter_beside_the_form_is_refused_in_words(up: RunningUp):
-    answer = up.start_run("pretrain", {"task": "glyphs", "out": "anywhere"}, seed=3)
+    answer = up.start_run("pretrain", {"model": "glyphs", "out": "anywhere"}, seed=3)
     assert answer.status_code == 409
     assert "('seed' was unexpected)" in answer.json()["detail"]
 
@@ -60,7 +60,7 @@ def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
     found = up.client.get(f"{up.api}/deployments/name/pretrain/pretrain").json()
     address = f"{up.api}/deployments/{found['id']}/create_flow_run"
     later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
-    sent = {"parameters": {"form": {"task": "glyphs", "out": "anywhere"}}, "state": later}
+    sent = {"parameters": {"form": {"model": "glyphs", "out": "anywhere"}}, "state": later}
     with ThreadPoolExecutor(8) as callers:
         answers = list(callers.map(lambda _: up.client.post(address, json=sent), range(24)))
     assert {answer.status_code for answer in answers} == {201}

@@ -42,6 +42,7 @@ class EmbeddedSettings:
         training: figures of the pre-training; nothing reads them.
         frames: frames of a clip, each with as many tokens as an image; 0 if the model makes images.
         edits: True if the model changes an image as a prompt asks; otherwise it draws from the prompt alone.
+        guided: True if the model was also trained without prompts, which guidance needs.
     """
 
     task: str
@@ -53,6 +54,7 @@ class EmbeddedSettings:
     training: dict[str, Any] = field(default_factory=dict)
     edits: bool = False
     frames: int = 0
+    guided: bool = False
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -108,8 +110,8 @@ def read_settings(path: Path) -> EmbeddedSettings:
             f"{path}: frames is {reprlib.repr(settings.frames)}, not a whole number up to {_LARGEST}; "
             "restore the file"
         )
-    if type(settings.edits) is not bool:
-        raise ModelError(
-            f"{path}: edits is {reprlib.repr(settings.edits)}, not true or false; restore the file"
-        )
+    for name in ("edits", "guided"):
+        value = getattr(settings, name)
+        if type(value) is not bool:
+            raise ModelError(f"{path}: {name} is {reprlib.repr(value)}, not true or false; restore the file")
     return settings

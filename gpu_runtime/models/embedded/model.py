@@ -7,6 +7,8 @@ A model that edits gets the tokens of the source image after those of the sample
 another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens. A clip
 has the tokens of one frame after those of another, at the same positions in the next frame.
 
+Guidance is classifier-free, for a model that was also trained without prompts (`without_prompts`).
+
 Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, F frames, H W
 pixels.
 """
@@ -55,14 +57,20 @@ class EmbeddedModel:
         settings: sizes of images and text.
         codec: codec of images and latents.
         transformer: loaded transformer, on the device where the model works.
+        guidance: strength of classifier-free guidance; 1 is without, and one pass.
 
     Raises:
         ModelError: if the parts are those of different models.
     """
 
     def __init__(
-        self, settings: EmbeddedSettings, codec: PatchCodec, transformer: QwenImageTransformer2DModel
+        self,
+        settings: EmbeddedSettings,
+        codec: PatchCodec,
+        transformer: QwenImageTransformer2DModel,
+        guidance: float = 1.0,
     ) -> None:
+        self._guidance = guidance
         self.transformer: torch.nn.Module = transformer.eval()
         parameter = next(transformer.parameters())
         self.device = parameter.device
@@ -87,6 +95,7 @@ class EmbeddedModel:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         transformer: QwenImageTransformer2DModel | None = None,
+        guidance: float = 1.0,
     ) -> Self:
         """Load a folder that `save` wrote, or `embedded:NAME` for a model in the repository.
 
@@ -97,6 +106,7 @@ class EmbeddedModel:
             device: device where the model works.
             dtype: dtype of the transformer's weights.
             transformer: transformer to use instead of the folder's.
+            guidance: strength of guidance, as for the class.
 
         Raises:
             ModelError: if a file is missing or damaged, the files do not fit each other, or a number in
@@ -106,7 +116,7 @@ class EmbeddedModel:
         settings = read_settings(folder / SETTINGS_FILE)
         codec = PatchCodec.load(folder / CODEC_FILE)
         moved: Any = _load_transformer(folder, dtype) if transformer is None else transformer
-        return cls(settings, codec, moved.to(device))
+        return cls(settings, codec, moved.to(device), guidance)
 
     def save(self, path: str | Path) -> None:
         """Write the folder that `load` reads; existing files in it are replaced."""
@@ -155,11 +165,19 @@ class EmbeddedModel:
     def velocity(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Predict v = noise - x0 at sigma in (0, 1]; float32 in and out, shape (B, S, C).
+        """Predict v = noise - x0 at sigma in (0, 1], guided; float32 in and out, shape (B, S, C)."""
+        positive = self._predict(latents_BSC, sigma_B, conditioning)
+        if self._guidance == 1:
+            return positive
+        promptless = without_prompts(conditioning, torch.ones_like(sigma_B, dtype=torch.bool))
+        negative = self._predict(latents_BSC, sigma_B, promptless)
+        return negative + self._guidance * (positive - negative)
 
-        The text keeps its full length and the mask hides the padding: cutting to the longest prompt
-        of the batch would make a sample's bits depend on its neighbours.
-        """
+    def _predict(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        # The text keeps its full length and the mask hides the padding: cutting to the longest prompt
+        # of the batch would make a sample's bits depend on its neighbours.
         output = self.transformer(
             hidden_states=conditioning.with_source(latents_BSC.to(self.dtype)),
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
@@ -239,6 +257,21 @@ class EmbeddedModel:
     def sigmas(self, steps: int) -> torch.Tensor:
         """Return even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
+
+
+def without_prompts(conditioning: Conditioning, dropped_B: torch.Tensor) -> Conditioning:
+    """Return conditioning in which some rows have one visible token of zeros in place of their prompt.
+
+    Args:
+        conditioning: encoded prompts, one row per sample.
+        dropped_B: True for the rows whose prompt is dropped.
+    """
+    is_first_L = torch.arange(conditioning.mask_BL.shape[1], device=conditioning.mask_BL.device) == 0
+    return replace(
+        conditioning,
+        embeds_BLE=conditioning.embeds_BLE.masked_fill(dropped_B[:, None, None], 0.0),
+        mask_BL=torch.where(dropped_B[:, None], is_first_L, conditioning.mask_BL),
+    )
 
 
 def stacked_frames(pictures: np.ndarray) -> np.ndarray:

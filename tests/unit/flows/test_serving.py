@@ -159,7 +159,7 @@ def test_every_field_explains_itself_and_has_one_type(form: type[BaseModel]):
         (TrainingForm, {"iteratoins": 3}),
         (EvaluationForm, {"run_id": "a b"}),
         (PretrainingForm, {"out": ""}),
-        (PretrainingForm, {"out": "x", "task": "letters"}),
+        (PretrainingForm, {"out": "x", "model": "letters"}),
         (PretrainingForm, {"out": "x", "seed": 2**32}),
         (ReproductionForm, {"how": "guess"}),
         (ReproductionForm, {"tolerance": 1.5}),
@@ -179,9 +179,9 @@ def test_settings_as_a_person_writes_them_are_taken(setting: str):
     assert TrainingForm(settings=[setting]).settings == [setting]
 
 
-@pytest.mark.parametrize("task", ["edits", "glyphs", "moving-shapes", "shapes"])
-def test_every_embedded_model_can_be_made(task: str):
-    assert PretrainingForm.model_validate({"out": "x", "task": task}).task == task
+@pytest.mark.parametrize("model", ["edits", "glyphs", "glyphs-guided", "moving-shapes", "shapes"])
+def test_every_embedded_model_can_be_made(model: str):
+    assert PretrainingForm.model_validate({"out": "x", "model": model}).model == model
 
 
 def test_an_untouched_form_is_valid():

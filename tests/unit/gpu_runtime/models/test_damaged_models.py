@@ -128,6 +128,7 @@ OF_EMBEDDED = {
     "an image without end": (sets("spotlight.json", height=2**40), "not a multiple of 8 up to 4096"),
     "an odd image": (sets("spotlight.json", width=13), "width is 13, not a multiple of 8"),
     "text in words": (sets("spotlight.json", text_length="eight"), "text_length is 'eight'"),
+    "guidance in words": (sets("spotlight.json", guided="yes"), "guided is 'yes', not true or false"),
     "other text": (sets("spotlight.json", text_width=16), "takes text of width 64|takes text of width"),
 }
 OF_FAMILY = {

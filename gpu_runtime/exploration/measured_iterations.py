@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpu_runtime.exploration.signal_rate import Times
+from gpu_runtime.exploration.signal_rate import Times, with_other_trainers
 from gpu_runtime.learning.report import OffPolicyFigures
 from storage.config.run_config import RunConfig
 
@@ -89,6 +89,8 @@ class _Iteration:
     drafts: int | None
     drafters: int
     spot_trainers: int
+    alone_ratio: float = 1.0
+    """How many times as long its training takes without spot devices, by its shards."""
 
 
 class MeasuredIterations:
@@ -147,9 +149,11 @@ class MeasuredIterations:
         scores = [[float(score) for score in group] for group in seeds.scores.values() if len(group) > 1]
         if scores:
             self._scores = [*self._scores, scores][-_REMEMBERED:]
+        alone, shards = seeds.config.runtime.reserved_trainers, seeds.config.algorithm.gradient_shards
         added = _Iteration(
-            number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters, seeds.spot_trainers
-        )
+            number, times, seeds.samples, seeds.rolled, seeds.drafts, seeds.drafters, seeds.spot_trainers,
+            with_other_trainers(1.0, shards, alone + seeds.spot_trainers, alone),
+        )  # fmt: skip
         every = [*self._iterations, added]
         # What an estimate needs stays, however long ago it was.
         kept_numbers = {one.number for one in every[-_REMEMBERED:]} | {
@@ -174,7 +178,7 @@ class MeasuredIterations:
         return Times(
             rollout_s=rollout_s,
             judging_s=statistics.median(one.times.judging_s / one.rolled for one in rolling),
-            train_s=statistics.median(map(_train_s, training)),
+            train_s=statistics.median(_train_s(one) * one.alone_ratio for one in training),
             draft_s=_usual_draft_s(drafting, assumed_s),
             rest_s=plain_rest_s,
             # Devices come and go: iterations without any do not count among others.

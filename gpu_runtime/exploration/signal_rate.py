@@ -172,8 +172,8 @@ def predict_plain(work: Workload, times: Times, random: Contrast) -> Prediction:
     return Prediction(random, 0.0, random.signal(work.samples), whole_s)
 
 
-def trained_on_more(train_s: float, shards: int, before: int, after: int) -> float:
-    """Return the seconds of training if more devices train: the one with most shards decides.
+def with_other_trainers(train_s: float, shards: int, before: int, after: int) -> float:
+    """Return the seconds of training by another number of devices: the one with most shards decides.
 
     Args:
         train_s: seconds on `before` devices.

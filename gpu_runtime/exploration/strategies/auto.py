@@ -3,14 +3,16 @@
 Where spot devices may train (`runtime.trainer_workers`), `all_train` is one more choice: `plain`, with spot
 devices that train in the window instead of drafting.
 
-A run begins without exploration. While it explores nothing, it trains on all prompt groups that it would
-have explored (`exploration.prompts`), otherwise on `algorithm.prompts_per_iteration` of them. After the first
-two iterations, and then every few ones, this strategy looks: from the scores and times so far it predicts the
-signal per second of each of them (`signal_rate`), and follows the best one from the next call of `ahead`
-on. A look is arithmetic on what was recorded anyway. What a choice turns out to bring replaces what was
-assumed, so a worse one is given up at a later look; as drafts are under way by then, it takes effect one
-iteration after it. While there are none, `off_policy` takes effect at once: seeds that no window has drafted
-are drafted on all devices, in place of a rollout, if the number of drafts is set or windows were measured.
+A run begins without exploration, on all devices that may train, as `exploration.strategy=plain` does. While
+it explores nothing, it trains on all prompt groups that it would have explored (`exploration.prompts`),
+otherwise on `algorithm.prompts_per_iteration` of them. After the first two iterations, and then every few
+ones, this strategy looks: from the scores and times so far it predicts the signal per second of each of them
+(`signal_rate`), and follows the best one from the next call of `ahead` on. A look is arithmetic on what was
+recorded anyway. What a choice turns out to bring replaces what was assumed, so a worse one is given up at a
+later look; as drafts are under way by then, it takes effect one iteration after it. While there are none,
+`off_policy` takes effect at once: seeds that no window has drafted are drafted on all devices, in place of a
+rollout, if the number of drafts is set or windows were measured. What reserved devices take alone is measured
+while it explores; until then it follows from their shards.
 
 Decisions are recorded before they take effect. A run that is resumed or reproduced repeats the recorded ones,
 whatever its own times are.
@@ -33,7 +35,7 @@ from gpu_runtime.exploration.signal_rate import (
     predict_drafting,
     predict_plain,
     preferred,
-    trained_on_more,
+    with_other_trainers,
 )
 from gpu_runtime.exploration.strategies.off_policy import OffPolicy
 from gpu_runtime.exploration.strategies.plain import PLAIN
@@ -68,8 +70,8 @@ class Auto(Strategy):
 
     def __init__(self) -> None:
         self._off_policy = OffPolicy()
-        self._follow(_PLAIN)
-        self._decided = _PLAIN  # followed from the next call of `ahead` on
+        self._follow(_ALL_TRAIN)
+        self._decided = _ALL_TRAIN  # followed from the next call of `ahead` on
         self._decisions: dict[int, str] = {}
         self._measured = MeasuredIterations()
 
@@ -173,7 +175,8 @@ class Auto(Strategy):
         if iteration in self._decisions:
             self._decided = self._allowed(self._decisions[iteration])
             return f"{self._decided} from here on, {AS_RECORDED}"
-        before = self._decided
+        spot_trains = config.runtime.spot_trainers > 0
+        before = _PLAIN if self._decided == _ALL_TRAIN and not spot_trains else self._decided
         self._decided, why = self._choice(before, iteration, config)
         self._decisions[iteration] = self._decided
         return f"{'still ' if self._decided == before else ''}{self._decided} from here on: {why}"
@@ -184,7 +187,7 @@ class Auto(Strategy):
         if times is None or not scores:
             return present, "no iteration has trained on samples yet, so nothing can be compared"
         if times.drafters == 0:
-            return _PLAIN, (
+            return _ALL_TRAIN if config.runtime.spot_trainers else _PLAIN, (
                 "no device is free to draft while others train; one that does not train could "
                 "(runtime.spot_workers, or runtime.reserved_workers above runtime.trainer_workers)"
             )
@@ -227,7 +230,7 @@ class Auto(Strategy):
         found = {_PLAIN: predict_plain(undrafted, times, random)}
         if spot := min(config.runtime.spot_trainers, int(times.drafters)):
             alone = config.runtime.reserved_trainers
-            on_all_s = times.spot_train_s or trained_on_more(
+            on_all_s = times.spot_train_s or with_other_trainers(
                 times.train_s, algorithm.gradient_shards, alone, alone + spot
             )
             on_all = replace(times, train_s=on_all_s, beside_s=times.spot_beside_s)

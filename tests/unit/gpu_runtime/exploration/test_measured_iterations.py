@@ -27,8 +27,12 @@ PLAIN = IterationTimes(
 def add(
     measured: MeasuredIterations, number: int, times: IterationTimes = PLAIN, drafts: int | None = None,
     drafters: int = 2, rolled: int = 32, spread: tuple[float, float, float] | None = None, on_spot: int = 0,
+    shards: int = 1,
 ) -> None:  # fmt: skip
-    seeds = SeedEvidence(make_config(), {0: [0.0, 1.0]}, spread, 32, rolled, drafts, drafters, on_spot)
+    config = make_config()
+    algorithm = config.algorithm.model_copy(update={"gradient_shards": shards})
+    config = config.model_copy(update={"algorithm": algorithm})
+    seeds = SeedEvidence(config, {0: [0.0, 1.0]}, spread, 32, rolled, drafts, drafters, on_spot)
     measured.add(number, times, seeds, None)
 
 
@@ -57,7 +61,10 @@ def test_training_with_spot_devices_is_measured_apart():
     found = of({}, *[{"times": faster, "on_spot": 2}] * 6)
     assert (found.train_s, found.spot_train_s, found.rest_s) == (0.5, 0.2, 3.0)
     assert of({}).spot_train_s is None
-    assert of({"times": faster, "on_spot": 2}).train_s == 0.2, "nothing else is known"
+    found = of({"times": faster, "on_spot": 2, "shards": 8})
+    assert (found.train_s, found.spot_train_s) == (pytest.approx(0.2 * 8 / 3), 0.2), (
+        "three shards, then eight"
+    )
     early = replace(PLAIN, beside_s=6.4)
     found = of({"times": early}, *[{"times": faster, "on_spot": 2}] * 6)
     assert (found.beside_s, found.spot_beside_s) == (0.2, 0.0), (

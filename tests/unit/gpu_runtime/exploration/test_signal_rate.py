@@ -21,7 +21,7 @@ from gpu_runtime.exploration.signal_rate import (
     predict_drafting,
     predict_plain,
     preferred,
-    trained_on_more,
+    with_other_trainers,
 )
 
 WORK = Workload(samples=16, most_drafts=1000)
@@ -50,9 +50,9 @@ def test_without_exploration_phases_follow_each_other(trains_equal, trained):
 
 
 def test_training_takes_as_long_as_the_device_with_most_shards():
-    assert trained_on_more(12.0, 8, 1, 3) == pytest.approx(12 * 3 / 8)
-    assert trained_on_more(12.0, 4, 2, 3) == pytest.approx(12.0), "two of them still have two each"
-    assert trained_on_more(12.0, 4, 1, 4) == pytest.approx(3.0)
+    assert with_other_trainers(12.0, 8, 1, 3) == pytest.approx(12 * 3 / 8)
+    assert with_other_trainers(12.0, 4, 2, 3) == pytest.approx(12.0), "two of them still have two each"
+    assert with_other_trainers(12.0, 4, 1, 4) == pytest.approx(3.0)
 
 
 def test_drafts_fill_the_window_that_their_own_choice_lengthens():

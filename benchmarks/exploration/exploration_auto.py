@@ -9,6 +9,11 @@ counts (`modelled_fleet.times_with_window`). `auto` decides by these modelled ti
 own in each case, and fixed arms have one for all cases of a task. Drafts that `auto` makes on all devices,
 once it changes to `off_policy`, count as if the fewer ones of the window had made them.
 
+Where a case lets spot devices train, `plain` trains on all devices, as it does live, `stale` and `off_policy`
+draft on spot devices, and `auto` chooses between both uses (`all_train`). Curves sum gradients in one shard,
+so that one of `plain` stands for any number of trainers; sums of more shards differ from it by rounding. A
+curve trains the whole small model, where a run lets spot devices train LoRA alone.
+
 A run seed reaches the target, `SHARE` of the median gain with which `plain` ends, where its rising curve
 does. One that never does counts as if it did at its end in the arm compared with, and as never in `auto`.
 `against_plain` is the time of `plain` over that of `auto`, `against_best_fixed` that of the fixed arm that
@@ -23,7 +28,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,8 +58,14 @@ ITERATIONS = 20
 RECIPE = Recipe(3e-4, 8)
 """Learning rate and warm-up of every arm: the ones tuned for `off_policy` on graded texts."""
 
-ON_THE_CPU = Costs(rollout=0.0125, draft=0.0124, score=0.0088, train=0.0253, driver=0.019, planning=0.123)
-"""Seconds of one core, as `benchmarks.exploration --task ocr-graded` has measured them."""
+ON_THE_CPU = Costs(
+    rollout=0.0125, draft=0.0124, score=0.0088, train=0.0253, driver=0.019, planning=0.123, joining=0.002
+)
+"""Seconds of one core, as `benchmarks.exploration --task ocr-graded` has measured them; joining as in two
+iterations of `plain` there with 16 shards, on 4 and on 12 devices."""
+
+SHARDED = replace(MIXED, shards=16)
+"""Four devices train four shards each; where all twelve train, four of them have two, and eight one."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,32 @@ class Case:
     costs: Costs
     iterations: int = ITERATIONS
 
+    @property
+    def spot_may_train(self) -> bool:
+        """True if its spot devices may train, all of them: where gradients are summed in shards."""
+        return self.fleet.shards > 0
+
+    def fleet_of(self, spot_trains: bool) -> Fleet:
+        """Return the fleet of an iteration in which spot devices train, or do not."""
+        return replace(self.fleet, trainers=self.fleet.devices) if spot_trains else self.fleet
+
+    def as_live(self, config: RunConfig) -> RunConfig:
+        """Return what a run on the fleet would have set of the devices that train, for `auto` to look at."""
+        if not self.spot_may_train:
+            return config
+        fleet = self.fleet
+        runtime = {
+            "reserved_workers": fleet.reserved,
+            "spot_workers": fleet.spot,
+            "trainer_workers": fleet.devices,
+        }
+        return config.model_copy(
+            update={
+                "runtime": config.runtime.model_copy(update=runtime),
+                "algorithm": config.algorithm.model_copy(update={"gradient_shards": fleet.shards}),
+            }
+        )
+
 
 CASES = {
     "graded texts": Case("ocr-graded", MIXED, ON_THE_CPU),
@@ -82,6 +119,8 @@ CASES = {
     "exact texts, rollout-bound": Case("ocr", MIXED, public_costs(0.15)),
     "graded shapes, training-bound": Case("shapes-graded", MIXED, public_costs(0.65), iterations=40),
     "exact shapes": Case("shapes", MIXED, ON_THE_CPU),
+    "graded texts, all may train": Case("ocr-graded", SHARDED, ON_THE_CPU),
+    "exact texts, all may train": Case("ocr", SHARDED, ON_THE_CPU),
 }
 """By name. The costs that are not this CPU's give training's share of an iteration without exploration."""
 
@@ -89,6 +128,7 @@ FIXED = {"plain": "plain_nft_shared", "stale": "stale_32", "off_policy": "off_po
 """Arms of `benchmarks.exploration`, by strategy."""
 
 _LOOK = re.compile(r"the look took ([\d.e-]+) s")
+_ON_SPOT = re.compile(r"iteration (\d+) trained on spot devices, too")
 
 
 class CaseName(Section):
@@ -114,17 +154,27 @@ class PlacedAuto(Auto):
         seeds, in_turn = evidence.seeds, evidence.times
         if seeds is None or in_turn is None:
             return super().after_training(iteration, evidence)
-        fleet, updates = self._case.fleet, seeds.config.algorithm.updates_per_iteration
+        case, config = self._case, self._case.as_live(seeds.config)
+        on_spot = case.spot_may_train and self.spot_trains
+        fleet, updates = case.fleet_of(on_spot), config.algorithm.updates_per_iteration
         placed = replace(
             evidence,
             times=times_with_window(
-                seeds.rolled, seeds.drafts or 0, in_turn.trained, self._case.costs, fleet, updates
+                seeds.rolled, seeds.drafts or 0, in_turn.trained, case.costs, fleet, updates
             ),
-            seeds=replace(seeds, drafters=fleet.devices - fleet.trainers),
+            seeds=replace(
+                seeds,
+                config=config,
+                drafters=case.fleet.devices - case.fleet.trainers,
+                spot_trainers=config.runtime.spot_trainers if on_spot else 0,
+            ),
         )
         began_s = time.thread_time()
         notes = super().after_training(iteration, placed)
-        return (*notes, ("look", f"the look took {time.thread_time() - began_s:.3g} s"))
+        looked = ("look", f"the look took {time.thread_time() - began_s:.3g} s")
+        if not on_spot:
+            return (*notes, looked)
+        return (*notes, looked, ("trainers", f"iteration {iteration} trained on spot devices, too"))
 
 
 PLACED = StrategyPlugin(PlacedAuto, CaseName)
@@ -161,23 +211,34 @@ def curves_wanted(names: Sequence[str], seeds: int) -> dict[tuple[str, str, int]
     return wanted
 
 
-def elapsed_s(curve: Curve, case: Case, config: RunConfig) -> list[float]:
+def elapsed_s(curve: Curve, case: Case, config: RunConfig, on_spot: Container[int] = ()) -> list[float]:
     """Return the modelled seconds after each iteration of a curve, 0 before the first.
 
     Args:
         curve: counts of the run.
         case: fleet and costs.
         config: settings of the run.
+        on_spot: iterations that spot devices train, too.
     """
     algorithm = config.algorithm
     trained = curve.trained or [
         (algorithm.prompts_per_iteration - dropped) * algorithm.group_size for dropped in curve.dropped
     ]
+    counts = enumerate(zip(curve.rollouts, curve.drafts, trained, strict=True), 1)
     whole_s = [
-        times_with_window(*counts, case.costs, case.fleet, algorithm.updates_per_iteration).whole_s
-        for counts in zip(curve.rollouts, curve.drafts, trained, strict=True)
+        times_with_window(
+            *one, case.costs, case.fleet_of(iteration in on_spot), algorithm.updates_per_iteration
+        ).whole_s
+        for iteration, one in counts
     ]
     return [0.0, *np.cumsum(whole_s).tolist()]
+
+
+def trained_on_spot(curve: Curve, case: Case, strategy: str) -> set[int]:
+    """Return the iterations of a curve that spot devices train: of `plain` all, of `auto` what it notes."""
+    if strategy == "plain" and case.spot_may_train:
+        return {*range(1, len(curve.rollouts) + 1)}
+    return {int(found[1]) for note in curve.notes if (found := _ON_SPOT.search(note))}
 
 
 def gains_of(curve: Curve, config: RunConfig) -> list[float]:
@@ -207,12 +268,16 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
     if target <= 0:
         return {"run_seeds": len(run_seeds), "target_gain": round(target, 4)}
 
-    def seconds(strategy: str, never_s: float | None) -> list[float]:
-        """Return each run seed's seconds to the target; `never_s`, or else its end, where it misses it."""
+    def seconds(strategy: str, never_s: float | None, alone: bool = False) -> list[float]:
+        """Return each run seed's seconds to the target; `never_s`, or else its end, where it misses it.
+
+        With `alone`, spot devices do not train.
+        """
         found = []
         for seed in run_seeds:
             curve = curves[strategy][seed]
-            clock_s = elapsed_s(curve, case, configs[strategy])
+            on_spot = () if alone else trained_on_spot(curve, case, strategy)
+            clock_s = elapsed_s(curve, case, configs[strategy], on_spot)
             at = reached_at(curve.iterations, gains[strategy][seed], target)
             if at is not None:
                 found.append(float(np.interp(at, range(len(clock_s)), clock_s)))
@@ -225,12 +290,13 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
     best = min(medians, key=lambda strategy: medians[strategy])
     looks = [_looks_s(curves["auto"][seed]) for seed in run_seeds]
     whole = [_worked_s(curves["auto"][seed]) for seed in run_seeds]
-    return {
+    against_best = ratio_of_medians(seconds(best, None), ours)
+    figures: dict[str, Any] = {
         "run_seeds": len(run_seeds),
         "target_gain": round(target, 4),
         "against_plain": ratio_of_medians(seconds("plain", None), ours),
         "best_fixed": best,
-        "against_best_fixed": ratio_of_medians(seconds(best, None), ours),
+        "against_best_fixed": against_best,
         "seconds_to_target": {
             name: None if math.isinf(value) else round(value, 2)
             for name, value in {**medians, "auto": statistics.median(ours)}.items()
@@ -240,18 +306,29 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
             [note for note in curves["auto"][seed].notes if "from here on" in note] for seed in run_seeds
         ],
     }
+    if case.spot_may_train:
+        alone, on_all = seconds("plain", None, alone=True), seconds("plain", None)
+        figures["all_train"] = {
+            "auto_against_better": against_best,
+            "against_reserved_alone": ratio_of_medians(alone, on_all),
+            "spot_trained": [len(trained_on_spot(curves["auto"][seed], case, "auto")) for seed in run_seeds],
+        }
+    return figures
 
 
 def summarise(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures over all cases that have a target."""
+    """Return the figures over all cases that have a target; of `all_train` the worst case's."""
     measured = {name: one for name, one in cases.items() if "against_plain" in one}
     plain = {name: one["against_plain"] for name, one in measured.items()}
+    on_all = [one["all_train"] for one in measured.values() if "all_train" in one]
+    worst = min(on_all, key=lambda one: one["auto_against_better"]["median"], default=None)
     return {
         "worst_against_best_fixed": min(one["against_best_fixed"]["median"] for one in measured.values()),
         "median_against_plain": round(statistics.median(one["median"] for one in plain.values()), 3),
         "worst_against_plain": min(one["median"] for one in plain.values()),
         "wholly_below_plain": [name for name, one in plain.items() if one["high"] < 1],
         "look_share": max(one["look_share"] for one in measured.values()),
+        "all_train": worst,
         "tasks": len(measured),
         "cases": cases,
     }

@@ -7,6 +7,7 @@ perfect division, each phase after the other. Communication, loading and losses 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,17 +33,25 @@ class Fleet:
         spot: devices at the price of spot.
         trainers: devices that divide the training, reserved ones first.
         scorers: processes that judge images, on cores of their own.
+        shards: shards of an update's gradient that they divide (`algorithm.gradient_shards`); 0 where they
+            divide its samples perfectly.
     """
 
     reserved: int
     spot: int
     trainers: int
     scorers: int = 12
+    shards: int = 0
 
     @property
     def devices(self) -> int:
         """All that generate."""
         return self.reserved + self.spot
+
+    @property
+    def training_speed(self) -> float:
+        """Speed of training, in that of one device: the device with most shards decides."""
+        return self.shards / math.ceil(self.shards / self.trainers) if self.shards else self.trainers
 
     def usd_per_s(self, reserved_usd_per_hour: float, spot_usd_per_hour: float) -> float:
         """What a second of all devices costs.
@@ -72,6 +81,8 @@ class Costs:
         rollout, draft, score, train: of one sample.
         driver: of an iteration, on the one process that all wait for.
         planning: of an iteration, on the same process, beside training: planning drafts and noting scores.
+        joining: of an iteration, on the same process, for each device that trains some shards: asking it for
+            their sums, and joining these.
     """
 
     rollout: float
@@ -80,6 +91,7 @@ class Costs:
     train: float
     driver: float
     planning: float
+    joining: float = 0.0
 
 
 def costs_of(curves: Sequence[Curve], like: Sequence[Curve], all_curves: Sequence[Curve]) -> Costs:
@@ -174,9 +186,10 @@ def times_with_window(
         updates: training steps of an iteration.
     """
     generated, judged = rollouts * costs.rollout / fleet.devices, rollouts * costs.score / fleet.scorers
-    train = trained * costs.train / fleet.trainers
+    train = trained * costs.train / fleet.training_speed
+    joining = fleet.trainers * costs.joining if fleet.shards else 0.0
     scored = max(generated, judged)
-    ends = max(generated + train / updates, judged) + train - train / updates
+    ends = max(generated + train / updates, judged) + train - train / updates + joining
     drafted = 0.0
     if drafts:
         judging = drafts * costs.score / fleet.scorers
@@ -191,7 +204,7 @@ def times_with_window(
         whole_s=costs.driver + max(ends, drafted),
         trained=round(trained),
         rollers=fleet.devices,
-        beside_s=train - (ends - scored),
+        beside_s=train + joining - (ends - scored),
     )
 
 

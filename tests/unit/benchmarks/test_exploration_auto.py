@@ -41,6 +41,17 @@ def test_phases_of_an_iteration_add_up():
     assert times_with_window(8, 0, 8, planned, FLEET, 2) == times_with_window(8, 0, 8, COSTS, FLEET, 2)
 
 
+def test_training_takes_as_long_as_the_device_with_most_shards():
+    """Sixteen shards: four devices have four each, six three, twelve two; each is asked for its sums."""
+    for trainers, speed in ((1, 1), (4, 4), (6, 16 / 3), (12, 8), (16, 16)):
+        assert Fleet(4, 12, trainers, shards=16).training_speed == pytest.approx(speed)
+    assert replace(FLEET, shards=0).training_speed == 2
+    three = Fleet(reserved=2, spot=2, trainers=3, scorers=1, shards=4)
+    found = times_with_window(8, 0, 8, replace(COSTS, joining=0.25), three, updates=2)
+    # 8 samples take 24 s of one device, and 12 s of the one with two shards.
+    assert (found.train_s, found.beside_s, found.whole_s) == (8.75, 4.0, 17.25)
+
+
 def curve_of(rise: float, trained: int, drafts: int, notes: tuple[str, ...] = ()) -> Curve:
     """A curve whose score rises by so much an iteration."""
     steps = range(ITERATIONS + 1)
@@ -86,6 +97,33 @@ def test_a_ratio_is_of_modelled_seconds_to_plain_s_gain(costs_by_hand):
     assert (total["tasks"], total["look_share"], total["wholly_below_plain"]) == (2, 0.5, [])
 
 
+def test_where_spot_devices_may_train_plain_does_and_auto_where_it_notes_so(monkeypatch):
+    """With four shards, training takes half of the time on four devices: 6 s of 12."""
+    case = Case("ocr-graded", replace(FLEET, shards=4), replace(COSTS, score=0.0))
+    monkeypatch.setitem(CASES, "graded texts", case)
+    plain = curve_of(0.01, trained=8, drafts=0)
+    notes = [f"iteration {number} trained on spot devices, too" for number in range(1, ITERATIONS, 2)]
+    auto = replace(plain, notes=notes)
+    curves = {
+        "plain": {0: plain},
+        "stale": {0: curve_of(0.0, 8, 0)},
+        "off_policy": {0: curve_of(0.0, 8, 0)},
+        "auto": {0: auto},
+    }
+    found = case_figures("graded texts", curves)
+    # 0.5 s, 4 s for the rollout, and the training.
+    alone_s, all_s = 16.5, 10.5
+    assert found["best_fixed"] == "plain"
+    in_turn = all_s / ((alone_s + all_s) / 2)
+    assert found["all_train"]["auto_against_better"]["median"] == pytest.approx(in_turn, rel=0.02)
+    assert found["all_train"]["against_reserved_alone"]["median"] == pytest.approx(alone_s / all_s, rel=1e-3)
+    assert found["all_train"]["spot_trained"] == [10]
+    total = summarise({"graded texts": found})
+    assert total["all_train"] == found["all_train"]
+    found.pop("all_train")
+    assert summarise({"graded texts": found})["all_train"] is None
+
+
 def test_samples_trained_on_follow_from_dropped_groups_where_a_curve_lacks_them(costs_by_hand):
     config = fixed_config("graded texts", "plain", 0)
     curve = replace(curve_of(0.0, 120, 0), dropped=[2] * ITERATIONS)
@@ -95,20 +133,34 @@ def test_samples_trained_on_follow_from_dropped_groups_where_a_curve_lacks_them(
     )
 
 
-def test_auto_decides_by_the_fleet_of_its_case():
-    """Beside one drafting device of nine, drafts would be waited for; beside eight they cost nothing."""
-    decided = {}
-    for name in ("graded texts", "graded texts, one spot device"):
-        config = auto_config(name, 0)
-        strategy = strategy_of(config.exploration)
-        scores = {prompt: [0.1, 0.3, 0.5, 0.7] for prompt in range(32)}
-        in_turn = IterationTimes(1.0, 1.0, 1.0, 1.0, 4.0, trained=128, rollers=1)
-        for iteration in (1, 2):
-            seeds = SeedEvidence(config, scores, None, 128, 128, None, 1)
-            notes = strategy.after_training(iteration, TrainingEvidence(None, dict, in_turn, seeds))
-        assert [kind for kind, _ in notes] == ["strategy", "look"]
-        decided[name] = strategy.decisions()[2]
-    assert decided == {"graded texts": "off_policy", "graded texts, one spot device": "plain"}
+GRADED = {prompt: [0.1, 0.3, 0.5, 0.7] for prompt in range(32)}
+RARE = {prompt: [1.0, 0.0, 0.0, 0.0] if prompt % 4 == 0 else [0.0] * 4 for prompt in range(32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "scores", "decided"),
+    [
+        ("graded texts", GRADED, "off_policy"),
+        ("graded texts, one spot device", GRADED, "plain"),
+        ("graded texts, all may train", GRADED, "off_policy"),
+        ("exact texts", RARE, "off_policy"),
+        ("exact texts, all may train", RARE, "all_train"),
+    ],
+)
+def test_auto_decides_by_the_fleet_of_its_case(name, scores, decided):
+    """Beside one drafting device of nine, drafts would be waited for; beside eight they cost nothing.
+
+    Half of the time of training is worth more than drafts of texts that few samples get right."""
+    config = auto_config(name, 0)
+    strategy = strategy_of(config.exploration)
+    trained = 4 * sum(len(set(group)) > 1 for group in scores.values())
+    in_turn = IterationTimes(1.0, 1.0, 1.0, 1.0, 4.0, trained=trained, rollers=1)
+    for iteration in (1, 2):
+        seeds = SeedEvidence(config, scores, None, 128, 128, None, 1)
+        notes = strategy.after_training(iteration, TrainingEvidence(None, dict, in_turn, seeds))
+    on_spot = ["trainers"] if "all may train" in name else []  # it begins so, and nothing has changed it yet
+    assert [kind for kind, _ in notes] == ["strategy", "look", *on_spot]
+    assert strategy.decisions()[2] == decided
 
 
 def test_fixed_arms_have_the_settings_of_auto():
@@ -125,8 +177,10 @@ def test_fixed_arms_have_the_settings_of_auto():
 
 
 def test_all_curves_of_a_case_are_as_long_as_it_says():
-    names = ["exact texts", "graded shapes, training-bound"]
+    names = ["exact texts", "exact texts, all may train", "graded shapes, training-bound"]
     wanted = curves_wanted(names, seeds=2)
-    for name, iterations in zip(names, (ITERATIONS, 40), strict=True):
+    for strategy in ("plain", "stale", "off_policy"):
+        assert wanted[names[0], strategy, 1] == wanted[names[1], strategy, 1], "one curve for all fleets"
+    for name, iterations in zip(names, (ITERATIONS, ITERATIONS, 40), strict=True):
         mine = [want for (of, _, _), want in wanted.items() if of == name]
         assert [want.iterations for want in mine] == [iterations] * 8

@@ -103,7 +103,7 @@ RECIPES = {
         adamw_learning_rate=3e-3,
         codec_images=256,
     ),
-    "glyphs-guided": Recipe(training_steps=420, task="glyphs", prompt_dropout=0.1),
+    "glyphs-guided": Recipe(training_steps=366, task="glyphs", prompt_dropout=0.1),
     "edits": Recipe(
         training_steps=160,
         start="embedded:shapes",

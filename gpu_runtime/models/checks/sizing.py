@@ -27,6 +27,9 @@ _DECODED = (2 * 128, 6 * 256)
 """Fewest and most numbers of a pixel that the VAE's last layers hold at once: input and output of 128
 channels; six tensors of 256, with what convolutions need."""
 
+_DECODED_CLIP = (4 * 256, 8 * 256)
+"""The same of a latent frame of a clip, with the inputs that causal layers keep of the frames before."""
+
 _LATENTS = (2, 4)
 """Fewest and most copies of a batch's latents in float32."""
 
@@ -89,7 +92,10 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
     settings = max(config.model, config.evaluated_model, key=lambda one: math.prod(one.size))
     image_tokens, text_tokens = model.tokens(settings)
     batch = config.sampling.batch_size
-    pixels = math.prod(settings.size) * (model.frames or 1)  # a latent frame at a time
+    at_once = model.frames or 1  # a latent frame of a clip, which is one frame at its begin
+    least, most = _DECODED_CLIP if model.frames else _DECODED
+    least, most = least * min(at_once, settings.clip_frames), most * at_once
+    pixels = _FLOAT32 * math.prod(settings.size)
     work = WorkNeed.of(transformer, image_tokens, config)
     work = replace(work, adapters_bytes=trained_experts(settings, model.experts) * work.adapters_bytes)
     weights = model.experts * _BFLOAT16 * sum(weight.numel() for weight in transformer.parameters())
@@ -121,7 +127,7 @@ def device_memory(config: RunConfig, model: PublishedModel) -> DeviceMemory:
         in_turn=[
             *([encoders] if offloaded else []),
             Term("activations of a batch", work.generating_bytes, kept),
-            Term("decoding an image", _DECODED[0] * _FLOAT32 * pixels, _DECODED[1] * _FLOAT32 * pixels),
+            Term("decoding an image", pixels * least, pixels * most),
             # While it trains, it holds its part of the weights alone.
             replace(training, low=max(0.0, training.low - weights * (1 - 1 / trainers))),
         ],

@@ -23,6 +23,7 @@ from diffusers import (
 from diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5 import format_text_input
 from transformers import Qwen2_5_VLTextModel, T5EncoderModel
 
+from gpu_runtime.models.families.frames_in_turn import decode_in_turn
 from gpu_runtime.models.families.pipeline_model import PipelineModel, as_tokens
 from gpu_runtime.models.files.pipeline_folder import PipelineFolder
 from gpu_runtime.models.protocol import Conditioning
@@ -85,6 +86,10 @@ class HunyuanVideo15Model(PipelineModel):
 
     def _channels(self) -> int:
         return self.vae.config["latent_channels"]
+
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        scaled_BCThw = self._picture(latents_BSC) / self.vae.config["scaling_factor"]
+        return decode_in_turn(self.vae.decoder, scaled_BCThw)
 
     def _encode(self, prompt: str) -> Conditioning:
         said_BLE, said_BL = _ENCODE(

@@ -236,10 +236,11 @@ def main() -> None:
     prompts = tuning_settings(TASKS[TASK].scorer, TASKS[TASK].preset, model.parents[2] / "tuning-prompts")
     tuning = Setting(model, prompts)
     untouched = make_curves(store, scanned(tuning), jobs)
-    if not untouched:
-        parser.error("there are no curves; leave out --as-is to make them")
-    strengths = {"guided": max(untouched, key=lambda one: untouched[one].score[0]), "guidance_free": 1.0}
+    strengths = {arm: 1.0 for arm in ITERATIONS}
+    strengths["guided"] = max(STRENGTHS, key=lambda one: untouched[one].score[0] if one in untouched else 0.0)
     trials = make_curves(store, tried(tuning, strengths), jobs)
+    if len(trials) < len(RECIPES) * len(ITERATIONS):
+        parser.error("not all trials have curves; leave out --as-is to make them")
     recipes = chosen_recipes(trials)
     wanted = {
         (arm, run_seed): Setting(model).wanted(arm, strengths[arm], recipes[arm], run_seed, length)

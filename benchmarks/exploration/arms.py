@@ -34,12 +34,11 @@ class Recipe:
 
 
 _OF_IMAGES = (Recipe(3e-4, 24), Recipe(3e-4, 8), Recipe(6e-4, 24))
-_OF_STEPS = (Recipe(2e-4, 0), Recipe(1e-4, 0), Recipe(4e-4, 16))
-_OF_GUARD = (Recipe(2e-4, 0), Recipe(4e-4, 16), Recipe(8e-4, 16))  # at 2e-4 it rises for 40 iterations
+_OF_STEPS = (Recipe(2e-4, 16), Recipe(1e-4, 16), Recipe(3e-4, 16))
 _OF_AWM = (Recipe(1e-4, 24), Recipe(1e-4, 8), Recipe(3e-4, 24))  # at 3e-4 it unlearns after ten iterations
 
 RECIPES = {
-    "nft": _OF_IMAGES, "grpo": _OF_STEPS, "awm": _OF_AWM, "grpo-guard": _OF_GUARD, "dpo": _OF_IMAGES,
+    "nft": _OF_IMAGES, "grpo": _OF_STEPS, "awm": _OF_AWM, "grpo-guard": _OF_STEPS, "dpo": _OF_IMAGES,
 }  # fmt: skip
 """Recipes that every arm of an objective is tried with; an arm that is not tuned has the first one."""
 
@@ -91,14 +90,22 @@ ALL = (
 )  # fmt: skip
 """Settings of every arm: 288 held-out images, and one device of each kind, which take turns."""
 
-_TWO_UPDATES = ("algorithm.updates_per_iteration=2", "optimizer.beta2=0.999")
+_BY_STEPS = (
+    "sampling.window_size=3", "sampling.window_stop=3", "algorithm.updates_per_iteration=2",
+    "optimizer.beta2=0.999",
+)  # fmt: skip
+"""Only the first three steps, which place the characters, are stochastic and trained on."""
+
 _OBJECTIVES = {
     "nft": (),
-    "grpo": ("algorithm.objective=grpo", *_TWO_UPDATES),
+    "grpo": ("algorithm.objective=grpo", *_BY_STEPS),
     "awm": ("algorithm.objective=awm",),
-    "grpo-guard": ("algorithm.objective=grpo-guard", *_TWO_UPDATES, "algorithm.ratio_tolerance=1e-5"),
+    "grpo-guard": (
+        "algorithm.objective=grpo-guard", *_BY_STEPS, "algorithm.options.clip_range=1e-4",
+        "algorithm.ratio_tolerance=1e-5",
+    ),
     "dpo": ("algorithm.objective=dpo",),
-}
+}  # fmt: skip
 _PLAIN = (
     "exploration.strategy=plain", "algorithm.prompts_per_iteration=32", "exploration.drafts=448",
     "exploration.prompts=48",  # unused, but curves that are kept were made with it
@@ -138,8 +145,8 @@ ARMS = {
 shares no noise, as DiffusionNFT's own code. `off_policy` trains on the chosen drafts, `stale` rolls their
 seeds out again, as in the paper. `_48` and `_32` say how many prompt groups are explored, in 448 and 224
 drafts, and `_32_of_48` that 32 of them are trained on, as many as without exploration; `_large` has groups of
-16 of at most 48 candidates, 4 of 8 groups. Flow-GRPO's window fills the schedule in these presets, so a
-prompt group shares it in every arm."""
+16 of at most 48 candidates, 4 of 8 groups. Flow-GRPO's window is the first three steps in every arm, so a
+prompt group shares it."""
 
 BASELINE = "plain_grpo"
 """Whose dollars on demand every arm is compared with."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,7 +84,6 @@ NAME = "kept_by_tests.reader:KEPT"
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the tiny package."""
     import importlib
-    import sys
 
     package = tmp_path / "packages" / "kept_by_tests"
     package.mkdir(parents=True)
@@ -126,6 +127,25 @@ def test_it_is_told_all_that_is_recorded_in_order(store: RunStore, own: Any):
     assert followed(store, "later", begin(store, "later", os.getpid(), to=[NAME])) == []
     assert [kind for kind in kinds(own)[7:] if kind.startswith("open")] == ["open later"]
     assert not (store.home.path / "mlflow.db").exists()
+
+
+def test_the_example_logs_a_run_s_figures_by_iteration(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    opened: list[dict[str, Any]] = []
+    logged: list[tuple[int, dict[str, float]]] = []
+    ended: list[str] = []
+    there = SimpleNamespace(
+        log=lambda figures, step: logged.append((step, figures)), finish=lambda: ended.append("r")
+    )
+    swanlab = SimpleNamespace(init=lambda **given: opened.append(given) or there)
+    monkeypatch.setitem(sys.modules, "swanlab", swanlab)
+    config = begin(store, "r", os.getpid(), to=["examples.own_reader:SWANLAB"])
+    commit(store, "r", 1, 2)
+    assert followed(store, "r", config) == []
+    assert [(one["id"], one["resume"]) for one in opened] == [("r", "allow")]
+    assert opened[0]["config"]["name"] == "of-a-name"
+    assert [step for step, _ in logged] == [0, 1, 2] and ended == ["r"]
+    recorded = recorded_points(store.home, "r")
+    assert all((step, value) in recorded[name] for step, figures in logged for name, value in figures.items())
 
 
 def test_it_goes_on_where_it_stopped_and_back_where_the_run_went_back(store: RunStore, own: Any):

@@ -37,6 +37,7 @@ def test_every_example_is_run_here():
     named |= {"plain_reward"}  # in test_function_rewards.py
     named |= {"judge_server"}  # in test_rewards_vlm.py
     named |= {"lending_server"}  # in test_capacity_providers.py
+    named |= {"own_reader"}  # in test_own_reader.py
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == named
 
 

@@ -30,6 +30,7 @@ import statistics
 import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -247,6 +248,76 @@ def gains_of(curve: Curve, config: RunConfig) -> list[float]:
     return [value - values[0] for value in values]
 
 
+@dataclass(frozen=True)
+class CaseCurves:
+    """The curves of a case.
+
+    Attributes:
+        case: its fleet and costs.
+        curves: by strategy and run seed.
+        configs: settings by strategy, apart from the run seed.
+    """
+
+    case: Case
+    curves: Mapping[str, Mapping[int, Curve]]
+    configs: Mapping[str, RunConfig]
+
+    @cached_property
+    def run_seeds(self) -> list[int]:
+        """Run seeds that no strategy lacks."""
+        return sorted(set.intersection(*(set(members) for members in self.curves.values())))
+
+    def gains(self, strategy: str) -> list[list[float]]:
+        """Return the gains of a strategy by run seed."""
+        return [gains_of(self.curves[strategy][seed], self.configs[strategy]) for seed in self.run_seeds]
+
+    def clocks_s(self, strategy: str, alone: bool = False) -> list[list[float]]:
+        """Return the modelled seconds of a strategy by run seed; with `alone`, spot devices do not train."""
+        curves = [self.curves[strategy][seed] for seed in self.run_seeds]
+        on_spot = [() if alone else trained_on_spot(curve, self.case, strategy) for curve in curves]
+        return [
+            elapsed_s(curve, self.case, self.configs[strategy], some)
+            for curve, some in zip(curves, on_spot, strict=True)
+        ]
+
+    @cached_property
+    def target(self) -> float:
+        """The gain to reach."""
+        return SHARE * statistics.median(end_of(values) for values in self.gains("plain"))
+
+    def seconds(self, strategy: str, never_s: float | None, alone: bool = False) -> list[float]:
+        """Return each run seed's seconds to the target; `never_s`, or else its end, where it misses it."""
+        return [
+            self._reached_s(gains, clock_s, clock_s[-1] if never_s is None else never_s)
+            for gains, clock_s in zip(self.gains(strategy), self.clocks_s(strategy, alone), strict=True)
+        ]
+
+    def mean_seconds(self, strategy: str) -> float:
+        """Return the seconds in which the mean of all run seeds' curves gets to the target, or infinity."""
+        both = self.gains(strategy), self.clocks_s(strategy)
+        gains, clock_s = (np.mean([one[: self.case.iterations + 1] for one in some], axis=0) for some in both)
+        return self._reached_s(gains.tolist(), clock_s.tolist(), math.inf)
+
+    def _reached_s(self, gains: Sequence[float], clock_s: Sequence[float], never_s: float) -> float:
+        at = reached_at(range(len(gains)), gains, self.target)
+        return never_s if at is None else float(np.interp(at, range(len(clock_s)), clock_s))
+
+    def all_train(self, against_best: Mapping[str, float]) -> dict[str, Any]:
+        """Return the figures of spot devices that train.
+
+        Args:
+            against_best: the time of the better fixed use of spot devices over that of `auto`.
+        """
+        alone, on_all = self.seconds("plain", None, alone=True), self.seconds("plain", None)
+        curves = [self.curves["auto"][seed] for seed in self.run_seeds]
+        return {
+            "auto_against_better": against_best,
+            "by_mean_curves": round(min(map(self.mean_seconds, FIXED)) / self.mean_seconds("auto"), 3),
+            "against_reserved_alone": ratio_of_medians(alone, on_all),
+            "spot_trained": [len(trained_on_spot(curve, self.case, "auto")) for curve in curves],
+        }
+
+
 def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[str, Any]:
     """Return the figures of a case.
 
@@ -254,66 +325,33 @@ def case_figures(name: str, curves: Mapping[str, Mapping[int, Curve]]) -> dict[s
         name: name of the case.
         curves: by strategy and run seed; run seeds that lack a strategy are left out.
     """
-    case = CASES[name]
-    run_seeds = sorted(set.intersection(*(set(members) for members in curves.values())))
     configs = {
         strategy: auto_config(name, 0) if strategy == "auto" else fixed_config(name, strategy, 0)
         for strategy in curves
     }
-    gains = {
-        strategy: {seed: gains_of(members[seed], configs[strategy]) for seed in run_seeds}
-        for strategy, members in curves.items()
-    }
-    target = SHARE * statistics.median(end_of(gains["plain"][seed]) for seed in run_seeds)
+    found = CaseCurves(CASES[name], curves, configs)
+    run_seeds, target = found.run_seeds, found.target
     if target <= 0:
         return {"run_seeds": len(run_seeds), "target_gain": round(target, 4)}
-
-    def seconds(strategy: str, never_s: float | None, alone: bool = False) -> list[float]:
-        """Return each run seed's seconds to the target; `never_s`, or else its end, where it misses it.
-
-        With `alone`, spot devices do not train.
-        """
-        found = []
-        for seed in run_seeds:
-            curve = curves[strategy][seed]
-            on_spot = () if alone else trained_on_spot(curve, case, strategy)
-            clock_s = elapsed_s(curve, case, configs[strategy], on_spot)
-            at = reached_at(curve.iterations, gains[strategy][seed], target)
-            if at is not None:
-                found.append(float(np.interp(at, range(len(clock_s)), clock_s)))
-            else:
-                found.append(clock_s[-1] if never_s is None else never_s)
-        return found
-
-    ours = seconds("auto", math.inf)
-    medians = {strategy: statistics.median(seconds(strategy, math.inf)) for strategy in FIXED}
+    ours = found.seconds("auto", math.inf)
+    medians = {strategy: statistics.median(found.seconds(strategy, math.inf)) for strategy in FIXED}
     best = min(medians, key=lambda strategy: medians[strategy])
-    looks = [_looks_s(curves["auto"][seed]) for seed in run_seeds]
-    whole = [_worked_s(curves["auto"][seed]) for seed in run_seeds]
-    against_best = ratio_of_medians(seconds(best, None), ours)
-    figures: dict[str, Any] = {
+    against_best = ratio_of_medians(found.seconds(best, None), ours)
+    autos = [curves["auto"][seed] for seed in run_seeds]
+    figures = {
         "run_seeds": len(run_seeds),
         "target_gain": round(target, 4),
-        "against_plain": ratio_of_medians(seconds("plain", None), ours),
+        "against_plain": ratio_of_medians(found.seconds("plain", None), ours),
         "best_fixed": best,
         "against_best_fixed": against_best,
         "seconds_to_target": {
             name: None if math.isinf(value) else round(value, 2)
             for name, value in {**medians, "auto": statistics.median(ours)}.items()
         },
-        "look_share": round(sum(looks) / sum(whole), 5),
-        "decisions": [
-            [note for note in curves["auto"][seed].notes if "from here on" in note] for seed in run_seeds
-        ],
+        "look_share": round(sum(map(_looks_s, autos)) / sum(map(_worked_s, autos)), 5),
+        "decisions": [[note for note in curve.notes if "from here on" in note] for curve in autos],
     }
-    if case.spot_may_train:
-        alone, on_all = seconds("plain", None, alone=True), seconds("plain", None)
-        figures["all_train"] = {
-            "auto_against_better": against_best,
-            "against_reserved_alone": ratio_of_medians(alone, on_all),
-            "spot_trained": [len(trained_on_spot(curves["auto"][seed], case, "auto")) for seed in run_seeds],
-        }
-    return figures
+    return figures | ({"all_train": found.all_train(against_best)} if found.case.spot_may_train else {})
 
 
 def summarise(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

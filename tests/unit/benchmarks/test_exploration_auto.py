@@ -117,6 +117,7 @@ def test_where_spot_devices_may_train_plain_does_and_auto_where_it_notes_so(monk
     in_turn = all_s / ((alone_s + all_s) / 2)
     assert found["all_train"]["auto_against_better"]["median"] == pytest.approx(in_turn, rel=0.02)
     assert found["all_train"]["against_reserved_alone"]["median"] == pytest.approx(alone_s / all_s, rel=1e-3)
+    assert found["all_train"]["by_mean_curves"] == found["against_best_fixed"]["median"], "of one run seed"
     assert found["all_train"]["spot_trained"] == [10]
     total = summarise({"graded texts": found})
     assert total["all_train"] == found["all_train"]

@@ -1,4 +1,4 @@
-"""The how-to pages do what they say: every command of the eight usual questions runs, as its page has it.
+"""The how-to pages do what they say: every command of the usual questions runs, as its page has it.
 
 Each test names what stands in for weights, GPU, network and hours; `tests/walked_page.py` runs the rest.
 """
@@ -10,9 +10,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from storage.pictures import picture_file
 from storage.record.run_store import RunStore
 from tests.documents import ROOT
 from tests.hub_server import TOKEN, hub_server
@@ -47,6 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     save_pipeline("sd3.5", folder / "sd3.5-medium")
     save_pipeline("qwen-image", folder / "Qwen-Image")
+    save_pipeline("wan2.2", folder / "wan2.2")
     return folder
 
 
@@ -96,6 +99,39 @@ def test_sd35_on_one_gpu_with_my_own_reward(models: Path, tmp_path: Path):
         page.run("spotlight doctor")
         [trained] = page.run("spotlight train")
         assert 0 < last_line(trained)["score_before"] < 1
+
+
+def test_a_video_model_with_a_judge_of_my_own(models: Path, tmp_path: Path):
+    stand_ins = {
+        "hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --local-dir": "ls", "/models": str(models),
+        "-480": "-ocr-480",  # whose prompts are the folder's, as the presets for one's own reward have none
+    }  # fmt: skip
+    with WalkedPage("clips", tmp_path, stand_ins) as page:
+        frames = np.zeros((2, 8, 8, 3), np.uint8)
+        frames[1] = 255
+        (tmp_path / "clip.webp").write_bytes(picture_file(frames))
+        page.write("def moves(frames", "my_judge.py")
+        for name in ("TRAIN", "EVALUATE"):  # of the preset: words of the moving shapes
+            del page.environment[f"SPOTLIGHT_PROMPTS__{name}"]
+        score, trained = page.run("spotlight score")
+        assert "1.0" in score and last_line(trained)["iterations"] == 2
+        page.environment |= TINY_SIZE | {"SPOTLIGHT_MODEL__FRAMES": "5"}
+        *_, trained = page.run("hf download")
+        assert last_line(trained)["score_after"] is not None
+        page.run("spotlight evaluate")
+        assert len(list((tmp_path / "my-clips").glob("*/samples/*.webp"))) == 2
+
+
+def test_choose_an_objective(tmp_path: Path):
+    with WalkedPage("choose-an-objective", tmp_path, {}) as page:
+        *_, compared = page.run("spotlight train")
+        assert "difference" in last_line(compared)
+        Image.new("RGB", (48, 32)).save(tmp_path / "black.png")
+        Image.new("RGB", (48, 32), "white").save(tmp_path / "white.png")
+        pair = {"prompt": 'a red sign that says "SUN"', "preferred": "white.png", "rejected": "black.png"}
+        (tmp_path / "my-pairs.jsonl").write_text(f"{json.dumps(pair)}\n" * 2)
+        [trained] = page.run("spotlight train")
+        assert last_line(trained)["iterations"] == 1
 
 
 def test_log_to_wandb(killed: Path, tmp_path: Path):

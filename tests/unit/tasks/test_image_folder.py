@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +79,48 @@ def test_a_disk_that_refuses_is_said(tmp_path: Path):
     (tmp_path / "00000").touch()
     with pytest.raises(StorageError, match="the scores are in the record all the same"):
         write_images(tmp_path, [sample(prompt, 0)], [prompt])
+
+
+def program(folder: Path, text: str) -> None:
+    """Let ffmpeg be a shell script, the only one on the path besides the system's own."""
+    folder.mkdir()
+    (folder / "ffmpeg").write_text(f"#!/bin/sh\n{text}\n")
+    (folder / "ffmpeg").chmod(0o755)
+
+
+@pytest.mark.parametrize("program_says", ["", 'echo "no space left" >&2; exit 1'])
+def test_a_clip_is_also_an_mp4_where_there_is_ffmpeg(program_says: str, tmp_path: Path, monkeypatch):
+    program(tmp_path / "bin", program_says or 'for last; do :; done; echo "$@" >"$last.said"; cat >"$last"')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    clip_FHWC = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
+    prompt = PromptRecord(0, "a ball rolls")
+    clip = replace(sample(prompt, 1), image_HWC=clip_FHWC)
+    if program_says:
+        with pytest.raises(StorageError, match=r"ffmpeg: no space left; the scores are in the record"):
+            write_images(tmp_path / "images", [clip], [prompt])
+        return
+    write_images(tmp_path / "images", [clip], [prompt])
+    [said] = (tmp_path / "images").glob("00000/samples/0001.mp4.said")
+    assert "-video_size 7x5 -framerate 1000/42" in said.read_text()
+    assert (said.parent / "0001.mp4").read_bytes() == clip_FHWC.tobytes()
+
+
+@pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffmpeg is not installed")
+def test_players_read_the_mp4_that_ffmpeg_makes(tmp_path: Path):
+    clip = replace(sample(PromptRecord(0, "a"), 0), image_HWC=np.full((9, 15, 17, 3), 200, np.uint8))
+    write_images(tmp_path, [clip], [PromptRecord(0, "a")])
+    asked = ("-count_frames", "-show_entries", "stream=width,height,nb_read_frames,pix_fmt")
+    said = subprocess.run(
+        ["ffprobe", "-loglevel", "error", *asked, "-of", "json", tmp_path / "00000/samples/0000.mp4"],
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    expected = {"width": 18, "height": 16, "pix_fmt": "yuv420p", "nb_read_frames": "9"}
+    assert json.loads(said.stdout)["streams"] == [expected]
+
+
+def test_without_ffmpeg_a_clip_is_a_webp_alone(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    clip = replace(sample(PromptRecord(0, "a"), 0), image_HWC=np.zeros((2, 4, 6, 3), np.uint8))
+    write_images(tmp_path, [clip], [PromptRecord(0, "a")])
+    assert [file.name for file in (tmp_path / "00000/samples").iterdir()] == ["0000.webp"]

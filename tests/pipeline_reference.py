@@ -20,6 +20,8 @@ from transformers import Qwen2Tokenizer, Qwen2VLProcessor, Qwen3VLProcessor
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.models.families.wan import LOW
+from gpu_runtime.models.files.lora_file import LORA_FILE
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel, EditingModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
@@ -134,11 +136,13 @@ def own_pipeline(family: str, folder: Path) -> Any:
 
 
 def load_adapters(pipeline: Any, folder: Path) -> None:
-    """Load exported adapters as diffusers does for the pipeline."""
-    if hasattr(pipeline, "load_lora_weights"):
-        pipeline.load_lora_weights(str(folder))
-    else:
+    """Load exported adapters as diffusers does for the pipeline, those of each of two experts."""
+    if not hasattr(pipeline, "load_lora_weights"):
         pipeline.transformer.load_lora_adapter(str(folder), use_safetensors=True)
+    elif (folder / LORA_FILE).is_file():
+        pipeline.load_lora_weights(str(folder))
+    if (folder / LOW / LORA_FILE).is_file():
+        pipeline.load_lora_weights(str(folder / LOW), load_into_transformer_2=True)
 
 
 def run_sampler(model: DiffusionModel, config: RunConfig) -> LatentsAndImages:

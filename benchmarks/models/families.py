@@ -34,18 +34,21 @@ from tests.pipeline_reference import (
     run_sampler,
     training_samples,
 )
-from tests.tiny_pipelines import PIPELINES, save_pipeline
+from tests.tiny_pipelines import PIPELINES, TWO_EXPERTS, save_pipeline
 from tests.tiny_run import perturbed
 
+MODELS = (*PIPELINES, TWO_EXPERTS)
+"""A model of each family, named as it, and a second one of Wan 2.2."""
 
-def figures_of(family: str, folder: Path) -> dict[str, Any]:
-    """One family's figures.
+
+def figures_of(name: str, folder: Path) -> dict[str, Any]:
+    """The figures of a model of a family.
 
     Args:
-        family: its name.
+        name: its name.
         folder: empty, for its pipeline and its adapters.
     """
-    saved = save_pipeline(family, folder / "pipeline")
+    saved, family = save_pipeline(name, folder / "pipeline"), name.split()[0]
     config = family_config(family, saved, adaptation={"gradient_checkpointing": True})
     model = load_model(config.model)
     pipeline = own_pipeline(family, saved)
@@ -61,7 +64,7 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
     lora_error = difference(ours, run_pipeline(pipeline, config, model.latent_shape))
     effect = float(abs(ours[0] - base[0]).max())
     return {
-        "name": family,
+        "name": name,
         "max_abs_error": error,
         "ratio_deviation": report.ratio_deviation,
         "lora_roundtrip": lora_error <= EXACT and effect > 100 * EXACT,
@@ -74,13 +77,13 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--only", choices=PIPELINES, help="one family")
+    parser.add_argument("--only", choices=MODELS, help="one model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     families = []
-    for family in [arguments.only] if arguments.only else PIPELINES:
+    for name in [arguments.only] if arguments.only else MODELS:
         with tempfile.TemporaryDirectory() as folder:
-            families.append(figures_of(family, Path(folder)))
+            families.append(figures_of(name, Path(folder)))
     finish("families", {"families": families}, arguments)
 
 

@@ -23,6 +23,7 @@ from tests.pipeline_reference import (
     EXACT,
     difference,
     family_config,
+    load_adapters,
     own_pipeline,
     run_pipeline,
     run_sampler,
@@ -91,11 +92,9 @@ def test_the_chosen_experts_are_trained_and_their_adapters_load_into_the_pipelin
     assert np.abs(found[0] - before[0]).max() > 100 * EXACT
     write_lora(FAMILIES.find(FAMILY).pipeline(), tmp_path, policy.state(), config.adaptation)
     pipeline = own_pipeline(FAMILY, saved)
-    if experts != "low":
-        pipeline.load_lora_weights(str(tmp_path))
-    if experts != "high":
-        pipeline.load_lora_weights(str(tmp_path / "transformer_2"), load_into_transformer_2=True)
+    load_adapters(pipeline, tmp_path)
     assert (tmp_path / LORA_FILE).is_file() == (experts != "low")
+    assert (tmp_path / "transformer_2" / LORA_FILE).is_file() == (experts != "high")
     assert difference(found, run_pipeline(pipeline, config, policy.model.latent_shape)) <= EXACT
 
 

@@ -11,8 +11,9 @@ The strength of guidance is the one with which the untouched model scores best. 
 rate, of three, are chosen on tuning prompts, with a run seed that no figure is of.
 
 The arms are compared after as many trained samples, and after as many passes of the transformer, where the
-shorter arm ends: medians over run seeds, ratios with a bootstrap interval. A pass is a forward one, of a step
-of a rollout or of a row of training, whose backward pass is not counted. Evaluations are not counted either.
+shorter arm ends: medians over run seeds, ratios of `guided` over `guidance_free` with a bootstrap interval.
+A pass is a forward one, of a step of a rollout or of a row of training, whose backward pass is not counted.
+Evaluations are not counted either.
 """
 
 from __future__ import annotations
@@ -203,7 +204,6 @@ def _after(arms: Mapping[str, ArmCurves], unit: Mapping[str, float]) -> dict[str
         ]
         for name, arm in arms.items()
     }
-    free, guided = "guidance_free", "guided"
     return {
         "amount": round(amount),
         **{
@@ -216,9 +216,9 @@ def _after(arms: Mapping[str, ArmCurves], unit: Mapping[str, float]) -> dict[str
             }
             for name in arms
         },
-        "gain_ratio": ratio_of_medians(gains[free], gains[guided]),
-        "score_ratio": ratio_of_medians(scores[free], scores[guided]),
-        "exact_ratio": ratio_of_medians(exact[free], exact[guided]),
+        "gain_ratio": ratio_of_medians(gains["guided"], gains["guidance_free"]),
+        "score_ratio": ratio_of_medians(scores["guided"], scores["guidance_free"]),
+        "exact_ratio": ratio_of_medians(exact["guided"], exact["guidance_free"]),
     }
 
 

@@ -27,7 +27,7 @@ from storage.readers.figures import EVALUATION, QUALITY_FIGURE
 from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.record.checkpoints import CheckpointStore
-from tasks.image_folder import write_images
+from tasks.image_folder import write_images, write_mp4s
 from tasks.inputs import input_digests, verdict_fact
 
 
@@ -122,6 +122,7 @@ def record_separately(
     if folder is not None:  # before the record: a disk that refuses them leaves no evaluation behind
         write_images(folder, evaluation.samples, evaluated.prompts)
     EvaluationStore(home).commit(row, images)
+    without_mp4 = "" if folder is None else write_mp4s(folder, evaluation.samples)
     figures = figures_of(images) if row.gives_verdict else graded(figures_of(images))
     _to_readers(home, config, row, figures | {"parts": part_means(evaluation.scores)})
     parts = part_means(evaluation.scores)
@@ -132,6 +133,7 @@ def record_separately(
         "iteration": evaluated.iteration,
         "images": len(images),
         "folder": row.folder,
+        **({"without_mp4": without_mp4} if without_mp4 else {}),
         **figures,
         **({"parts": parts} if parts else {}),
         **({"judge_errors": len(evaluation.judge_errors)} if evaluation.judge_errors else {}),

@@ -4,8 +4,8 @@
     FOLDER/00000/samples/0000.png       one image per seed; a clip is 0000.webp, animated, and 0000.mp4
 
 The folder's name is the prompt's place in the file. A prompt that is not a GenEval row gets a row with
-only its text: the layout is the same, but GenEval's detector has nothing to look for. Only ffmpeg makes
-mp4: where it is not installed, there is none.
+only its text: the layout is the same, but GenEval's detector has nothing to look for. The mp4 is made by
+ffmpeg, where that is installed.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from storage.prompts.files import PromptRecord
 
 _CLIP_QUALITY = 90
 
+_FFMPEG_LIMIT_S = 120.0
+"""Seconds for a clip; one of 17 frames of 832x480 takes a few."""
+
 
 def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:
     """Write every image and its prompt's row.
@@ -35,9 +38,8 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
         prompts: prompts, at least those of the samples.
 
     Raises:
-        StorageError: the disk refused, or ffmpeg failed.
+        StorageError: the disk refused.
     """
-    ffmpeg = shutil.which("ffmpeg")
     rows = {prompt.prompt_id: prompt.metadata or {"prompt": prompt.text} for prompt in prompts}
     try:
         for prompt_id in sorted({sample.request.prompt_id for sample in samples}):
@@ -45,26 +47,44 @@ def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequ
             row = json.dumps(rows[prompt_id]) + "\n"
             (folder / f"{prompt_id:05}" / "metadata.jsonl").write_text(row, encoding="utf-8")
         for sample in samples:
-            place = folder / f"{sample.request.prompt_id:05}" / "samples"
-            name = f"{sample.request.seed_index:04}"
             if is_clip(sample.image_HWC):
                 frames = [Image.fromarray(frame) for frame in sample.image_HWC]
-                (place / f"{name}.webp").write_bytes(animated(frames, FRAME_MS, _CLIP_QUALITY))
-                if ffmpeg:
-                    _write_mp4(ffmpeg, sample.image_HWC, place / f"{name}.mp4")
+                _place(folder, sample, "webp").write_bytes(animated(frames, FRAME_MS, _CLIP_QUALITY))
             else:
-                Image.fromarray(sample.image_HWC).save(place / f"{name}.png")
+                Image.fromarray(sample.image_HWC).save(_place(folder, sample, "png"))
     except OSError as error:
         raise StorageError(
-            f"the images could not be written to {folder}: {error}; the scores are in the record all the same"
+            f"the images could not be written to {folder}: {error}; nothing of this evaluation is recorded"
         ) from error
+
+
+def write_mp4s(folder: Path, samples: Sequence[GeneratedSample]) -> str:
+    """Write clips beside their images where ffmpeg is installed; return why it gave up, or nothing.
+
+    Args:
+        folder: where `write_images` has put the images of these samples.
+        samples: those of `write_images`.
+    """
+    ffmpeg = shutil.which("ffmpeg")
+    try:
+        for sample in samples if ffmpeg else ():
+            if is_clip(sample.image_HWC):
+                _write_mp4(str(ffmpeg), sample.image_HWC, _place(folder, sample, "mp4"))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"ffmpeg: {error}"
+    return ""
+
+
+def _place(folder: Path, sample: GeneratedSample, ending: str) -> Path:
+    request = sample.request
+    return folder / f"{request.prompt_id:05}" / "samples" / f"{request.seed_index:04}.{ending}"
 
 
 def _write_mp4(ffmpeg: str, clip_FHWC: np.ndarray, path: Path) -> None:
     """Write a clip by ffmpeg with its own choice of codec; players want YUV 4:2:0, and so even sides.
 
     Raises:
-        OSError: ffmpeg failed.
+        OSError, subprocess.SubprocessError: ffmpeg failed, or took too long.
     """
     _, height, width, _ = clip_FHWC.shape
     command = [
@@ -72,6 +92,6 @@ def _write_mp4(ffmpeg: str, clip_FHWC: np.ndarray, path: Path) -> None:
         "-video_size", f"{width}x{height}", "-framerate", f"1000/{FRAME_MS}", "-i", "-",
         "-vf", "pad=ceil(iw/2)*2:ceil(ih/2)*2", "-pix_fmt", "yuv420p", "-y", str(path),
     ]  # fmt: skip
-    done = subprocess.run(command, input=clip_FHWC.tobytes(), capture_output=True)
-    if done.returncode:
-        raise OSError(f"ffmpeg: {done.stderr.decode(errors='replace').strip()}")
+    run = subprocess.run(command, input=clip_FHWC.tobytes(), capture_output=True, timeout=_FFMPEG_LIMIT_S)
+    if run.returncode:
+        raise OSError(run.stderr.decode(errors="replace").strip())

@@ -18,7 +18,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import ConfigurationError, StorageError
 from storage.new_folder import claim_folder
 from storage.prompts.files import PromptRecord, load_prompts
-from tasks.image_folder import write_images
+from tasks.image_folder import write_images, write_mp4s
 
 NOTHING = np.empty(0, np.float32)
 
@@ -77,7 +77,7 @@ def test_a_folder_with_something_in_it_is_refused(tmp_path: Path):
 def test_a_disk_that_refuses_is_said(tmp_path: Path):
     prompt = PromptRecord(0, "a")
     (tmp_path / "00000").touch()
-    with pytest.raises(StorageError, match="the scores are in the record all the same"):
+    with pytest.raises(StorageError, match="nothing of this evaluation is recorded"):
         write_images(tmp_path, [sample(prompt, 0)], [prompt])
 
 
@@ -88,39 +88,48 @@ def program(folder: Path, text: str) -> None:
     (folder / "ffmpeg").chmod(0o755)
 
 
-@pytest.mark.parametrize("program_says", ["", 'echo "no space left" >&2; exit 1'])
-def test_a_clip_is_also_an_mp4_where_there_is_ffmpeg(program_says: str, tmp_path: Path, monkeypatch):
-    program(tmp_path / "bin", program_says or 'for last; do :; done; echo "$@" >"$last.said"; cat >"$last"')
+def written(folder: Path, clip_FHWC: np.ndarray) -> str:
+    """Write a clip and its mp4; what is said of the second."""
+    clip = replace(sample(PromptRecord(0, "a"), 1), image_HWC=clip_FHWC)
+    write_images(folder, [clip, sample(PromptRecord(0, "a"), 2)], [PromptRecord(0, "a")])
+    return write_mp4s(folder, [clip, sample(PromptRecord(0, "a"), 2)])
+
+
+def test_a_clip_is_also_an_mp4_where_there_is_ffmpeg(tmp_path: Path, monkeypatch):
+    program(tmp_path / "bin", 'for last; do :; done; echo "$@" >"$last.said"; cat >"$last"')
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     clip_FHWC = np.random.default_rng(0).integers(0, 256, (3, 5, 7, 3), np.uint8)
-    prompt = PromptRecord(0, "a ball rolls")
-    clip = replace(sample(prompt, 1), image_HWC=clip_FHWC)
-    if program_says:
-        with pytest.raises(StorageError, match=r"ffmpeg: no space left; the scores are in the record"):
-            write_images(tmp_path / "images", [clip], [prompt])
-        return
-    write_images(tmp_path / "images", [clip], [prompt])
-    [said] = (tmp_path / "images").glob("00000/samples/0001.mp4.said")
+    assert not written(tmp_path / "images", clip_FHWC)
+    [said] = (tmp_path / "images").glob("00000/samples/*.mp4.said")
     assert "-video_size 7x5 -framerate 1000/42" in said.read_text()
     assert (said.parent / "0001.mp4").read_bytes() == clip_FHWC.tobytes()
 
 
+@pytest.mark.parametrize(("does", "said"), [
+    ('echo "no space left" >&2; exit 1', "ffmpeg: no space left"), ("exec sleep 60", "timed out after 0.5"),
+])  # fmt: skip
+def test_an_ffmpeg_that_fails_or_hangs_costs_the_mp4_alone(does: str, said: str, tmp_path: Path, monkeypatch):
+    program(tmp_path / "bin", does)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setattr("tasks.image_folder._FFMPEG_LIMIT_S", 0.5)
+    assert said in written(tmp_path / "images", np.zeros((2, 4, 6, 3), np.uint8))
+    assert (tmp_path / "images/00000/samples/0001.webp").is_file()
+
+
 @pytest.mark.skipif(shutil.which("ffprobe") is None, reason="ffmpeg is not installed")
 def test_players_read_the_mp4_that_ffmpeg_makes(tmp_path: Path):
-    clip = replace(sample(PromptRecord(0, "a"), 0), image_HWC=np.full((9, 15, 17, 3), 200, np.uint8))
-    write_images(tmp_path, [clip], [PromptRecord(0, "a")])
+    assert not written(tmp_path, np.full((9, 15, 17, 3), 200, np.uint8))
     asked = ("-count_frames", "-show_entries", "stream=width,height,nb_read_frames,pix_fmt")
     said = subprocess.run(
-        ["ffprobe", "-loglevel", "error", *asked, "-of", "json", tmp_path / "00000/samples/0000.mp4"],
-        check=True,
-        stdout=subprocess.PIPE,
-    )
+        ["ffprobe", "-loglevel", "error", *asked, "-of", "json", tmp_path / "00000/samples/0001.mp4"],
+        check=True, stdout=subprocess.PIPE,
+    )  # fmt: skip
     expected = {"width": 18, "height": 16, "pix_fmt": "yuv420p", "nb_read_frames": "9"}
     assert json.loads(said.stdout)["streams"] == [expected]
 
 
 def test_without_ffmpeg_a_clip_is_a_webp_alone(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    clip = replace(sample(PromptRecord(0, "a"), 0), image_HWC=np.zeros((2, 4, 6, 3), np.uint8))
-    write_images(tmp_path, [clip], [PromptRecord(0, "a")])
-    assert [file.name for file in (tmp_path / "00000/samples").iterdir()] == ["0000.webp"]
+    assert not written(tmp_path, np.zeros((2, 4, 6, 3), np.uint8))
+    names = {file.name for file in (tmp_path / "00000/samples").iterdir()}
+    assert names == {"0001.webp", "0002.png"}

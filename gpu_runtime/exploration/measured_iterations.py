@@ -171,6 +171,9 @@ class MeasuredIterations:
         drafting = _last(self._iterations, _tells_drafts)
         # Until one is judged, a draft takes as long as a rollout, whose steps it has.
         assumed_s = rollout_s * statistics.median(one.times.rollers for one in rolling)
+        beside, spot_beside = (
+            _last(self._iterations, tells) for tells in (_tells_beside, _tells_spot_beside)
+        )
         plain = _last(self._iterations, _tells_plain)
         plain_rest_s, drafting_rest_s = (
             statistics.median(map(_rest_s, some)) for some in (plain or drafting, drafting or plain)
@@ -186,8 +189,8 @@ class MeasuredIterations:
                 [one.drafters for one in self._iterations[-_REMEMBERED:] if one.drafters] or [0]
             ),
             overhead_s=max(0.0, drafting_rest_s - plain_rest_s),
-            beside_s=_beside_s(_last(self._iterations, _tells_beside)),
-            spot_beside_s=_beside_s(_last(self._iterations, _tells_spot_beside)),
+            beside_s=statistics.median(map(_beside_alone_s, beside or spot_beside)),
+            spot_beside_s=_beside_s(spot_beside),
             spot_train_s=statistics.median(map(_train_s, on_all)) if on_all else None,
         )
 
@@ -252,6 +255,12 @@ def _last(iterations: Iterable[_Iteration], tells: Callable[[_Iteration], bool])
 
 def _beside_s(iterations: Sequence[_Iteration]) -> float:
     return statistics.median([one.times.beside_s / one.rolled for one in iterations] or [0.0])
+
+
+def _beside_alone_s(one: _Iteration) -> float:
+    """Return how long reserved devices alone would have trained beside the rollout: at most all of it."""
+    generating_s = one.times.rollout_s + one.times.judging_s
+    return min(one.times.beside_s * one.alone_ratio, generating_s) / one.rolled
 
 
 def _train_s(one: _Iteration) -> float:

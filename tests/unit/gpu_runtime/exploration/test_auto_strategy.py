@@ -152,8 +152,8 @@ def test_spot_devices_train_where_that_brings_more_than_their_drafts():
     assert resumed.spot_trains and resumed.decisions() == run.strategy.decisions()
 
 
-def test_spot_devices_that_train_in_vain_are_given_up():
-    """Communication takes as long as the further devices save: seen once reserved devices trained alone."""
+def test_spot_devices_that_train_in_vain_are_given_up_once_reserved_ones_trained_alone():
+    """Communication takes as long as further devices save; in the fifth iteration none of them is there."""
     run = Driven(config=with_spot_trainers(candidates=4, fidelities=("full", "preview-3")))
     for iteration in range(1, 5):
         run.iterate(iteration, replace(TRAINING, train_s=110.0, whole_s=122.0), on_spot=2)

@@ -70,6 +70,15 @@ def test_training_with_spot_devices_is_measured_apart():
     assert (found.beside_s, found.spot_beside_s) == (0.2, 0.0), (
         "with all devices none trains before the rollout ends"
     )
+    spot_alone = {"times": replace(PLAIN, beside_s=6.4), "on_spot": 2, "shards": 8}
+    found = of(spot_alone)
+    assert (found.beside_s, found.spot_beside_s) == (pytest.approx(0.2 * 8 / 3), 0.2), (
+        "reserved devices take longer"
+    )
+    long = of({**spot_alone, "times": replace(PLAIN, beside_s=30.0)})
+    assert long.beside_s == (PLAIN.rollout_s + PLAIN.judging_s) / 32, (
+        "beside, there is no more time than that"
+    )
 
 
 def test_the_usual_iteration_counts_and_the_first_one_only_while_it_is_alone():

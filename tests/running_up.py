@@ -47,17 +47,18 @@ def free_port() -> int:
 
 
 @contextmanager
-def port_taken(port: int) -> Iterator[None]:
-    """Listen there, once no test beside this one does."""
+def port_taken(port: int, patience_s: float = 0.0) -> Iterator[None]:
+    """Listen there; go on if somebody else does, and has not stopped after some seconds."""
+    deadline = time.monotonic() + patience_s
     with ExitStack() as stack:
-
-        def listens() -> bool:
-            with suppress(OSError):  # connections of an earlier server, closed a minute ago, are no hindrance
+        while True:
+            try:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
-                return True
-            return False
-
-        wait_until(f"port {port} is free", listens)
+                break
+            except OSError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(0.2)
         yield
 
 

@@ -83,15 +83,19 @@ class Setting:
         return CurveWanted(name, config, iterations, EVERY)
 
 
-def made_model() -> Path:
-    """The folder of the model, which is made if it is not there; one for each recipe of pre-training."""
+def model_folder() -> Path:
+    """The folder of the model; one for each recipe of pre-training."""
     recipe = flow_matching.RECIPES[MODEL]
     digest = hashlib.blake2b(json.dumps(asdict(recipe)).encode(), digest_size=8).hexdigest()
     folder = Home.from_environment().ensure().path / "benchmarks" / "guided-model" / digest
-    if not (folder / MODEL / TRANSFORMER_WEIGHTS).is_file():
-        torch.set_num_threads(1)
-        flow_matching.pretrain(MODEL, folder)
     return folder / MODEL
+
+
+def make(model: Path) -> None:
+    """Make the model if it is not there."""
+    if not (model / TRANSFORMER_WEIGHTS).is_file():
+        torch.set_num_threads(1)
+        flow_matching.pretrain(MODEL, model.parent)
 
 
 def scanned(setting: Setting) -> dict[float, CurveWanted]:
@@ -232,7 +236,9 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store = curve_store(NAME, arguments.commit, commits_since(arguments.after))
-    jobs, model = 0 if arguments.as_is else arguments.jobs, made_model()
+    jobs, model = 0 if arguments.as_is else arguments.jobs, model_folder()
+    if not arguments.as_is:
+        make(model)
     prompts = tuning_settings(TASKS[TASK].scorer, TASKS[TASK].preset, model.parents[2] / "tuning-prompts")
     tuning = Setting(model, prompts)
     untouched = make_curves(store, scanned(tuning), jobs)

@@ -85,7 +85,7 @@ def assert_ended_as(undisturbed: dict[str, bytes], reference_home: Path, home: P
 
 
 def test_a_server_of_the_run_s_own_that_is_killed_is_started_again(home, undisturbed, tmp_path):
-    with port_taken(SERVER_PORT):  # which a test beside this one could take while the server is dead
+    with port_taken(SERVER_PORT, 60.0):  # which a test beside this one could take while the server is dead
         child = start(tmp_path, "own", "train", errors=subprocess.STDOUT, settings=WITHOUT_RAY)
         said = lines_until(child, "ITERATION 1\n")
     said += lines_until(child, "PHASE train\n")

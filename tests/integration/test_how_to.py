@@ -104,7 +104,6 @@ def test_sd35_on_one_gpu_with_my_own_reward(models: Path, tmp_path: Path):
 def test_a_video_model_with_a_judge_of_my_own(models: Path, tmp_path: Path):
     stand_ins = {
         "hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers --local-dir": "ls", "/models": str(models),
-        "-480": "-ocr-480",  # whose prompts are the folder's, as the presets for one's own reward have none
     }  # fmt: skip
     with WalkedPage("clips", tmp_path, stand_ins) as page:
         frames = np.zeros((2, 8, 8, 3), np.uint8)

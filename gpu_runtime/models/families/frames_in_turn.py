@@ -49,7 +49,7 @@ def _convolve(layer: Any, earlier: Earlier, frames: torch.Tensor) -> torch.Tenso
     if layer not in earlier:
         earlier[layer] = frames[:, :, :1].repeat(1, 1, before, 1, 1)
     frames = torch.cat([earlier[layer], frames], dim=2)
-    earlier[layer] = frames[:, :, -before:].clone()
+    earlier[layer] = frames[:, :, frames.shape[2] - before :].clone()
     return layer.conv(frames)
 
 

@@ -22,7 +22,6 @@ from benchmarks.exploration.guidance_free import (
     tried,
 )
 from benchmarks.exploration.learning_curve import Curve
-from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
 
 GUIDANCE = {"guided": 3.0, "guidance_free": 1.0}
 
@@ -112,8 +111,7 @@ def test_the_benchmark_reads_the_store_and_ends_with_one_json_line(
     monkeypatch.setattr("benchmarks.report.environment", lambda: {"commit": "abc"})
     monkeypatch.setattr(sys, "argv", ["guidance_free", "--as-is"])
     model = tmp_path / "made" / "abc" / "glyphs-guided"
-    (model / TRANSFORMER_WEIGHTS).parent.mkdir(parents=True)
-    monkeypatch.setattr(guidance_free, "made_model", lambda: model)
+    monkeypatch.setattr(guidance_free, "model_folder", lambda: model)
     with pytest.raises(SystemExit):
         guidance_free.main()
     assert "leave out --as-is to make them" in capsys.readouterr().err
@@ -126,6 +124,7 @@ def test_the_benchmark_reads_the_store_and_ends_with_one_json_line(
         want = Setting(model).wanted(arm, GUIDANCE[arm], RECIPES[1], run_seed, ITERATIONS[arm])
         store.save(want.name, curve)
     guidance_free.main()
+    assert not model.exists(), "nothing is made for curves that there are"
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
     tuned = figures.pop("tuning")
     assert figures == json.loads(json.dumps(compare(curves_of(), GUIDANCE)))

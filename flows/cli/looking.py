@@ -82,8 +82,10 @@ def presets() -> None:
     """List the presets: name, what it was tried on (its evidence), purpose."""
     # Another program gets one line for each.
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
-    for preset in list_presets():
-        columns = f"{preset.name:24} {preset.evidence:20} "
+    found = list_presets()
+    longest = max(len(preset.name) for preset in found)
+    for preset in found:
+        columns = f"{preset.name:{longest}} {preset.evidence:20} "
         lines = textwrap.wrap(
             preset.summary, width, initial_indent=columns, subsequent_indent=" " * len(columns)
         )

@@ -42,7 +42,8 @@ WITHOUT_TASK += [
     *(name.replace("-ocr", "") for name in FEW_NAMES),
     "qwen-image-edit-1024", "qwen-image-edit-plus-1024", "flux-kontext-1024",
 ]  # fmt: skip
-PRESET_NAMES = sorted({*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES, *WITHOUT_TASK})
+CHEAPER = ["qwen-image-ocr-512-at-1280", "qwen-image-ocr-512-unguided"]
+PRESET_NAMES = sorted({*OWN_NAMES, *FAMILY_NAMES, *FEW_NAMES, *WITHOUT_TASK, *CHEAPER})
 
 
 def refusal(

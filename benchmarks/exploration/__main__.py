@@ -27,7 +27,7 @@ import os
 from collections.abc import Iterable
 
 from benchmarks.exploration.arms import ALL_GROUPS, ARMS, BASELINE, TASKS, arm_config
-from benchmarks.exploration.curve_store import CurveStore, add_after_option, commits_since, curve_name
+from benchmarks.exploration.curve_store import CurveStore, add_curve_options, commits_since, curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.summary import summarise
@@ -123,12 +123,9 @@ def _command_line() -> argparse.ArgumentParser:
     parser = options(__doc__)
     parser.add_argument("--task", choices=sorted(TASKS), required=True)
     parser.add_argument("--tuning", action="store_true", help="choose recipes and arms, on other prompts")
-    parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), help="instead of the chosen ones")
-    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed, a quarter of the iterations")
-    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
-    add_after_option(parser)
+    add_curve_options(parser, FULL_SEEDS)
     return parser
 
 

@@ -93,8 +93,16 @@ class CurveStore(Generic[C]):
         return [place / commit for commit in self._commits for place in (self._home, KEPT / self.name)]
 
 
-def add_after_option(parser: argparse.ArgumentParser) -> None:
-    """Let curves of earlier commits count; `commits_since` reads what was given."""
+def add_curve_options(parser: argparse.ArgumentParser, seeds: int) -> None:
+    """Add the options of a benchmark of curves: how many are made, and which kept ones count.
+
+    Args:
+        parser: of the benchmark.
+        seeds: run seeds of each arm by default.
+    """
+    parser.add_argument("--seeds", type=int, default=seeds, help="run seeds of each arm")
+    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
+    parser.add_argument("--as-is", action="store_true", help="make no curve; use those that are kept")
     parser.add_argument(
         "--after",
         metavar="COMMIT",

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.exploration.arms import Recipe, arm_config
-from benchmarks.exploration.curve_store import add_after_option, commits_since, curve_name
+from benchmarks.exploration.curve_store import add_curve_options, commits_since, curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import MIXED, Costs, Fleet, public_costs, times_with_window
@@ -380,11 +380,8 @@ def _worked_s(curve: Curve) -> float:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=4, help="run seeds of each arm")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
-    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
-    add_after_option(parser)
+    add_curve_options(parser, 4)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     earlier = commits_since(arguments.after)

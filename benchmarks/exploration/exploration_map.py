@@ -42,7 +42,7 @@ from typing import Any
 import torch
 
 from benchmarks.exploration.arms import arm_config
-from benchmarks.exploration.curve_store import KEPT, add_after_option, commits_since
+from benchmarks.exploration.curve_store import KEPT, add_curve_options, commits_since
 from benchmarks.exploration.curves import curve_store, make_curves
 from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves_wanted
 from benchmarks.exploration.learning_curve import Curve
@@ -384,11 +384,8 @@ def _of_contrast(one: Expected) -> dict[str, float]:
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=4, help="run seeds of each arm")
-    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
     parser.add_argument("--predict", action="store_true", help="write the predictions, and make no curve")
-    add_after_option(parser)
+    add_curve_options(parser, 4)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from benchmarks.exploration.arms import TASKS, Recipe, arm_config
-from benchmarks.exploration.curve_store import add_after_option, commits_since, curve_name
+from benchmarks.exploration.curve_store import add_curve_options, commits_since, curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store, make_curves
 from benchmarks.exploration.in_process_cluster import TRAIN
 from benchmarks.exploration.learning_curve import Curve
@@ -51,7 +51,7 @@ TASK, LIKE = "ocr-graded", "plain_nft_shared"
 STRENGTHS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 RECIPES = (Recipe(1e-4, 8), Recipe(3e-4, 8), Recipe(6e-4, 8))
 ITERATIONS = {"guided": 12, "guidance_free": 24}
-"""Of a curve, by arm: about as many passes."""
+"""Iterations of a curve, by arm, so that both arms make about as many passes."""
 
 EVERY = 2
 """Iterations between evaluations."""
@@ -61,7 +61,7 @@ _ROLLOUT = RequestKind.ROLLOUT.value
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a curve is made with.
+    """The model and the prompts of a curve.
 
     Attributes:
         model: folder of the model.
@@ -229,10 +229,7 @@ def _after(arms: Mapping[str, ArmCurves], unit: Mapping[str, float]) -> dict[str
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="run seeds of each arm")
-    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
-    add_after_option(parser)
+    add_curve_options(parser, 3)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store = curve_store(NAME, arguments.commit, commits_since(arguments.after))

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks.exploration.__main__ import reported_curves
 from benchmarks.exploration.arms import arm_config
-from benchmarks.exploration.curve_store import add_after_option, commits_since
+from benchmarks.exploration.curve_store import add_curve_options, commits_since
 from benchmarks.exploration.curves import curve_store, make_curves
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.summary import ArmCurves, arm_curves, ratio_of_medians
@@ -149,10 +149,7 @@ def table(figures: Mapping[str, Any]) -> str:
 def main() -> None:
     """Print a table and one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=3, help="run seeds of each objective")
-    parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--as-is", action="store_true", help="of the curves that there are")
-    add_after_option(parser)
+    add_curve_options(parser, 3)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     earlier = commits_since(arguments.after)

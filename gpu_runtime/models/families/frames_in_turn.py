@@ -23,7 +23,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 Earlier = dict[torch.nn.Module, Any]
-"""What each layer keeps of the frames before."""
+"""What each layer needs from earlier frames."""
 
 
 def decode_in_turn(decoder: torch.nn.Module, latents_BCThw: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ def decode_in_turn(decoder: torch.nn.Module, latents_BCThw: torch.Tensor) -> tor
 
 
 def _convolve(layer: Any, earlier: Earlier, frames: torch.Tensor) -> torch.Tensor:
-    """Convolve frames with those before, of which there are copies of the first at a clip's begin."""
+    """Convolve frames with those before, of which there are copies of the first at the start of a clip."""
     *sides, before, _ = layer.time_causal_padding
     frames = pad(frames, (*sides, 0, 0), mode=layer.pad_mode)
     if layer not in earlier:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +102,24 @@ def test_scores_are_kept_with_their_tags_and_images_in_their_folder(
     assert set(result["by_tag"]) == set(tags)
     assert result["score"] == 0.5
     assert len(list((tmp_path / "images").glob("*/samples/*.png"))) == 12
+
+
+def test_clips_are_recorded_also_where_ffmpeg_fails(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "ffmpeg").write_text("#!/bin/sh\necho no codec >&2\nexit 1\n")
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = evaluated("mine", [0.0, 1.0] * 6)
+    clip_FHWC = np.zeros((2, 4, 4, 3), np.uint8)
+    clips = [replace(sample, image_HWC=clip_FHWC) for sample in found.evaluation.samples]
+    found = replace(found, evaluation=replace(found.evaluation, samples=clips))
+    monkeypatch.setattr(flows.evaluate, "evaluate_weights", lambda home, config, run_id: found)
+    (tmp_path / "clips").mkdir()
+    result = flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "clips")
+    assert result["without_mp4"] == "ffmpeg: no codec"
+    assert EvaluationStore(home).find(result["evaluation_id"]).images == 12
+    assert len(list((tmp_path / "clips").glob("*/samples/*.webp"))) == 12
 
 
 def test_it_compares_with_an_earlier_one(home: Home, monkeypatch: pytest.MonkeyPatch):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_runtime.exploration.registry import strategy_of, undrafted_groups
+from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.files.lora_file import lora_files
 from gpu_runtime.models.registry import family_of
@@ -56,7 +56,8 @@ def input_digests(model: ModelConfig, prompts: PromptsConfig) -> dict[str, str]:
 def images_in_words(config: RunConfig) -> str:
     """Return how many images an iteration trains on, and how many while its strategy explores nothing."""
     group = config.algorithm.group_size
-    images, undrafted = config.algorithm.prompts_per_iteration * group, undrafted_groups(config) * group
+    images = config.algorithm.prompts_per_iteration * group
+    undrafted = strategy_of(config.exploration).undrafted_groups(2, config) * group  # of most iterations
     return f"{images} images" + (f" ({undrafted} while nothing is explored)" if undrafted != images else "")
 
 

@@ -82,11 +82,8 @@ class SeedExplorer:
 
     def plain(self, iteration: int, *notes: Note) -> SeedPlan:
         """Return the plan without exploration: the first prompts and seeds."""
-        algorithm = self._config.algorithm
-        prompts = self.prompts(iteration)
-        if not self.strategy.trains_on_all_undrafted:
-            prompts = prompts[: algorithm.prompts_per_iteration]
-        plan = plain_plan(prompts, algorithm.group_size, iteration)
+        prompts = self.prompts(iteration)[: self.strategy.undrafted_groups(iteration, self._config)]
+        plan = plain_plan(prompts, self._config.algorithm.group_size, iteration)
         if not self.strategy.drafts:
             return plan
         figures = {"drafts": 0.0, "prompts_unexplored": float(len(prompts))}

@@ -61,16 +61,6 @@ def strategy_of(settings: ExplorationConfig) -> Strategy:
     return plugin.build(_options(settings, plugin))
 
 
-def undrafted_groups(config: RunConfig) -> int:
-    """Return the prompt groups that an iteration rolls out and trains on while its strategy drafts nothing.
-
-    Raises:
-        ConfigurationError: see `strategy_of`.
-    """
-    all_explored = strategy_of(config.exploration).trains_on_all_undrafted
-    return config.prompts_explored if all_explored else config.algorithm.prompts_per_iteration
-
-
 def read_strategy_options(config: RunConfig) -> RunConfig:
     """Return the settings with the strategy's options as they are stored.
 

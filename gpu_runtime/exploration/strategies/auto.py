@@ -5,9 +5,12 @@ devices that train in the window instead of drafting.
 
 A run begins without exploration, on all devices that may train, as `exploration.strategy=plain` does. While
 it explores nothing, it trains on all prompt groups that it would have explored (`exploration.prompts`),
-otherwise on `algorithm.prompts_per_iteration` of them. After the first two iterations, and then every few
-ones, this strategy looks: from the scores and times so far it predicts the signal per second of each of them
-(`signal_rate`), and follows the best one from the next call of `ahead` on. A look is arithmetic on what was
+otherwise on `algorithm.prompts_per_iteration` of them, as it does in the first iteration of a graded reward:
+there these few tell enough to choose by, and the choice comes sooner. Of an exact one few groups differ.
+
+After the first two iterations, and then every few ones, this strategy looks: from the scores and times so far
+it predicts the signal per second of each of them (`signal_rate`), and follows the best one from the next call
+of `ahead` on. A look is arithmetic on what was
 recorded anyway. What a choice turns out to bring replaces what was assumed, so a worse one is given up at a
 later look; as drafts are under way by then, it takes effect one iteration after it. While there are none,
 `off_policy` takes effect at once: seeds that no window has drafted are drafted on all devices, in place of a
@@ -66,7 +69,6 @@ class Auto(Strategy):
 
     drafts_beside_training = True
     decides_by_times = True
-    trains_on_all_undrafted = True
 
     def __init__(self) -> None:
         self._off_policy = OffPolicy()
@@ -79,6 +81,11 @@ class Auto(Strategy):
     def spot_trains(self) -> bool:
         """True while it follows `all_train`."""
         return self._following == _ALL_TRAIN
+
+    def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
+        """Return those that it would have explored; of a graded reward the first iteration has fewer."""
+        first_of_graded = iteration == 1 and config.reward.signal == "graded"
+        return super().undrafted_groups(iteration, config) if first_of_graded else config.prompts_explored
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from; without a free device seeds are plain."""

@@ -100,15 +100,12 @@ class Strategy:
         drafts_before_rollout: True if some drafts are made while nothing else goes on.
         trains_on_drafts: True if the chosen drafts are the training samples, and are not rolled out again.
         decides_by_times: True if measured times choose what it does. It then overrides `decisions`.
-        trains_on_all_undrafted: True if an iteration without drafts trains on every prompt group that
-            it would have explored, and not on `algorithm.prompts_per_iteration` of them.
     """
 
     drafts_beside_training: bool = False
     drafts_before_rollout: bool = False
     trains_on_drafts: bool = False
     decides_by_times: bool = False
-    trains_on_all_undrafted: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -119,6 +116,10 @@ class Strategy:
     def spot_trains(self) -> bool:
         """True if spot devices train in the window now, where `runtime.trainer_workers` lets them."""
         return not self.drafts_beside_training
+
+    def undrafted_groups(self, iteration: int, config: RunConfig) -> int:
+        """Return how many prompt groups an iteration without drafts rolls out and trains on."""
+        return config.algorithm.prompts_per_iteration
 
     def check(self, config: RunConfig) -> None:
         """Refuse settings that leave nothing to choose from, or no device to draft on.

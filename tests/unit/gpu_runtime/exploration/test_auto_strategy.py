@@ -114,11 +114,17 @@ def test_it_explores_from_the_next_iteration_on_once_a_look_says_so():
     assert run.strategy.decisions() == {1: "off_policy", 2: "off_policy"}
 
 
-def test_without_drafts_it_trains_on_every_group_that_it_would_have_explored():
+@pytest.mark.parametrize(("signal", "first"), [("graded", 8), ("exact", 12)])
+def test_without_drafts_it_trains_on_what_it_would_have_explored_but_first_of_a_graded_reward(
+    signal: str, first: int
+):
     config = config_of(prompts=12)
-    for strategy, prompts in ((Auto(), 12), (Plain(), 8)):
-        plan = SeedExplorer(config, range(100), strategy).plain(1)
-        assert len(plan.seeds) == prompts and {len(seeds) for seeds in plan.seeds.values()} == {4}
+    config = config.model_copy(update={"reward": config.reward.model_copy(update={"signal": signal})})
+    for strategy, groups in ((Auto(), [first, 12, 12]), (Plain(), [8, 8, 8])):
+        explorer = SeedExplorer(config, range(100), strategy)
+        plans = [explorer.plain(iteration) for iteration in (1, 2, 3)]
+        assert [len(plan.seeds) for plan in plans] == groups
+        assert {len(seeds) for plan in plans for seeds in plan.seeds.values()} == {4}
 
 
 def with_spot_trainers(**exploration: Any) -> RunConfig:

@@ -43,24 +43,14 @@ class Anchor:
 
 @dataclass(frozen=True)
 class ClockJump:
-    """A jump of the wall clock: it was set, or the machine slept.
-
-    Attributes:
-        at: time of the jump, in Unix seconds by the process's own clock.
-        by_s: seconds that the wall clock moved; below 0 if it went back.
-    """
+    """A jump of the wall clock by `by_s` seconds (below 0: back), at `at` by the process's own clock."""
 
     at: float
     by_s: float
 
 
 class Clock:
-    """A clock of Unix seconds: one reading of the wall clock, and monotonic time since. Threads may share it.
-
-    Args:
-        wall: the wall clock, in Unix seconds.
-        monotonic: monotonic time, in seconds.
-    """
+    """A clock of Unix seconds: one reading of the wall clock, and monotonic time since; for many threads."""
 
     def __init__(
         self,
@@ -106,15 +96,9 @@ class Clock:
             self._count_from(anchor.zero_at)
 
     def go_on_after(self, at: float) -> float:
-        """Move the clock forward to `at`; an earlier moment changes nothing.
+        """Move the clock forward to `at` (Unix seconds), and return by how many seconds; it never goes back.
 
         So the records of a resumed run stay in order even if the wall clock was set back meanwhile.
-
-        Args:
-            at: Unix seconds.
-
-        Returns:
-            Seconds that the clock was moved forward.
         """
         ahead_s = max(0.0, at - self.now())
         if ahead_s:
@@ -151,11 +135,8 @@ def machine_id() -> str:
 def process_start_s(pid: int) -> float:
     """Return when a process began, in seconds since the machine's boot, to a hundredth.
 
-    It tells a process from a later one with the same pid. Unlike the Unix time, which Linux derives from this
-    and the wall clock, it is the same at every reading.
-
-    Raises:
-        psutil.NoSuchProcess: no process has that pid.
+    It tells a process from a later one with the same pid (psutil.NoSuchProcess: there is none). Unlike the
+    Unix time, which Linux derives from this and the wall clock, it is the same at every reading.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

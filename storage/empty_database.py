@@ -37,21 +37,14 @@ def provide_database(
     """
     if database.exists():
         return
-    if _is_migrated(kept) and _copied(kept, database):
-        return
+    address = f"{kept.absolute().as_uri()}?mode=ro"
+    with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as connection:
+        versions = connection.execute("SELECT count(*) FROM alembic_version").fetchone()
+        if versions == (1,) and _copied(kept, database):
+            return
     migrate()
     with suppress(OSError, sqlite3.Error):
         _keep(database, kept, of_a_home)
-
-
-def _is_migrated(database: Path) -> bool:
-    if not database.is_file():
-        return False
-    try:
-        with closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            return connection.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
-    except sqlite3.Error:
-        return False
 
 
 def _copied(kept: Path, database: Path) -> bool:
@@ -71,7 +64,6 @@ def _copied(kept: Path, database: Path) -> bool:
 
 
 def _keep(database: Path, kept: Path, of_a_home: Sequence[str]) -> None:
-    """Copy the file with the log beside it; several processes may do so at once."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     part = kept.with_name(f"{kept.name}.{os.getpid()}")
     part.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from storage.errors import ConfigurationError
@@ -52,8 +53,11 @@ _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapido
 
 def environment() -> dict[str, str]:
     """Return the versions of installed packages and of Python, the machine and the commit, as text."""
-    found = {name: _version(name) for name in _PACKAGES}
-    return {name: version for name, version in found.items() if version} | {
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions | {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "processor": _processor(),
@@ -68,11 +72,7 @@ def decisions_fact(decisions: Mapping[int, str]) -> str:
 
 
 def read_decisions(environment: Mapping[str, str]) -> dict[int, str]:
-    """Return the decisions recorded among a run's facts; empty without any.
-
-    Raises:
-        ConfigurationError: they are not written as `decisions_fact` writes them.
-    """
+    """Return the decisions among a run's facts; a ConfigurationError if they are not of that form."""
     recorded = environment.get(DECISIONS, "")
     found: dict[int, str] = {}
     for each in recorded.split(", ") if recorded else ():
@@ -140,10 +140,3 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return answer.stdout.strip()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -33,18 +33,13 @@ _ENTRIES = (
     "spotlight.duckdb*", "mlflow.db*", "artifacts", "runs", "evaluations", "reproductions", "logs", "prefect",
     "up.*", "tensorboard", "wandb",
 )  # fmt: skip
-"""The entries of a home."""
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds the runs, their catalogue, MLflow's store, checkpoints, logs and Prefect's state.
-
-    Attributes:
-        path: absolute path of the folder; it need not exist until `ensure` is called.
-    """
+    """The folder that holds everything; its absolute path need not exist until `ensure` is called."""
 
     path: Path
 
@@ -52,12 +47,10 @@ class Home:
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Home:
         """Return the home that `SPOTLIGHT_HOME` names, or `.spotlight` in the project's root.
 
-        Args:
-            environ: environment to read; the process's own by default.
+        A missing folder passes: a command that only reads finds nothing in it.
 
         Raises:
-            ConfigurationError: the path cannot be a folder, or is one that this user cannot read. A missing
-                folder passes: a command that only reads finds nothing in it.
+            ConfigurationError: the path cannot be a folder, or is one that this user cannot read.
         """
         named = (os.environ if environ is None else environ).get(HOME_VARIABLE, "").strip()
         try:
@@ -125,11 +118,7 @@ class Home:
         return self.path / "reproductions"
 
     def refuse_earlier_layout(self) -> None:
-        """Refuse a home that an unreleased earlier version made: its runs are not in folders.
-
-        Raises:
-            StorageError: the home has the earlier layout.
-        """
+        """Refuse (StorageError) a home of an unreleased earlier version: its runs are not in folders."""
         if self.database.exists() and not self.runs.is_dir():
             raise StorageError(
                 f"the home folder {quoted(str(self.path))} was made by an earlier version, which this one "
@@ -141,14 +130,11 @@ class Home:
         return self.run(run_id) / "history"
 
     def ensure(self) -> Home:
-        """Create missing folders, and close the whole home to other users of the machine.
+        """Create missing folders, close the whole home to other users of the machine, and return this home.
 
         From then on this process, and those that it starts (Prefect, MLflow, Ray, DuckDB), make new files
         private to their owner, whatever the umask was. A home that others can enter, such as one made by an
         earlier version, is closed.
-
-        Returns:
-            This home, for chained calls.
 
         Raises:
             ConfigurationError: a folder cannot be made, written to, or closed to others.
@@ -164,8 +150,17 @@ class Home:
                 raise _refused(self.path, f"{quoted(str(folder))} cannot be made: {problem}") from error
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise _refused(self.path, f"{quoted(str(folder))} cannot be written to")
+        home = self.path.resolve()
         try:
-            _close_to_others(self.path.resolve())
+            if is_open_to_others(home):
+                # The folder first: nothing below it can be reached then, even if this is interrupted. A
+                # person's own home directory stays unchanged: only our entries in it are closed.
+                if not Path.home().is_relative_to(home):
+                    close_to_others(home)
+                for entry in [entry for pattern in _ENTRIES for entry in home.glob(pattern)]:
+                    below = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else ()
+                    for path in (entry, *below):
+                        close_to_others(path)
         except OSError as error:
             raise _refused(self.path, f"it cannot be closed to other users: {error}") from error
         return self
@@ -197,24 +192,11 @@ def close_to_others(path: Path) -> None:
         path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 
 
-def _close_to_others(home: Path) -> None:
-    if not is_open_to_others(home):
-        return
-    # The folder first: nothing below it can be reached then, even if this is interrupted. A person's own
-    # home directory stays unchanged: only our entries in it are closed.
-    if not Path.home().is_relative_to(home):
-        close_to_others(home)
-    for entry in [entry for pattern in _ENTRIES for entry in home.glob(pattern)]:
-        below = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else ()
-        for path in (entry, *below):
-            close_to_others(path)
-
-
 def _refuse_no_folder(path: Path) -> None:
     """Refuse a path that is not a folder and cannot become one, or a folder that cannot be read.
 
-    Also refuse characters that make a library open another file than the given one: DuckDB takes text after
-    `?` for parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
+    Also characters by which a library opens another file than the given one: DuckDB takes text after `?` for
+    parameters, and a backslash for a slash; SQLAlchemy takes `%20` for a space.
     """
     for sign in "?%\\":
         if sign in str(path):

@@ -52,15 +52,19 @@ def model_card(
         reward += f" {json.dumps(_public(config.reward.options))}"
     modelled = result["prices"] == "modelled"
     prices = "modelled: no device was rented" if modelled else "at the run's prices"
+    adapter = _file(config.model.adapter, environment, "digest adapter")
+    shared = "and" if config.model.reference == "adapter" else "but not"
+    is_later = bool(curve) and curve[-1][0] != iteration
+    when = f" (the later one of iteration {curve[-1][0]}, not of these weights)" if is_later else ""
     facts = {
         "Base model": f"`{config.model.path}` ({config.model.family})",
-        **({"Started from": _adapter(row)} if config.model.adapter else {}),
+        **({"Started from": f"{adapter}, {shared} in the reference policy"} if config.model.adapter else {}),
         "Trained": f"{kind}, by {objective}; the moving average after iteration {iteration} of "
         f"{config.iterations}, policy of run `{row.run_id}`",
         "Reward": f"{reward}, {config.reward.signal}",
         "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),
         "Held-out prompts": _file(config.prompts.evaluate, environment, "digest prompts.evaluate"),
-        "Score before → after": f"{_pair(result, 'score')}{_when(iteration, curve)}",
+        "Score before → after": f"{_pair(result, 'score')}{when}",
         **({"Exact before → after": _pair(result, "exact")} if "exact_after" in result else {}),
         "Evidence": _evidence(row),
         "Cost": f"${result['cost_usd']:.2f} {prices}, {result['wall_s'] / 3600:.2f} h at work",
@@ -91,11 +95,7 @@ def _front_matter(config: RunConfig, licence: Mapping[str, str], edits: bool) ->
 
 
 def curve_picture(curve: _Curve) -> str:
-    """Return the held-out score over the iterations as SVG.
-
-    Args:
-        curve: iteration and mean score in [0, 1] of at least two evaluations, in order.
-    """
+    """Return the held-out score in [0, 1] over the iterations, of at least two evaluations, as SVG."""
     last = curve[-1][0]
     points = [(45 + 540 * iteration / last, 175 - 160 * score) for iteration, score in curve]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -140,18 +140,6 @@ def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
     return f"`{path}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
 
 
-def _adapter(row: RunRow) -> str:
-    reference = "and" if row.config.model.reference == "adapter" else "but not"
-    named = _file(row.config.model.adapter, row.environment, "digest adapter")
-    return f"{named}, {reference} in the reference policy"
-
-
 def _pair(result: Mapping[str, Any], name: str) -> str:
     before, after = result[f"{name}_before"], result[f"{name}_after"]
     return "not evaluated" if before is None else f"{before:.4f} → {after:.4f}"
-
-
-def _when(iteration: int, curve: _Curve) -> str:
-    if not curve or curve[-1][0] == iteration:
-        return ""
-    return f" (the later one of iteration {curve[-1][0]}, not of these weights)"

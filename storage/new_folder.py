@@ -9,13 +9,7 @@ from storage.errors import ConfigurationError, quoted
 
 
 def claim_folder(path: str | Path, option: str) -> Path:
-    """Make the folder; refuse one that is not empty.
-
-    Args:
-        option: option that named it, such as `--out`, for messages.
-
-    Returns:
-        Its absolute path.
+    """Make the folder, and return its absolute path; `option` named it, such as `--out`, for messages.
 
     Raises:
         ConfigurationError: the folder is not empty, or cannot be made or written to.
@@ -39,10 +33,7 @@ def claim_folder(path: str | Path, option: str) -> Path:
 
 
 def writable_file(path: str | Path, option: str) -> Path:
-    """Check that a file can be written; an existing file keeps its content until then.
-
-    Returns:
-        Its absolute path.
+    """Return a file's absolute path if it can be written; an existing one keeps its content until then.
 
     Raises:
         ConfigurationError: the path is a folder, or its folder is missing or cannot be written to.

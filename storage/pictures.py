@@ -48,24 +48,14 @@ def frames_of(image: np.ndarray) -> np.ndarray:
 
 
 def chosen_frames(image: np.ndarray, frames: int | str) -> np.ndarray:
-    """Return a clip with the frames that are judged; an image is returned unchanged.
-
-    Args:
-        image: uint8 RGB, shape (F, H, W, 3) or (H, W, 3).
-        frames: as in `reward.frames`.
-    """
+    """Return a clip with the frames that are judged (`reward.frames`); an image is returned unchanged."""
     if not is_clip(image) or frames == ALL_FRAMES:
         return image
     return image[frame_places(len(image), 3 if frames == THREE_FRAMES else int(frames))]
 
 
 def frame_places(count: int, wanted: int) -> list[int]:
-    """Return places of frames at even distances, from the first to the last; of one, the middle.
-
-    Args:
-        count: frames of the clip.
-        wanted: frames to choose; at most `count` are chosen.
-    """
+    """Return at most `wanted` places of frames at even distances, from first to last; of one, the middle."""
     if wanted == 1:
         return [count // 2]
     return sorted({round(place * (count - 1) / (wanted - 1)) for place in range(wanted)})
@@ -113,11 +103,9 @@ def _attempts(frames: list[Image]) -> Iterator[tuple[list[Image], int, int | Non
 
 
 def animated(frames: Sequence[Image], frame_ms: int, quality: int | None = None) -> bytes:
-    """Return frames as a WebP file that repeats for ever.
+    """Return frames of one size, each shown that long, as a WebP file that repeats for ever.
 
     Args:
-        frames: pictures of one size.
-        frame_ms: time of each, in milliseconds.
         quality: WebP's, from 0 to 100; None for a lossless file.
     """
     file = io.BytesIO()
@@ -133,11 +121,6 @@ def _held(content: bytes, frames: Sequence[Image], frame_ms: int) -> bytes:
     """Return an animation of one picture, which is all that libwebp writes of frames that are all equal.
 
     Container format: https://developers.google.com/speed/webp/docs/riff_container
-
-    Args:
-        content: WebP file of the picture, without loss or by quality.
-        frames: equal frames of one size.
-        frame_ms: time of each, in milliseconds.
     """
 
     def chunk(name: bytes, data: bytes) -> bytes:

@@ -31,23 +31,14 @@ _LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
 def set_environment(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Turn off usage reports, and keep traffic within this machine away from a proxy.
-
-    Args:
-        environ: environment to change; variables already set are kept.
-    """
+    """Turn off usage reports, and keep traffic within this machine from a proxy; set variables are kept."""
     for name, value in NO_REPORTS.items():
         environ.setdefault(name, value)
     keep_from_proxy(*_LOOPBACK_NAMES, environ=environ)
 
 
 def keep_from_proxy(*hosts: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let this process and its children reach hosts directly, even if a proxy is set.
-
-    Args:
-        hosts: names or addresses of this machine.
-        environ: environment to change; hosts already listed stay.
-    """
+    """Let this process and its children reach hosts (of this machine) directly, even if a proxy is set."""
     # Without a proxy the variable is not set: its mere presence hides a proxy set in macOS.
     if any(name.lower().endswith("_proxy") for name in environ):
         for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):
@@ -62,11 +53,7 @@ def environment_for_others() -> dict[str, str]:
 
 
 def python_command(*arguments: str) -> list[str]:
-    """Return the command of a child that runs this Python without the modules of its current folder.
-
-    Args:
-        arguments: arguments of `python`, such as `-m` and a module.
-    """
+    """Return the command of a child that runs this Python without the modules of its current folder."""
     return [sys.executable, "-P", *arguments]
 
 

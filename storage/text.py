@@ -54,29 +54,34 @@ def web_address(text: str) -> SplitResult | None:
 
 
 def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:
-    """Read a UTF-8 file, with or without a byte order mark.
+    """Read a UTF-8 file, with or without a byte order mark; `~` in its path is the user's home folder.
 
     Args:
-        path: path, in which `~` is the user's home folder.
         name: beginning of a refusal, such as `preset mine.toml`.
-
-    Raises:
-        SpotlightError: raised as a `failure`: the path cannot be read, or names a folder, a device or a pipe,
-            or the file is too large or not UTF-8.
+        failure: raised if the path cannot be read, or names a folder, a device or a pipe, or the file is too
+            large or not UTF-8.
     """
     name = one_line(name)
     try:
         file = Path(path).expanduser()
         status = file.stat()
-        refusal = _refusal(status.st_mode, status.st_size)
-        text = "" if refusal else file.read_text(encoding="utf-8-sig")
+        mode, size_bytes = status.st_mode, status.st_size
+        # A pipe would block the reader, a device never end.
+        is_read = stat.S_ISREG(mode) and size_bytes <= LARGEST_FILE_BYTES
+        text = file.read_text(encoding="utf-8-sig") if is_read else ""
     except UnicodeDecodeError as error:
         raise failure(f"{name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
     except (OSError, ValueError, RuntimeError) as error:  # NUL in the path; no such user after `~`
         problem = getattr(error, "strerror", None) or str(error)
         raise failure(f"{name} cannot be read: {problem}; check the path") from error
-    if refusal:
-        raise failure(f"{name} {refusal}")
+    if not stat.S_ISREG(mode):
+        kind = "folder" if stat.S_ISDIR(mode) else "device or pipe"
+        raise failure(f"{name} is a {kind}, not a file; check the path")
+    if not is_read:
+        raise failure(
+            f"{name} has {size_bytes:,} bytes, above the {LARGEST_FILE_BYTES:,} that are read; divide it, or "
+            "check the path"
+        )
     return text
 
 
@@ -101,15 +106,3 @@ def read_json_model(path: Path, kind: str, model: type[M], documented: str) -> M
         raise ConfigurationError(f"{kind} {path}: {problems}; see {documented} for the form") from error
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{kind} {path} is not JSON that can be read ({error})") from error
-
-
-def _refusal(mode: int, size_bytes: int) -> str:
-    """Return why a file is not read; empty if it is."""
-    if not stat.S_ISREG(mode):  # a pipe would block the reader, a device never end
-        return f"is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}, not a file; check the path"
-    if size_bytes > LARGEST_FILE_BYTES:
-        return (
-            f"has {size_bytes:,} bytes, above the {LARGEST_FILE_BYTES:,} that are read; divide it, or check "
-            "the path"
-        )
-    return ""

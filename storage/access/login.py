@@ -71,9 +71,6 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
     A variable such as SPOTLIGHT_LOGIN_CLIENT_SECRET overrides the file's `client_secret`, so that secrets
     need not be in a file; SPOTLIGHT_LOGIN_ALLOW separates addresses by commas.
 
-    Args:
-        environ: environment to read; the process's own by default.
-
     Raises:
         ConfigurationError: the login is incomplete, cannot work, or can be read by others.
     """
@@ -97,9 +94,8 @@ def refusal(
 
     Args:
         user: claims that Streamlit keeps of the identity token, whose expiry it never checks again.
-        allow: as in `Login`.
+        allow, trust_email: as in `Login`.
         now_s: current time, in Unix seconds.
-        trust_email: as in `Login`.
     """
     if user.get("is_logged_in") is not True:
         return "Log in to see the runs."

@@ -60,7 +60,13 @@ class ServerGuard:
         return None
 
     def _is_name(self, name: str | None) -> bool:
-        return name is not None and (name in self._names or (self._open and _is_numeric(name)))
+        if name is None or name in self._names or not self._open:
+            return name in self._names
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
 
     def _is_own_page(self, origin: str, host: str) -> bool:
         scheme, separator, place = origin.partition("://")
@@ -75,11 +81,3 @@ def _hostname(address: str) -> str | None:
     except ValueError:
         return None
     return None if parts.username is not None or parts.path else parts.hostname
-
-
-def _is_numeric(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

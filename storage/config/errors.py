@@ -90,13 +90,10 @@ def dotted(key: Sequence[str | int]) -> str:
 
 @contextmanager
 def naming_sources(sources: Mapping[KeyPath, str]) -> Iterator[None]:
-    """Let every refusal inside the block say where the value came from.
+    """Let every refusal inside the block say where the value came from, by setting (a preset, --set).
 
-    A context and no argument: plug-ins are found and their options read in several registries, which have
-    no other use for the sources.
-
-    Args:
-        sources: setting -> where its value came from (a preset, a variable, --set).
+    A context and no argument: plug-ins are found and their options read in several registries, which have no
+    other use for the sources.
     """
     token = _SOURCES.set(sources)
     try:
@@ -124,23 +121,15 @@ def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section:
     Args:
         section: where it stands among the settings, as in `reward.options`; empty for all of them.
     """
-    place, sources = _Place(model, section), _sources_within(section)
+    place, sources = _Place(model, section), _SOURCES.get({})
+    if section:  # by the dotted name: that of a sum's part may have dots itself
+        start = f"{section}."
+        sources = {
+            tuple(name.removeprefix(start).split(".")): source
+            for key, source in sources.items()
+            if (name := dotted(key)).startswith(start)
+        }
     return [_line(problem, sources, place) for problem in error.errors(include_url=False)]
-
-
-def _sources_within(section: str) -> Mapping[KeyPath, str]:
-    """The sources of a section's settings, by their names in it."""
-    sources = _SOURCES.get({})
-    if not section:
-        return sources
-    # By the dotted name: that of a sum's part may have dots itself.
-    names = {dotted(key): source for key, source in sources.items()}
-    start = f"{section}."
-    return {
-        tuple(name.removeprefix(start).split(".")): source
-        for name, source in names.items()
-        if name.startswith(start)
-    }
 
 
 @dataclass(frozen=True)
@@ -204,7 +193,8 @@ def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
         words, bound, step = _BOUNDS[kind]
         return f"{words} {context[bound]}; {step}{default}"
     if kind == "literal_error":
-        near = difflib.get_close_matches(str(problem["input"]), _choices(context["expected"]), n=1)
+        choices = [part.strip("' ") for part in context["expected"].replace(" or ", ",").split(",")]
+        near = difflib.get_close_matches(str(problem["input"]), choices, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"must be one of {context['expected'].replace(' or ', ', ')}{hint}"
     if kind == "string_too_short":
@@ -220,7 +210,9 @@ def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
 def _unknown(key: KeyPath, place: _Place) -> str:
     """Name the setting nearest to a key that is none, here or in another section."""
     fields = place.fields(key[:-1])
-    if not place.section and (meant := _meant_by(key)):
+    last = ALIASES.get(key[-1].lower(), "")
+    in_section = last if len(key) == 1 or last.startswith(f"{key[0]}.") else ""
+    if not place.section and (meant := ALIASES.get(dotted(key).lower(), in_section)):
         return f"no such setting; did you mean {meant}?"
     if fields is None:
         return f"{place.name(key[:-1])} is a value, not a section"
@@ -233,17 +225,6 @@ def _unknown(key: KeyPath, place: _Place) -> str:
     around = place.name(key[:-1])
     where = f"section {around}" if around else "the top level"
     return f"no such setting; {where} has {', '.join(fields) or 'none'}"
-
-
-def _meant_by(key: KeyPath) -> str:
-    """Return the setting that users of other trainers mean by a key; empty for none."""
-    last = ALIASES.get(key[-1].lower(), "")
-    in_section = last if len(key) == 1 or last.startswith(f"{key[0]}.") else ""
-    return ALIASES.get(dotted(key).lower(), in_section)
-
-
-def _choices(expected: str) -> list[str]:
-    return [part.strip("' ") for part in expected.replace(" or ", ",").split(",")]
 
 
 def _shown(value: object) -> str:

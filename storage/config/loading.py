@@ -15,6 +15,7 @@ import json
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -43,9 +44,9 @@ other presets with theirs."""
 
 PREFIX = "SPOTLIGHT_"
 
-OTHER_VARIABLES = frozenset(
-    {HOME_VARIABLE, UP_VARIABLE, FOLDER_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE}
-)
+OTHER_VARIABLES = {
+    HOME_VARIABLE, UP_VARIABLE, FOLDER_VARIABLE, DASHBOARD_URL_VARIABLE, PURPOSE_VARIABLE,
+}  # fmt: skip
 """Names of the project in the environment that are no settings of a run."""
 
 EVIDENCE = ("tiny weights", "real weights loaded", "embedded curve", "one GPU step", "GPU curve")
@@ -72,12 +73,7 @@ _CHOICES = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A preset that has a name.
-
-    Attributes:
-        summary: what it is for: its first line, which is a comment.
-        evidence: one of `EVIDENCE`; empty where it claims nothing.
-    """
+    """A preset that has a name; its first line, a comment, says what it is for (`summary`)."""
 
     name: str
     path: Path
@@ -101,13 +97,7 @@ def load_config(
     """Put a configuration together, as `load_with_sources` does, without the sources.
 
     Args:
-        preset: name of a preset, or path of a TOML file.
-        sets: `section.key=value` each.
-        environ: the environment.
-        base: an earlier run's configuration.
-
-    Raises:
-        ConfigurationError: any problem, one line each.
+        preset, sets, environ, base: as there.
     """
     return load_with_sources(preset, sets, environ, base)[0]
 
@@ -115,16 +105,13 @@ def load_config(
 def load_with_sources(
     preset: str | None, sets: Given, environ: Mapping[str, str], base: RunConfig | None = None
 ) -> tuple[RunConfig, Mapping[KeyPath, str]]:
-    """Put a configuration together; later sources win.
+    """Put a configuration together; later sources win. Return it, and where what is no default came from.
 
     Args:
         preset: name of a preset, or path of a TOML file; None for the defaults.
         sets: settings; a value in text is read as TOML, else taken as it stands.
         environ: the environment to read `SPOTLIGHT_*` from.
         base: an earlier run's configuration to start from, in place of the defaults.
-
-    Returns:
-        The configuration, and where each value came from that is no default.
 
     Raises:
         ConfigurationError: any problem, one line each: the setting, its value, what it may be.
@@ -176,35 +163,27 @@ def differences(config: RunConfig) -> dict[str, Any]:
 
 
 def assignments(config: RunConfig, base: RunConfig) -> list[str]:
-    """Return what `--set` takes to turn one configuration into another.
-
-    Args:
-        config: the wanted one.
-        base: the one to start from, as a preset gives it.
-    """
+    """Return what `--set` takes to turn `base`, as a preset gives it, into another configuration."""
     given, wanted = base.model_dump(mode="json"), config.model_dump(mode="json")
-    return [f"{'.'.join(key)}={_as_text(key, value)}" for key, value in _changes((), given, wanted)]
+    found = []
+    for key, value in _changes((), given, wanted):
+        is_bare = isinstance(value, str) and value == value.strip() and value[:1] not in ("'", '"')
+        found.append(f"{dotted(key)}={value if is_bare and _takes_text(key) else _as_toml(value)}")
+    return found
 
 
 def _changes(prefix: KeyPath, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[_Change]:
     for name, value in wanted.items():
-        key, before = (*prefix, name), given.get(name)
-        if isinstance(value, dict) and isinstance(before, dict) and _only_adds(before, value):
+        key = (*prefix, name)
+        before: Any = given.get(name)
+        if value == before:
+            continue
+        both = isinstance(value, dict) and isinstance(before, dict)
+        # A table can be changed by assignments unless a key is gone, or has a dot.
+        if both and before.keys() <= value.keys() and not any("." in inner for inner in value):
             yield from _changes(key, before, value)
-        elif value != before:
+        else:
             yield key, value
-
-
-def _only_adds(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Return True if each change of a table can be an assignment: no key is gone, and none has a dot."""
-    return before.keys() <= after.keys() and not any("." in name for name in after)
-
-
-def _as_text(key: KeyPath, value: Any) -> str:
-    """Return a value as `_parsed` reads it."""
-    if isinstance(value, str) and _takes_text(key) and value == value.strip() and value[:1] not in ("'", '"'):
-        return value
-    return _as_toml(value)
 
 
 def _as_toml(value: Any) -> str:
@@ -214,30 +193,19 @@ def _as_toml(value: Any) -> str:
 
 
 def _drop_options_of_others(groups: Sequence[Sequence[_Layer]]) -> None:
-    """Drop the options that a base, a preset or a run has for what is replaced, as for another scorer.
-
-    Args:
-        groups: the bases, the preset or run, and what a person says; later ones replace what earlier ones
-            choose. Changed in place.
-    """
+    """Drop the options that a group of layers has for what a later group replaces, as for another scorer."""
     defaults = RunConfig()
     for section, name in _CHOICES:
         had = getattr(getattr(defaults, section), name)
         for number, group in enumerate(groups):
-            chosen = _last(section, name, group)
-            if chosen is None or chosen == had:
+            tables = [values.get(section) for _, values in group]
+            chosen = [table[name] for table in tables if isinstance(table, dict) and name in table]
+            if not chosen or chosen[-1] in (None, had):
                 continue
-            had = chosen
+            had = chosen[-1]
             for _, values in itertools.chain(*groups[:number]):
                 if isinstance(values.get(section), dict):
                     values[section].pop("options", None)
-
-
-def _last(section: str, name: str, layers: Sequence[_Layer]) -> Any:
-    """The value that a setting has after these layers; None where none has it."""
-    tables = (values.get(section) for _, values in layers)
-    found = [table[name] for table in tables if isinstance(table, dict) and name in table]
-    return found[-1] if found else None
 
 
 def _layers_of(preset: str, values: dict[str, Any]) -> list[_Layer]:
@@ -298,18 +266,12 @@ def _variable_key(name: str) -> KeyPath | None:
 
 
 def _parsed(key: KeyPath, text: str, source: str) -> _Layer:
-    """A setting whose value is given as text."""
-    value = text if _takes_text(key) and text[:1] not in ("'", '"') else _toml_value(text)
+    value: Any = text
+    if not _takes_text(key) or text[:1] in ("'", '"'):
+        with suppress(ValueError, RecursionError):  # it is no TOML: a text
+            table = tomllib.loads(f"value = {text}")
+            value = table["value"] if len(table) == 1 else text
     return source, _nested(key, value)
-
-
-def _toml_value(text: str) -> Any:
-    """The text as a TOML value, or itself where it is none."""
-    try:
-        table = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):
-        return text
-    return table["value"] if len(table) == 1 else text
 
 
 def _takes_text(key: KeyPath) -> bool:
@@ -360,10 +322,9 @@ def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
 
 
 def stored_config(stored: Mapping[str, Any], owner: str, advice: str) -> RunConfig:
-    """Read a configuration that was stored with something.
+    """Read a configuration as `RunConfig.model_dump(mode="json")` stored it.
 
     Args:
-        stored: its values, as `RunConfig.model_dump(mode="json")` made them.
         owner: whose it is, for the message: `run glyphs-1`.
         advice: what to do where it cannot be read.
 

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -61,7 +61,6 @@ class Registry(Generic[Kind]):
 
     Args:
         setting: that names one of them, for messages.
-        kind: what all of them are instances of.
         group: of the entry points by which installed packages add more.
         own: those of the project, by short name.
         adapt: makes one of something else that a setting names, given that name too; None where it cannot.
@@ -83,14 +82,10 @@ class Registry(Generic[Kind]):
 
     def names(self) -> list[str]:
         """All short names: the project's own, and those of installed packages."""
-        return [*self._own, *sorted({entry.name for entry in self._entries()} - self._own.keys())]
+        return [*self._own, *sorted(entry_points(group=self.group).names - self._own.keys())]
 
     def find(self, name: str, setting: str = "") -> Kind:
-        """The thing of that name.
-
-        Args:
-            name: short name or path.
-            setting: that names it, for messages; empty for the registry's own.
+        """The thing of that name; a `setting` other than the registry's own is for messages.
 
         Raises:
             ConfigurationError: there is none, it cannot be imported, or it is of another kind.
@@ -99,14 +94,14 @@ class Registry(Generic[Kind]):
             return self._own[name]
         if ":" in name:
             return self._imported(name, name, setting)
-        matches = [entry for entry in self._entries() if entry.name == name]
-        if len({entry.value for entry in matches}) > 1:
+        paths = sorted({entry.value for entry in entry_points(group=self.group, name=name)})
+        if len(paths) > 1:
             raise ConfigurationError(
                 f"{self._given(name, setting)}: several installed packages define that name "
-                f"({', '.join(sorted(entry.value for entry in matches))}); write which one"
+                f"({', '.join(paths)}); write which one"
             )
-        if matches:
-            return self._imported(name, matches[0].value, setting)
+        if paths:
+            return self._imported(name, paths[0], setting)
         near = difflib.get_close_matches(name.lower(), self.names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigurationError(
@@ -115,12 +110,8 @@ class Registry(Generic[Kind]):
         )
 
     def _given(self, name: str, setting: str) -> str:
-        """The setting, its value and where that came from, for messages."""
         setting = setting or self.setting
         return f"{setting} = {quoted(name)}{origin_of(setting)}"
-
-    def _entries(self) -> list[EntryPoint]:
-        return list(entry_points(group=self.group))
 
     def _imported(self, name: str, path: str, setting: str) -> Kind:
         module, _, attribute = path.rpartition(":")

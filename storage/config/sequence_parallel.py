@@ -29,14 +29,13 @@ def _read_degree(value: object, info: ValidationInfo) -> object:
     return value
 
 
-def _write_degree(degree: int) -> int | str:
-    return _AUTO_AS_TEXT if degree == AUTO else degree
-
-
 _SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_DEGREE}, {"const": _AUTO_AS_TEXT}]}
 
 Degree = Annotated[
-    int, BeforeValidator(_read_degree), PlainSerializer(_write_degree), WithJsonSchema(_SCHEMA)
+    int,
+    BeforeValidator(_read_degree),
+    PlainSerializer(lambda degree: _AUTO_AS_TEXT if degree == AUTO else degree),
+    WithJsonSchema(_SCHEMA),
 ]
 """Devices that share an image, or `AUTO`."""
 

@@ -1,9 +1,6 @@
-"""Every setting with its default, bounds and description, as values and as a page of the documentation.
+"""Every setting with its default, bounds and description (a field's docstring), from `RunConfig`.
 
-All of it is read from `RunConfig`: the docstring of a field is its description. `settings_page` returns the
-text of docs/reference/settings.md; after a change, write it again:
-
-    spotlight settings --markdown > docs/reference/settings.md
+`spotlight settings --markdown > docs/reference/settings.md` writes the page of the documentation.
 """
 
 from __future__ import annotations
@@ -87,12 +84,16 @@ def settings_page() -> str:
     """All settings as Markdown."""
     parts = [_HEAD]
     section: str | None = None
+    model: Any
     for entry in list_settings():
         if entry.name.endswith(".options"):
             continue  # the plug-in declares them
         if entry.section != section:
-            section = entry.section
-            parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{_purpose(section)}\n\n")
+            section, model = entry.section, RunConfig
+            for part in section.split(".") if section else ():
+                model = model.model_fields[part].annotation
+            purpose = " ".join((model.__doc__ or "").split())
+            parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{purpose}\n\n")
             parts.append("| setting | default | bounds | description |\n|---|---|---|---|\n")
         bounds = _SHOWN_BY_DEFAULT.sub("", entry.bounds)
         cells = (f"`{entry.name.rpartition('.')[2]}`", f"`{entry.default_text}`", bounds, entry.description)
@@ -100,15 +101,7 @@ def settings_page() -> str:
     return "".join(parts)
 
 
-def _purpose(section: str) -> str:
-    model: Any = RunConfig
-    for part in section.split(".") if section else ():
-        model = model.model_fields[part].annotation
-    return " ".join((model.__doc__ or "").split())
-
-
 def _entries(model: type[BaseModel], defaults: Any, path: tuple[str, ...]) -> list[SettingEntry]:
-    """The settings of a section and of those within it; its own come first."""
     own: list[SettingEntry] = []
     inner: list[SettingEntry] = []
     schemas = model.model_json_schema()["properties"]

@@ -95,11 +95,7 @@ class WhatIfQuestion(Section):
 
     @classmethod
     def checked(cls, values: Mapping[str, Any]) -> Self:
-        """Return the question with these values given, and no others.
-
-        Raises:
-            ConfigurationError: a value is not allowed; one line each.
-        """
+        """Return the question with these values given; a ConfigurationError has a line for each wrong one."""
         try:
             return cls(**values)
         except ValidationError as error:
@@ -118,11 +114,7 @@ class WhatIfQuestion(Section):
         return value if name in self.model_fields_set and not neutral else None
 
     def as_settings(self) -> list[str]:
-        """Return the fleet, the length and the prices as settings of a run, so that they are checked alike.
-
-        Raises:
-            ConfigurationError: `price` does not hold two prices.
-        """
+        """Return the fleet, the length and the prices as settings of a run, which are checked as such."""
         given = {
             "runtime.reserved_workers": self.given("reserved"), "runtime.spot_workers": self.given("spot"),
             "runtime.trainer_workers": self.given("trainers"), "iterations": self.given("iterations"),

@@ -29,8 +29,8 @@ from storage.record.records import JudgedImage
 LEVEL = 0.95
 METHOD = f"{LEVEL:.0%} t interval over prompts within each tag, with one prompt more at either bound"
 
-PromptValues = list[tuple[str, float, float]]
-"""For each prompt: its tag, its mean score, its share of exact images."""
+ImageValues = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
+"""Score and exactness of each image, by its prompt's tag and text."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,8 @@ class TaggedEstimates:
     """Means of a set of prompts.
 
     Attributes:
-        overall: mean in which each prompt weighs the same.
         over_tags: mean in which each tag weighs the same, as in GenEval's overall score.
-        by_tag: mean of each tag, in the order of their names.
-        prompts: number of prompts of each tag.
+        by_tag, prompts: mean, and number of prompts, of each tag, in the order of their names.
     """
 
     overall: Estimate
@@ -62,26 +60,17 @@ class TaggedEstimates:
 def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
     """Return the figures of an evaluation's judged images, as JSON values.
 
-    Returns:
-        `prompts`, `score`, `score_interval`, `exact`, `exact_interval`, `scorer_errors`, `interval` (the
-        method); if prompts have tags, `by_tag` with the same for each, and `over_tags`, in which each tag
-        weighs the same; `quality`, if it was measured: the means of all images.
+    `prompts`, `score`, `exact` with their intervals, `scorer_errors`, `interval` (the method); if prompts
+    have tags, `by_tag` with the same for each, and `over_tags`, in which each tag weighs the same; `quality`,
+    if it was measured: the means of all images.
     """
-    by_prompt: defaultdict[tuple[str, str], list[JudgedImage]] = defaultdict(list)
+    by_prompt: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     for image in images:
         if image.error is None:
-            by_prompt[image.unit].append(image)
-    values = [
-        (
-            tag,
-            statistics.fmean(image.score for image in of_prompt),
-            statistics.fmean(image.exact for image in of_prompt),
-        )
-        for (tag, _), of_prompt in by_prompt.items()
-    ]
+            by_prompt[image.unit].append((image.score, image.exact))
     errors = sum(image.error is not None for image in images)
     quality = mean_figures(image.figures for image in images)
-    found = tagged_figures(values, lowest=0.0) | {"scorer_errors": errors}
+    found = tagged_figures(by_prompt, lowest=0.0) | {"scorer_errors": errors}
     return found | ({"quality": quality} if quality else {})
 
 
@@ -102,11 +91,13 @@ def by_tag_and_overall(figures: Mapping[str, Any]) -> dict[str, Mapping[str, Any
     return rows | {"all prompts": figures}
 
 
-def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:
-    """Return `figures_of`, without `scorer_errors`, for values between `lowest` and 1, one per prompt."""
-    tags = [tag for tag, _, _ in values]
-    score = tagged_estimates([value for _, value, _ in values], tags, lowest)
-    exact = tagged_estimates([value for _, _, value in values], tags, lowest)
+def tagged_figures(values: ImageValues, lowest: float) -> dict[str, Any]:
+    """Return `figures_of`, without `scorer_errors`, for values between `lowest` and 1."""
+    tags = [tag for tag, _ in values]
+    score, exact = (
+        tagged_estimates([statistics.fmean(v[place] for v in each) for each in values.values()], tags, lowest)
+        for place in (0, 1)
+    )
     found: dict[str, Any] = {"prompts": len(values), "interval": METHOD} | _both(score.overall, exact.overall)
     if any(tags):
         found["over_tags"] = _both(score.over_tags, exact.over_tags)
@@ -180,12 +171,7 @@ def _interval(mean: float, variance: float, size: float, lowest: float) -> Estim
 
 
 def over_seeds(values: Sequence[float], lowest: float = 0.0) -> Estimate:
-    """Return the mean of a figure of independent runs and Student's interval, within `lowest` and 1.
-
-    Args:
-        values: one value per run, at least two.
-        lowest: smallest possible value.
-    """
+    """Return the mean of a figure of at least two independent runs, and Student's interval in [lowest, 1]."""
     mean, count = statistics.fmean(values), len(values)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * statistics.stdev(values) / math.sqrt(count)
     return Estimate(mean, max(lowest, mean - half), min(1.0, mean + half))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,6 @@ from storage.evaluations.figures import graded, tagged_figures
 from storage.evaluations.quality import JUDGE, image_changes
 from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
-from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import draw_subset, load_run_prompts
 from storage.record.records import JudgedImage
 
@@ -34,10 +32,7 @@ _OF_NO_CONCERN = (
 
 
 def comparable(home: Home, config: RunConfig, name: str) -> str:
-    """Return the identifier of the earlier evaluation that `name` means; refuse one that is not comparable.
-
-    Args:
-        name: identifier of an evaluation, or of a run.
+    """Return the identifier of the evaluation of that name, or run; refuse one that does not compare.
 
     Raises:
         RunNotFoundError: there is no such evaluation.
@@ -48,20 +43,19 @@ def comparable(home: Home, config: RunConfig, name: str) -> str:
     refuse_other_judge(earlier, config)
     _, held_out = load_run_prompts(config)
     prompts = draw_subset(held_out, config.evaluation.prompts)
-    refuse_other_prompts(earlier, store.images(earlier.evaluation_id), prompts)
+    known = {(image.prompt_id, image.prompt) for image in store.images(earlier.evaluation_id)}
+    if not any((prompt.prompt_id, prompt.text) in known for prompt in prompts):
+        raise ConfigurationError(
+            f"evaluation {earlier.evaluation_id} has none of these {len(prompts)} prompts (it was made on "
+            f"prompts.evaluate = {earlier.config.prompts.evaluate!r}); evaluate on the same ones"
+        )
     return earlier.evaluation_id
 
 
 def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
-    """Return by how much the second evaluation is better than the first.
+    """Return by how much the second evaluation is better than the first; `difference_of` says how.
 
-    Args:
-        before: identifier of an evaluation, or of a run, which stands for its newest evaluation.
-        after: the same for the second one.
-
-    Raises:
-        RunNotFoundError: there is no such evaluation.
-        ConfigurationError: the two cannot be compared.
+    Either is named by its identifier, or by a run, which stands for its newest evaluation.
     """
     store = EvaluationStore(home)
     sides = [store.find(name) for name in (before, after)]
@@ -79,41 +73,32 @@ def difference_of(
     image that only one of them has, or judged, is left out.
 
     Returns:
-        The same as `figures_of` (without `exact` if the reward gives no verdict), but for the differences
-        (in [-1, 1]); and `before`, `after` (identifiers), `pairs`, `same_noise` (whether a pair began from
-        the same noise), `settings_that_differ` (names of those that may move a score), `quality` (for each
-        figure of the images' look that both have: `before`, `after`, `interval` of the difference).
+        The same as `figures_of` (without `exact` if the reward gives no verdict), but for the differences (in
+            [-1, 1]); and `before`, `after` (identifiers), `pairs`, `same_noise` (whether a pair began from
+            the same noise), `settings_that_differ` (names of those that may move a score), `quality` (for
+            each figure of the images' look that both have: `before`, `after`, `interval` of the difference).
 
     Raises:
-        ConfigurationError: the two were judged by different scorers, or have no judged image of the same
-            prompt and seed.
+        ConfigurationError: other scorers judged them, or no judged images have the same prompt and seed.
     """
     old, new = before[0].config, after[0].config
     refuse_other_judge(before[0], new)
-    earlier = {_identity(image): image for image in before[1] if image.error is None}
-    pairs = [
-        (earlier[_identity(image)], image)
-        for image in after[1]
-        if image.error is None and _identity(image) in earlier
+    judged = [
+        {(i.prompt_id, i.prompt, i.seed_index): i for i in images if i.error is None}
+        for _, images in (before, after)
     ]
+    pairs = [(judged[0][key], image) for key, image in judged[1].items() if key in judged[0]]
     if not pairs:
         raise ConfigurationError(
             f"evaluations {before[0].evaluation_id} and {after[0].evaluation_id} have no judged image of "
             f"the same prompt and seed (prompts.evaluate = {old.prompts.evaluate!r} and "
             f"{new.prompts.evaluate!r}); evaluate both on the same prompts"
         )
-    by_prompt: defaultdict[tuple[str, str], list[tuple[JudgedImage, JudgedImage]]] = defaultdict(list)
-    for pair in pairs:
-        by_prompt[pair[1].unit].append(pair)
-    values = [
-        (
-            tag,
-            statistics.fmean(late.score - early.score for early, late in of_prompt),
-            statistics.fmean(float(late.exact) - float(early.exact) for early, late in of_prompt),
-        )
-        for (tag, _), of_prompt in by_prompt.items()
-    ]
-    figures = tagged_figures(values, lowest=-1.0)
+    by_prompt: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for early, late in pairs:
+        by_prompt[late.unit].append((late.score - early.score, float(late.exact) - float(early.exact)))
+    figures = tagged_figures(by_prompt, lowest=-1.0)
+    judges = [(config.evaluation.judge, config.evaluation.options) for config in (old, new)]
     return {
         "before": before[0].evaluation_id,
         "after": after[0].evaluation_id,
@@ -127,17 +112,13 @@ def difference_of(
                 "interval": None if math.isinf(change.low) else [change.low, change.high],
             }
             for change in image_changes(pairs)
-            if change.name != JUDGE or _judge(old) == _judge(new)
+            if change.name != JUDGE or judges[0] == judges[1]  # figures of two judges do not compare
         },
     } | (figures if after[0].gives_verdict else graded(figures))
 
 
 def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
-    """Refuse to compare scores of different scales.
-
-    Raises:
-        ConfigurationError: settings of the reward differ; the message names them.
-    """
+    """Refuse to compare scores of different scales; the message names the settings that differ."""
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
     if other.reward.scorer != config.reward.scorer or {"reward.options", "reward.frames"} & {*differing}:
@@ -148,37 +129,6 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
         )
 
 
-def refuse_other_prompts(
-    earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
-) -> None:
-    """Refuse `prompts` for which an `earlier` evaluation has no `images` to compare with.
-
-    Args:
-        earlier: evaluation to compare with.
-        images: images of that evaluation.
-        prompts: prompts of the new evaluation.
-
-    Raises:
-        ConfigurationError: the earlier evaluation shares no prompt with them.
-    """
-    known = {(image.prompt_id, image.prompt) for image in images}
-    if not any((prompt.prompt_id, prompt.text) in known for prompt in prompts):
-        raise ConfigurationError(
-            f"evaluation {earlier.evaluation_id} has none of these {len(prompts)} prompts (it was made on "
-            f"prompts.evaluate = {earlier.config.prompts.evaluate!r}); evaluate on the same ones"
-        )
-
-
-def _identity(image: JudgedImage) -> tuple[int, str, int]:
-    return image.prompt_id, image.prompt, image.seed_index
-
-
-def _judge(config: RunConfig) -> tuple[str, object]:
-    """Return the judge of the figure `judge`: figures of different judges are not comparable."""
-    return config.evaluation.judge, config.evaluation.options
-
-
 def _differing(one: RunConfig, other: RunConfig) -> list[str]:
-    """Return the dotted names of the settings that differ and affect images."""
     names = [dotted(key) for key, _ in differing(one, other)]
     return [name for name in names if not name.startswith(_OF_NO_CONCERN)]

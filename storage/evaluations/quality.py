@@ -129,12 +129,7 @@ class FigureChange:
 
 @dataclass(frozen=True)
 class QualityVerdict:
-    """A judgement of a run by its images beside its score.
-
-    Attributes:
-        score: change of the reward's graded score.
-        others: changes of the figures that no reward sees, in the order of `QUALITY`.
-    """
+    """A judgement of a run by its images beside its score; `others` are the figures that no reward sees."""
 
     score: FigureChange
     others: tuple[FigureChange, ...]
@@ -155,7 +150,7 @@ class QualityVerdict:
     @property
     def in_words(self) -> str:
         """The score's change, and the worse figures, in words."""
-        parts = [f"{QUALITY[c.name].title} {_figure(c.before)} -> {_figure(c.after)}" for c in self.worse]
+        parts = [f"{QUALITY[c.name].title} {c.before:.3g} -> {c.after:.3g}" for c in self.worse]
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 
 
@@ -182,8 +177,6 @@ class AlarmCourse:
         """Return the course after another evaluation and the response to it.
 
         Args:
-            iteration: iteration of the evaluation.
-            is_hacking: True if it raised the alarm.
             has_collapsed: True if its score is clearly below that of the last sound evaluation.
         """
         if not is_hacking and has_collapsed:
@@ -224,13 +217,10 @@ def image_changes(pairs: Iterable[tuple[JudgedImage, JudgedImage]]) -> list[Figu
 
 
 def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
-    """Compare the images of an evaluation with the untouched model's.
+    """Compare an evaluation's images with the untouched model's; None without a score or figures of both.
 
     Args:
         pairs: columns prompt (its text), seed_index, name, before, after; the score among the names.
-
-    Returns:
-        The verdict; None if no score or no figure of the same image is in both.
     """
     changes = {change.name: change for change in figure_changes(pairs, [SCORE, *QUALITY])}
     score = changes.pop(SCORE, None)
@@ -240,10 +230,9 @@ def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
 def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChange]:
     """Return the changes of these figures, in this order; a figure without pairs is left out.
 
-    Rows with the same text are one prompt.
-
     Args:
-        pairs: columns prompt (its text), seed_index, name, before, after.
+        pairs: columns prompt (its text; rows with the same one are one prompt), seed_index, name, before,
+            after.
     """
     changes = []
     for name in names:
@@ -255,15 +244,11 @@ def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChan
 
 
 def _change(name: str, before_N: np.ndarray, after_N: np.ndarray) -> FigureChange:
-    difference_N = after_N - before_N
-    low, high = _interval(difference_N) if len(difference_N) >= LEAST_PROMPTS else (-math.inf, math.inf)
-    return FigureChange(name, float(before_N.mean()), float(after_N.mean()), low, high, len(before_N))
-
-
-def _interval(difference_N: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % interval of the mean, by drawing prompts with replacement."""
-    low, high = np.quantile(_weights(len(difference_N)) @ difference_N, (0.025, 0.975))
-    return float(low), float(high)
+    low, high = -math.inf, math.inf
+    if len(before_N) >= LEAST_PROMPTS:  # by drawing prompts with replacement
+        low, high = np.quantile(_weights(len(before_N)) @ (after_N - before_N), (0.025, 0.975))
+    means = float(before_N.mean()), float(after_N.mean())
+    return FigureChange(name, *means, float(low), float(high), len(before_N))
 
 
 @lru_cache(maxsize=2)
@@ -273,7 +258,3 @@ def _weights(count: int) -> np.ndarray:
     draw = np.random.default_rng([_SEED, count])
     drawn = (np.bincount(draw.integers(count, size=count), minlength=count) for _ in range(resamples))
     return np.stack([counts.astype(np.float32) / count for counts in drawn])
-
-
-def _figure(value: float) -> str:
-    return f"{value:.3g}"

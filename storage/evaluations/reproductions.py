@@ -72,11 +72,7 @@ class Reference:
 
     @property
     def run_config(self) -> RunConfig:
-        """Its configuration.
-
-        Raises:
-            ConfigurationError: the settings are of another version.
-        """
+        """Its configuration; a ConfigurationError if the settings are of another version."""
         return stored_config(
             self.config, f"the reference {self.run_id}", "make a new one, or use the commit that made it"
         )
@@ -136,11 +132,7 @@ def reference_of(store: RunStore, run_id: str) -> Reference:
 
 
 def write_reference(reference: Reference, file: Path) -> None:
-    """Write a reference as JSON, for another machine.
-
-    Raises:
-        ConfigurationError: the file cannot be written.
-    """
+    """Write a reference as JSON, for another machine; a ConfigurationError if the file cannot be written."""
     try:
         file.write_text(json.dumps({"format": _FORMAT, **asdict(reference)}, indent=1), encoding="utf-8")
     except OSError as error:
@@ -148,11 +140,7 @@ def write_reference(reference: Reference, file: Path) -> None:
 
 
 def read_reference(file: Path) -> Reference:
-    """Read a file of `write_reference`.
-
-    Raises:
-        ConfigurationError: the file is missing or not a reference.
-    """
+    """Read a file of `write_reference`; a ConfigurationError if it is missing or not a reference."""
     text = read_text_file(file, f"reference {file}", ConfigurationError)
     problem = ""
     try:
@@ -185,12 +173,11 @@ class Reproduction:
         reference: run that was reproduced.
         run_id: new run; None if none was made.
         started_at, ended_at: Unix seconds.
-        message: verdict in words.
         score_was, score_is: mean held-out score of the reference and of this run.
         difference, low, high: mean difference of paired held-out scores, this run minus the reference, and
             its 95 % interval.
-        differences: differences, each with `kind` (versions, device, configuration, data, code or result),
-            `what`, `was` and `is`.
+        differences: each with `kind` (versions, device, configuration, data, code or result), `what`, `was`
+            and `is`.
     """
 
     reproduction_id: str
@@ -215,11 +202,7 @@ class Reproduction:
 
 
 def write_reproduction(home: Home, done: Reproduction) -> None:
-    """Write a reproduction; writing the same again changes nothing.
-
-    Raises:
-        StorageError: the disk refuses, or a file is damaged.
-    """
+    """Write a reproduction; writing the same again changes nothing. StorageError if the disk refuses."""
     with refusals(f"reproduction {done.reproduction_id} into {home.reproductions}"):
         home.reproductions.mkdir(mode=0o700, exist_ok=True)
         write_json(_file(home, done.reproduction_id), asdict(done))
@@ -230,11 +213,7 @@ def _file(home: Home, reproduction_id: str) -> Path:
 
 
 def reference_run_of(home: Home, series: str) -> str | None:
-    """Return the run that a series is compared with: the latest recorded for it; None if there is none.
-
-    Raises:
-        StorageError: the disk refuses, or a file is damaged.
-    """
+    """Return the run that a series is compared with: the latest recorded for it; None if there is none."""
     with RunStore(home).reading() as connection:
         row = connection.execute(
             "SELECT run_id FROM reproductions WHERE series = ? AND verdict = 'recorded' "
@@ -252,12 +231,7 @@ def reproductions(connection: RecordConnection, limit: int = 500) -> pd.DataFram
 
 
 def reproduction_of(home: Home, reproduction_id: str) -> Reproduction:
-    """Return one reproduction.
-
-    Raises:
-        RunNotFoundError: no reproduction has that identifier.
-        StorageError: the disk refuses, or a file is damaged.
-    """
+    """Return one reproduction; a RunNotFoundError if there is none, a StorageError if its file is damaged."""
     file = _file(home, reproduction_id)
     if not file.exists():
         raise RunNotFoundError(f"no reproduction {reproduction_id!r}; `spotlight reproduce RUN` makes one")

@@ -26,9 +26,7 @@ class SeparateEvaluation:
     """An evaluation by `spotlight evaluate`.
 
     Attributes:
-        evaluation_id: its identifier.
-        run_id: run of the checkpoint; None for an untouched model.
-        iteration: iteration of the checkpoint; 0 for an untouched model.
+        run_id, iteration: run and iteration of the checkpoint; None and 0 for an untouched model.
         started_at, ended_at: Unix seconds.
         score, exact: means over the judged images.
         images: number of images.
@@ -57,11 +55,7 @@ class SeparateEvaluation:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration.
-
-        Raises:
-            ConfigurationError: the settings are of another version.
-        """
+        """The configuration; a ConfigurationError if the settings are of another version."""
         return stored_config(self.settings, f"evaluation {self.evaluation_id}", "evaluate again")
 
 
@@ -75,18 +69,13 @@ class EvaluationStore:
         self.home = home
 
     def commit(self, evaluation: SeparateEvaluation, images: Sequence[JudgedImage]) -> None:
-        """Write an evaluation by one rename.
-
-        Raises:
-            StorageError: an evaluation already has that identifier.
-        """
+        """Write an evaluation by one rename; a StorageError if one already has that identifier."""
         key = evaluation.evaluation_id
         if (self.home.evaluations / key).exists():
             raise StorageError(f"evaluation {key} exists already; take another identifier")
+        table = "separate_evaluation_images"
         tables = {
-            "separate_evaluation_images": columns_of(
-                "separate_evaluation_images", images, ("evaluation_id",)
-            ),
+            table: columns_of(table, images, ("evaluation_id",)),
             "separate_evaluation_image_figures": figure_columns(images),
         }
         facts = asdict(evaluation)

@@ -32,12 +32,7 @@ Arms = Mapping[str, Mapping[int, str]]
 
 
 class Amount(NamedTuple):
-    """A quantity, of which two runs are compared at equal amounts.
-
-    Attributes:
-        title: its name in a sentence.
-        form: format of an amount.
-    """
+    """A quantity, of which two runs are compared at equal amounts: its name in a sentence, and a format."""
 
     title: str
     form: str
@@ -118,17 +113,13 @@ def compared_strategies(connection: RecordConnection, arms: Arms) -> dict[str, A
     baseline, *others = arms
     ran = [run_id for runs in arms.values() for run_id in runs.values()]
     courses = {run_id: _read_course(connection, run_id) for run_id in ran}
-    facts = {
-        run_id: (json.loads(config), json.loads(environment))
-        for run_id, config, environment in connection.execute(
-            "SELECT run_id, config, environment FROM runs"
-        ).fetchall()
-        if run_id in courses
-    }
+    facts = connection.execute(
+        "SELECT config, environment FROM runs WHERE list_contains(?::VARCHAR[], run_id)", [ran]
+    ).fetchall()
     return {
         "baseline": baseline,
         "runs": {strategy: {str(seed): run for seed, run in runs.items()} for strategy, runs in arms.items()},
-        "modelled": all(is_modelled(config, environment) for config, environment in facts.values()),
+        "modelled": all(is_modelled(*map(json.loads, each)) for each in facts),
         "strategies": {name: _compared(courses, arms[baseline], arms[name]) for name in others},
     }
 
@@ -202,21 +193,19 @@ def _read_course(connection: RecordConnection, run_id: str) -> _Course:
         "WHERE run_id = ? AND w.phase = 'iteration') GROUP BY iteration ORDER BY ALL",
         [run_id],
     ).fetchall()
-    evaluated = list(scores)
+
+    def up_to(rows: Sequence[Sequence[float]], column: int) -> list[float]:
+        return [float(sum(row[column] for row in rows if row[0] <= iteration)) for iteration in scores]
+
     return _Course(
         scores,
         {
-            "iterations": [float(iteration) for iteration in evaluated],
-            "samples": _up_to(evaluated, trained, 1),
-            "device_s": _up_to(evaluated, paid, 1),
-            "usd": _up_to(evaluated, paid, 2),
+            "iterations": [float(iteration) for iteration in scores],
+            "samples": up_to(trained, 1),
+            "device_s": up_to(paid, 1),
+            "usd": up_to(paid, 2),
         },
     )
-
-
-def _up_to(evaluated: Sequence[int], rows: Sequence[Sequence[float]], column: int) -> list[float]:
-    """Return the sum of a column over the iterations up to each evaluated one."""
-    return [float(sum(row[column] for row in rows if row[0] <= iteration)) for iteration in evaluated]
 
 
 def in_words(answer: Mapping[str, Any]) -> list[str]:
@@ -224,12 +213,14 @@ def in_words(answer: Mapping[str, Any]) -> list[str]:
     found = [_short(answer["baseline"], name, each) for name, each in answer["strategies"].items()]
     for name, each in answer["strategies"].items():
         seeds = ", ".join(map(str, each["seeds"]))
-        found += [
-            f"{name} minus {answer['baseline']} at equal {AMOUNTS[amount].title} "
-            f"({_amount(amount, one['amount'], answer['modelled'])}): {one['difference']:+.3f} "
-            f"({one['low']:+.3f} to {one['high']:+.3f}), {one['score']:.3f} against {one['baseline']:.3f}."
-            for amount, one in each["at_equal"].items()
-        ]
+        for amount, one in each["at_equal"].items():
+            mark = f" {MODELLED}" * (answer["modelled"] and amount == "usd")
+            found.append(
+                f"{name} minus {answer['baseline']} at equal {AMOUNTS[amount].title} "
+                f"({AMOUNTS[amount].form.format(one['amount'])}{mark}): {one['difference']:+.3f} "
+                f"({one['low']:+.3f} to {one['high']:+.3f}), {one['score']:.3f} against "
+                f"{one['baseline']:.3f}."
+            )
         if each["at_equal"]:
             alone = len(each["seeds"]) == 1
             more = "; another run seed may give another answer: add seeds" if alone else ""
@@ -259,7 +250,3 @@ def _short(baseline: str, name: str, each: Mapping[str, Any]) -> str:
 def _listed(titles: Sequence[str]) -> str:
     *first, last = titles
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def _amount(name: str, value: float, modelled: bool) -> str:
-    return AMOUNTS[name].form.format(value) + f" {MODELLED}" * (modelled and name == "usd")

@@ -8,7 +8,6 @@ recorded, or is too long, shows as a difference.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -29,12 +28,7 @@ _CUT_WITHIN_S = 1.0  # a loss cuts the state that ended no longer than this befo
 
 @dataclass(frozen=True)
 class Spent:
-    """Paid device time and its price.
-
-    Attributes:
-        device_s: device-seconds.
-        usd: dollars, at the prices of the run's settings.
-    """
+    """Paid device time (seconds) and its dollars, at the prices of the run's settings."""
 
     device_s: float = 0.0
     usd: float = 0.0
@@ -68,9 +62,8 @@ class Loss:
 
     Attributes:
         at: time when it was noticed (Unix seconds).
-        cut_state: its state; None if it had not loaded yet.
-        cut_s: seconds spent in that state: the most that was lost with it.
-        detail: reason that the runtime recorded.
+        cut_state, cut_s: its state, None if it had not loaded yet, and the seconds spent in it: the most that
+            was lost with it.
     """
 
     worker: str
@@ -106,12 +99,10 @@ class WorkerAccount:
 
 @dataclass(frozen=True)
 class UnjoinedDevice:
-    """A device of the run's settings that never joined.
+    """A device of the run's settings, such as `spot-1`, that never joined.
 
-    Attributes:
-        device: slot of the device, such as `spot-1`.
-        failures: number of workers for it that ended while they loaded.
-        reason: reason of the last failure; without a failure, that no instance had room.
+    `failures` workers for it ended while they loaded, the last for that reason; if none, no instance had
+    room.
     """
 
     device: str
@@ -121,15 +112,7 @@ class UnjoinedDevice:
 
 @dataclass(frozen=True)
 class StandbyAccount:
-    """Use of the standbys of one name; each life of a run has one of that name.
-
-    Attributes:
-        waited_s: seconds of standby, loading included.
-        cpu_s: processor time.
-        memory_bytes: resident memory, the largest reading.
-        taken: number of times that it replaced a lost worker.
-        lost: number of times that it died before that.
-    """
+    """Use of the standbys of one name, one in each life of a run: seconds, bytes, and how they ended."""
 
     standby: str
     waited_s: float
@@ -176,17 +159,16 @@ class Ledger:
         """Return the total, or that of one phase, market or state, or of a combination of them.
 
         Args:
-            phase: phase to count; None for all.
-            market: market to count; None for all.
-            state: device state to count; None for all.
+            phase, market, state: None for all.
         """
-        return _total(
+        parts = [
             entry.spent
             for entry in self.entries
             if phase in (None, entry.phase)
             and market in (None, entry.market)
             and state in (None, entry.state)
-        )
+        ]
+        return Spent(sum(part.device_s for part in parts), sum(part.usd for part in parts))
 
     @property
     def by_state(self) -> dict[str, Spent]:
@@ -424,8 +406,3 @@ def _unjoined_devices(connection: RecordConnection, run_id: str) -> tuple[Unjoin
                 count, reason = failures.get(slot, (0, f"no {market} instance had room for it"))
                 found.append(UnjoinedDevice(slot, count, reason))
     return tuple(found)
-
-
-def _total(parts: Iterable[Spent]) -> Spent:
-    listed = list(parts)
-    return Spent(sum(part.device_s for part in listed), sum(part.usd for part in listed))

@@ -30,10 +30,7 @@ _SPLITS_FILE = "dataset_dict.json"
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files that hold the rows, in their order.
-
-    Args:
-        path: a .parquet or .arrow file, or the folder of a dataset or of one split.
+    """Return the files that hold the rows of a file or of a dataset's (or split's) folder, in their order.
 
     Raises:
         PromptFileError: the folder is not a dataset, has several splits, or lacks files.

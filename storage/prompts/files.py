@@ -64,14 +64,15 @@ class PromptRecord:
 
 
 def resolve_prompt_path(path: str | Path) -> Path:
-    """Return the file or the dataset's folder that a path or `builtin:NAME` means.
-
-    Raises:
-        PromptFileError: no such file, no such built-in set, or a suffix that no prompt file has.
-    """
+    """Return the file or the dataset's folder that a path or `builtin:NAME` means (PromptFileError: none)."""
     text = str(path)
     if text.startswith(BUILTIN_PREFIX):
-        return _resolve_builtin(text.removeprefix(BUILTIN_PREFIX))
+        name = text.removeprefix(BUILTIN_PREFIX)
+        for file in (BUILTIN_FOLDER / f"{name}{suffix}" for suffix in _SUFFIXES):
+            # A name with a separator would reach outside the folder.
+            if file.parent == BUILTIN_FOLDER and os.path.isfile(file):
+                return file
+        raise PromptFileError(f"no built-in prompt set {quoted(name)}; there are {_builtin_names()}")
     found = Path(os.path.expanduser(text))
     if os.path.isdir(found):
         return found
@@ -88,35 +89,18 @@ def resolve_prompt_path(path: str | Path) -> Path:
     return found
 
 
-def _resolve_builtin(name: str) -> Path:
-    for suffix in _SUFFIXES:
-        found = BUILTIN_FOLDER / f"{name}{suffix}"
-        # A name with a separator would reach outside the folder.
-        if found.parent == BUILTIN_FOLDER and os.path.isfile(found):
-            return found
-    raise PromptFileError(f"no built-in prompt set {quoted(name)}; there are {_builtin_names()}")
-
-
 def _builtin_names() -> str:
     names = sorted(p.stem for p in BUILTIN_FOLDER.glob("*") if p.suffix in _SUFFIXES)
     return ", ".join(BUILTIN_PREFIX + name for name in names) or "no built-in sets installed"
 
 
 def prompt_files(path: str | Path) -> list[Path]:
-    """Return the files that `load_prompts` reads, in a fixed order.
-
-    Raises:
-        PromptFileError: a file is missing.
-    """
+    """Return the files that `load_prompts` reads, in a fixed order; PromptFileError if one is missing."""
     return data_files(resolve_prompt_path(path))
 
 
 def source_files(path: str | Path) -> list[Path]:
-    """Return the image files that the rows of a prompt file name, in their order, without data URIs.
-
-    Raises:
-        PromptFileError: as for `load_prompts`.
-    """
+    """Return the image files that the rows of a prompt file name, in their order, without data URIs."""
     if resolve_prompt_path(path).suffix != ".jsonl":
         return []
     records = load_prompts(path)
@@ -125,18 +109,15 @@ def source_files(path: str | Path) -> list[Path]:
 
 
 def load_prompts(path: str | Path) -> list[PromptRecord]:
-    """Read a prompt file or a dataset.
+    """Read a prompt file or a dataset: one record for each non-empty line, in the file's order.
 
     Args:
         path: a .txt or .jsonl file, a dataset (see `storage.prompts.datasets`), or `builtin:NAME` for a set
             that ships with the project.
 
-    Returns:
-        One record for each non-empty line, in the file's order.
-
     Raises:
-        PromptFileError: the file is missing, empty or not UTF-8, or a row is malformed (the message
-            names the file and the line).
+        PromptFileError: the file is missing, empty or not UTF-8, or a row is malformed (the message names the
+            file and the line).
     """
     found = resolve_prompt_path(path)
     records = _dataset(found) if found.suffix not in _SUFFIXES or found.is_dir() else _lines(found)
@@ -168,14 +149,10 @@ def _lines(found: Path) -> list[PromptRecord]:
 
 
 def prompt_of(text: str, where: str) -> PromptRecord:
-    """Return a single prompt that a person gives: a text, or a row as of a .jsonl file.
+    """Return a single prompt that a person gives: a text, or a row as of a .jsonl file, begun by a brace.
 
-    Args:
-        text: the prompt; a row begins with a brace, and its image is relative to the current folder.
-        where: place of the prompt, for messages.
-
-    Raises:
-        PromptFileError: the text is empty or has control characters, or the row is malformed.
+    Its image is relative to the current folder. Raises PromptFileError, which begins with `where`, if the
+    text is empty or has control characters, or the row is malformed.
     """
     line = text.strip()
     return _record(line, line.startswith("{"), Path.cwd(), where, 0, 0)
@@ -185,15 +162,6 @@ def _record(line: str, is_row: bool, folder: Path, where: str, prompt_id: int, n
     if not is_row:
         _check_prompt(line, where)
         return PromptRecord(prompt_id, line, line=number)
-    row = _parse_row(line, where)
-    source = resolve_source(row["image"], folder, where) if "image" in row else ""
-    pair = tuple(resolve_source(row[key], folder, where, key) for key in PAIR if key in row)
-    if len(pair) == 1:
-        raise PromptFileError(f"{where}: a pair has both {' and '.join(PAIR)}; give the other one, or none")
-    return PromptRecord(prompt_id, row["prompt"], row, number, source, pair)
-
-
-def _parse_row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -203,7 +171,11 @@ def _parse_row(line: str, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise PromptFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
     _check_row(row, where)
-    return row
+    source = resolve_source(row["image"], folder, where) if "image" in row else ""
+    pair = tuple(resolve_source(row[key], folder, where, key) for key in PAIR if key in row)
+    if len(pair) == 1:
+        raise PromptFileError(f"{where}: a pair has both {' and '.join(PAIR)}; give the other one, or none")
+    return PromptRecord(prompt_id, row["prompt"], row, number, source, pair)
 
 
 def _check_row(row: dict[str, Any], where: str) -> None:
@@ -212,10 +184,9 @@ def _check_row(row: dict[str, Any], where: str) -> None:
     _check_value(row, where, _DEEPEST)
     if "include" in row and not isinstance(row.get("tag", ""), str):
         raise PromptFileError(f"{where}: `tag` must be a string, got {quoted(row['tag'])}")
-    if "include" in row:
-        _check_objects(row["include"], "include", where)
-    if "exclude" in row:
-        _check_objects(row["exclude"], "exclude", where)
+    for key in ("include", "exclude"):
+        if key in row:
+            _check_objects(row[key], key, where)
 
 
 def _check_prompt(prompt: Any, where: str) -> None:

@@ -35,24 +35,18 @@ def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[Prompt
 
 
 def compared_prompts(config: RunConfig, held_out: Sequence[PromptRecord]) -> list[PromptRecord]:
-    """Return the held-out prompts that every evaluation of a run has; over them its scores are comparable.
+    """Return the held-out prompts (of all in the file) that every evaluation of a run has, so as to compare.
 
     The first and the last evaluation have the whole file, those between them only these.
-
-    Args:
-        held_out: all prompts of its file.
     """
     return draw_subset(held_out, config.evaluation.prompts if config.evaluates_between else len(held_out))
 
 
 def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecord]:
-    """Draw some of a file's prompts, with each tag in proportion, in the order of the file.
+    """Draw `count` of a file's prompts, with each tag in proportion, in the order of the file.
 
     Within a tag the prompts with the smallest hashes are taken: neither their order in the file nor a
     generator decides. A prompt in several rows is taken twice only once all others are in.
-
-    Args:
-        count: number to draw; all of them if there are no more.
     """
     if count >= len(prompts):
         return list(prompts)
@@ -74,11 +68,7 @@ def draw_subset(prompts: Sequence[PromptRecord], count: int) -> list[PromptRecor
 
 
 def held_out_in_words(config: RunConfig) -> str:
-    """Describe the part of the file in a run's evaluations, and their number of images.
-
-    Raises:
-        PromptFileError, ConfigurationError: as for `load_run_prompts`.
-    """
+    """Describe the part of the file in a run's evaluations, and their number of images."""
     _, held_out = load_run_prompts(config)
     compared = compared_prompts(config, held_out)
     if len(compared) == len(held_out):
@@ -92,12 +82,7 @@ def held_out_in_words(config: RunConfig) -> str:
 
 
 def part_in_words(part: Sequence[PromptRecord], held_out: Sequence[PromptRecord]) -> str:
-    """Describe what part of a file some of its prompts are.
-
-    Args:
-        part: prompts from `draw_subset`.
-        held_out: all prompts of the file.
-    """
+    """Describe what part of a file's held-out prompts some from `draw_subset` are."""
     if len(part) == len(held_out):
         return f"all {len(held_out)} held-out prompts"
     shares = ", every tag in its share" if any(prompt.tag for prompt in part) else ""

@@ -38,13 +38,12 @@ def is_file(source: str) -> bool:
 
 
 def resolve_source(value: Any, folder: Path, where: str, key: str = "image") -> str:
-    """Return the image that a row names: a data URI unchanged, a path as absolute.
+    """Return the image that a row names: a data URI unchanged, a path as absolute; of a list, one a line.
 
     Args:
-        value: value of the row's key; the images of a list are one a line in the result.
+        value: value of the row's key.
         folder: folder of the prompt file, which a relative path starts from.
         where: file and line, for messages.
-        key: key of the row.
 
     Raises:
         PromptFileError: the value is not text, the data URI is too long or not base64, or there is no such
@@ -81,8 +80,8 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
 
     Args:
         source: source of the prompt; empty if it has none.
-        size: height and width of the images that the model edits, after their number where there are
-            several; None if it edits none.
+        size: height and width of the images that the model edits, after their number where there are several;
+            None if it edits none.
 
     Raises:
         PromptFileError: the model needs an image and there is none or the reverse, the image cannot be read,
@@ -114,12 +113,8 @@ def check_source(source: str, size: tuple[int, ...] | None) -> None:
 def check_pair(pair: Sequence[str], size: tuple[int, int]) -> None:
     """Refuse a preferred and a rejected picture that a model cannot learn from; this reads both.
 
-    Args:
-        pair: both, as from `resolve_source`.
-        size: height and width of the images that the model makes.
-
     Raises:
-        PromptFileError: one cannot be read or has another size, or they are the same picture.
+        PromptFileError: one cannot be read or is not of the height and width `size`, or both are the same.
     """
     preferred_HWC, rejected_HWC = (read_picture(one) for one in pair)
     for source, picture_HWC in zip(pair, (preferred_HWC, rejected_HWC), strict=True):
@@ -145,9 +140,6 @@ def _refuse_other_size(source: str, image_HWC: np.ndarray, size: tuple[int, int]
 def read_source(source: str) -> np.ndarray:
     """Read a source as `read_picture`, and keep it for its samples; (N, H, W, 3) where there are several.
 
-    Args:
-        source: result of `resolve_source`.
-
     Raises:
         PromptFileError: the file is missing, truncated, or not an image, or several differ in size.
     """
@@ -162,21 +154,23 @@ def read_source(source: str) -> np.ndarray:
 
 
 def read_picture(source: str) -> np.ndarray:
-    """Read an image: uint8 RGB, shape (H, W, 3), not writable.
-
-    Raises:
-        PromptFileError: the file is missing, truncated, or not an image.
-    """
+    """Read an image: uint8 RGB, shape (H, W, 3), not writable; a PromptFileError if it is not one."""
     import numpy as np
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        content = Path(source).read_bytes() if is_file(source) else _decoded(source)
+        if is_file(source):
+            content = Path(source).read_bytes()
+        else:
+            content = base64.b64decode(source.partition(_BASE64)[2], validate=True)
         with Image.open(io.BytesIO(content)) as opened:
             image_HWC = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        why = f"not base64: {error}" if isinstance(error, binascii.Error) else str(error)
+        if isinstance(error, UnidentifiedImageError):  # its message names an object in memory
+            why = "no known format"
         raise PromptFileError(
-            f"{named(source)} cannot be read as an image ({_why(error)}); save it again as PNG or JPEG"
+            f"{named(source)} cannot be read as an image ({why}); save it again as PNG or JPEG"
         ) from error
     image_HWC.setflags(write=False)
     return image_HWC
@@ -188,15 +182,7 @@ def as_data_uri(image_HWC: np.ndarray) -> str:
 
 
 def thumbnail(source: str, side: int) -> str:
-    """Return a source image as a data URI, scaled down if a side is too long; several stand side by side.
-
-    Args:
-        source: result of `resolve_source`.
-        side: most pixels per side.
-
-    Raises:
-        PromptFileError: the file is missing, truncated, or not an image.
-    """
+    """Return a source image as a data URI, with at most `side` pixels a side; several stand side by side."""
     import numpy as np
     from PIL import Image
 
@@ -209,17 +195,3 @@ def thumbnail(source: str, side: int) -> str:
 def named(source: str) -> str:
     """Return the name of a source image for a message."""
     return f"image {quoted(source)}" if is_file(source) else "the image of the data URI"
-
-
-def _decoded(source: str) -> bytes:
-    try:
-        return base64.b64decode(source.partition(_BASE64)[2], validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"not base64: {error}") from error
-
-
-def _why(error: Exception) -> str:
-    """Return why an image cannot be read: Pillow's message names an object in memory if no format fits."""
-    from PIL import UnidentifiedImageError
-
-    return "no known format" if isinstance(error, UnidentifiedImageError) else str(error)

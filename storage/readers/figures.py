@@ -93,11 +93,7 @@ class Moment:
 
 
 def moments_after(connection: RecordConnection, run_id: str, after: int) -> list[Moment]:
-    """Return the iterations and evaluations of a run after a moment, in order.
-
-    Args:
-        after: number of the last moment to skip; -1 for none.
-    """
+    """Return the iterations and evaluations of a run after a moment (-1: all), in order."""
     values = {"run": run_id, "after": after}
     metrics: dict[int, dict[str, float]] = defaultdict(dict)
     for table, odd in (("iteration_metrics", 0), ("evaluation_metrics", 1)):
@@ -141,12 +137,9 @@ def _by_other_names(metrics: Mapping[str, float], images: int) -> dict[str, floa
 
 
 def last_moment(connection: RecordConnection, run_id: str, number: int, at: float) -> int:
-    """Return the newest moment up to `number` that existed at a time; an earlier one if that was discarded.
+    """Return the newest moment up to `number` that existed at a time (Unix seconds).
 
-    Repeated work ends later than everything recorded before.
-
-    Args:
-        at: time, in Unix seconds.
+    It is an earlier one if that was discarded: repeated work ends later than everything recorded before.
     """
     [(last,)] = connection.execute(
         f"SELECT max(moment) FROM ({_MOMENTS}) WHERE moment <= $number AND ended_at <= $at",
@@ -156,21 +149,18 @@ def last_moment(connection: RecordConnection, run_id: str, number: int, at: floa
 
 
 def gallery(connection: RecordConnection, run_id: str, iteration: int) -> dict[str, bytes]:
-    """Return the pictures (PNG; of clips WebP) of an evaluation, by a name that gives prompt and seed.
-
-    Args:
-        iteration: iteration before the evaluation.
-    """
+    """Return the pictures (PNG; of clips WebP) of an evaluation, by a name that gives prompt and seed."""
     rows = connection.execute(
         "SELECT i.prompt_id, prompt, seed_index, png FROM evaluation_images i JOIN prompts p "
         "ON p.run_id = i.run_id AND p.prompt_id = i.prompt_id AND purpose = 'evaluate' "
         "WHERE i.run_id = $run AND i.iteration = $iteration AND png IS NOT NULL ORDER BY 1, 3",
         {"run": run_id, "iteration": iteration},
     ).fetchall()
-    return {
-        f"held-out/{prompt_id + 1:03d}-{_slug(prompt)}-{seed_index}": png
-        for prompt_id, prompt, seed_index, png in rows
-    }
+    found = {}
+    for prompt_id, prompt, seed_index, png in rows:
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", prompt).strip("-")[:_SLUG_CHARACTERS]
+        found[f"held-out/{prompt_id + 1:03d}-{slug}-{seed_index}"] = png
+    return found
 
 
 def figure_name(figure: str) -> str:
@@ -204,7 +194,3 @@ def plain(name: str) -> str:
         return escaped
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{escaped[: _MOST_CHARACTERS - 9].rstrip('./')}-{digest}"
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:_SLUG_CHARACTERS]

@@ -33,8 +33,7 @@ class Position:
 
     Attributes:
         to: destination that it took the run to.
-        moment: last iteration times two, plus one if its evaluation was taken too; -1 for nothing.
-        at: end of that moment, in Unix seconds.
+        moment, at: last `Moment.number`, -1 for nothing, and its end in Unix seconds.
         events: number of events taken.
         ended: final status of the run; empty if its end was not taken.
     """
@@ -73,8 +72,7 @@ class Follower:
         say: callback with what the reader refused.
 
     Attributes:
-        file: file of its position.
-        lock: file whose lock keeps other processes from sending the run too.
+        file, lock: files of its position, and whose lock keeps other processes from sending the run too.
         is_open: True while the reader has the run's copy open; cleared after a failure.
         is_complete: True once it has taken the run's end.
         refused: items that it refused twice, in words.
@@ -149,8 +147,11 @@ class Follower:
         return status is None or self._end(status, at)
 
     def _end(self, status: RunStatus, at: float) -> bool:
-        for path in self._artifacts() if status == "finished" else ():
-            if not self._taken(path.name, self.reader.artifact, path):
+        store = CheckpointStore(self._folder.path)
+        newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}" / CHECKPOINT
+        weights = (newest / "weights.safetensors", newest / "average.safetensors")
+        for path in (*weights, self._folder.path / REPORT) if status == "finished" else ():
+            if path.exists() and not self._taken(path.name, self.reader.artifact, path):
                 return False
         if not self._taken("the run's end", self.reader.end, status, at):
             return False
@@ -194,13 +195,6 @@ class Follower:
             position.events = position.events if begin else 0
         position.write(self.file)  # before the copy holds anything
         self.is_open = True
-
-    def _artifacts(self) -> list[Path]:
-        """Return the files of a finished run for readers: weights, their average, the report."""
-        store = CheckpointStore(self._home.run(self._run_id))
-        newest = store.folder / f"iteration-{max(store.iterations(), default=0):06d}" / CHECKPOINT
-        files = [newest / "weights.safetensors", newest / "average.safetensors", self._folder.path / REPORT]
-        return [file for file in files if file.exists()]
 
 
 def in_words(error: Exception) -> str:

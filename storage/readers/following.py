@@ -94,7 +94,6 @@ class _ReaderThread(threading.Thread):
         self.has_begun = self.is_away = False
 
     def finish(self, status: RunStatus) -> None:
-        """Ask it to take the rest and the run's end."""
         self._status = status
         self.ending.set()
         self.wake.set()
@@ -202,12 +201,7 @@ class _ReaderThread(threading.Thread):
 
 
 def send_evaluation(
-    home: Home,
-    tracking: TrackingConfig,
-    run: ReadRun,
-    number: int,
-    figures: Mapping[str, float],
-    at: float,
+    home: Home, tracking: TrackingConfig, run: ReadRun, number: int, figures: Mapping[str, float], at: float
 ) -> None:
     """Have each reader take an evaluation by `spotlight evaluate` as a separate run; a failure is a warning.
 
@@ -241,17 +235,13 @@ def _behind(home: Home, name: str, tracking: TrackingConfig, label: str) -> list
     """Return ended runs of the same server that a reader has not taken completely, the newest first."""
     found = []
     for row in RunStore(home).runs():
-        if row.status in ("running", "simulated"):
-            continue
         is_over = row.host == socket.gethostname() or now() > (row.ended_at or 0.0) + SETTLED_S
-        if is_over and _goes_to(row.settings, name, tracking):
+        if row.status in ("running", "simulated") or not is_over:
+            continue
+        settings: Any = row.settings  # perhaps of another version
+        given = settings.get("tracking") if isinstance(settings, dict) else None
+        given = given if isinstance(given, dict) else {}
+        if name in given.get("to", [name]) and given.get("uri", "") == tracking.uri:
             taken = Position.read(position_file(home.run(row.run_id), name), label)
             found += [row] if taken.ended != row.status else []
     return found[:MOST_EARLIER]
-
-
-def _goes_to(settings: Any, name: str, tracking: TrackingConfig) -> bool:
-    """Return True if a run's settings, perhaps of another version, name a reader and its server."""
-    given = settings.get("tracking") if isinstance(settings, dict) else None
-    given = given if isinstance(given, dict) else {}
-    return name in given.get("to", [name]) and given.get("uri", "") == tracking.uri

@@ -143,20 +143,18 @@ class MlflowReader(Reader):
         """Return the experiment of all runs; it is marked as training if it was not."""
         from mlflow.exceptions import MlflowException
 
-        for last in (False, True):
-            experiment = client.get_experiment_by_name(EXPERIMENT)
-            if experiment is not None:
-                if _KIND_TAG not in experiment.tags:
-                    client.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
-                return experiment.experiment_id
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            place = None if self.artifacts is None else self.artifacts.as_uri()
             try:
-                place = None if self.artifacts is None else self.artifacts.as_uri()
                 return client.create_experiment(EXPERIMENT, place, tags={_KIND_TAG: _KIND})
-            except MlflowException:
-                if last:
+            except MlflowException:  # two runs may start at once, and the other one made it
+                experiment = client.get_experiment_by_name(EXPERIMENT)
+                if experiment is None:
                     raise
-                # Two runs started at once and the other one made it: look again.
-        raise AssertionError("unreachable: the second round returns or raises")
+        if _KIND_TAG not in experiment.tags:
+            client.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
+        return experiment.experiment_id
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -169,12 +167,7 @@ def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the tags by which MLflow's pages find a run.
-
-    Args:
-        run: run or evaluation.
-        settings: its settings, from `flat_settings`.
-    """
+    """Return the tags by which MLflow's pages find a run; `settings` are from `flat_settings`."""
     tags = {
         RUN_TAG: run.run_id,
         "spotlight.preset": run.environment.get(PRESET),
@@ -190,11 +183,7 @@ def tags_of(run: ReadRun, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def provide_tables(database: Path) -> None:
-    """Provide MLflow's store if a home has none.
-
-    Args:
-        database: SQLite file in an existing folder.
-    """
+    """Provide MLflow's store, an SQLite file in an existing folder, if a home has none."""
     logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
     # It also prints tracebacks of errors that it raises; the reader's thread puts each in one line.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)

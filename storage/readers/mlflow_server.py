@@ -32,7 +32,6 @@ def run_page(server: str, experiment_id: str, mlflow_id: str) -> str:
     """Return the address of a run's page in MLflow.
 
     Args:
-        server: address of the MLflow server.
         experiment_id, mlflow_id: MLflow's identifiers of the experiment and of the run.
     """
     return f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs/{mlflow_id}{_FOR_TRAINING}"
@@ -49,10 +48,7 @@ def serve_command(store_uri: str) -> str:
 
 
 def mlflow_identity(home: Home, run_id: str) -> tuple[str, str] | None:
-    """Return MLflow's identifiers of a run's experiment and of the run, in the home's own store.
-
-    None if the store has no such run or is damaged.
-    """
+    """Return MLflow's identifiers of a run's experiment and of the run in the home's own store, if there."""
     path = home.path / "mlflow.db"
     if not path.is_file():
         return None
@@ -77,19 +73,18 @@ def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> N
     Args:
         uri: setting `tracking.uri`; empty if no server is needed.
         environ: environment with MLflow's variables.
-
-    Raises:
-        ConfigurationError: the server is unusable; the message gives the answer and a remedy.
     """
     if not uri:
         return
     import httpx
 
     setting = f"tracking.uri = {quoted(uri)}"
+    name, password, token = (environ.get(f"MLFLOW_TRACKING_{x}") for x in ("USERNAME", "PASSWORD", "TOKEN"))
     try:
         answer = httpx.get(
             f"{uri}{_SEARCH}", params={"max_results": 1}, timeout=_ANSWER_LIMIT_S, follow_redirects=True,
-            headers=_token(environ), auth=_login(environ), verify=_certificates(environ),
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            auth=(name, password) if name and password else None, verify=_certificates(environ),
         )  # fmt: skip
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # OSError: a file of certificates
         reason = one_line(str(error)) or type(error).__name__
@@ -117,16 +112,6 @@ def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> N
 
 def _said(text: str) -> str:
     return shortened(one_line(text)) or "nothing said"
-
-
-def _token(environ: Mapping[str, str]) -> dict[str, str]:
-    token = environ.get("MLFLOW_TRACKING_TOKEN")
-    return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    name, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
-    return (name, password) if name and password else None
 
 
 def _certificates(environ: Mapping[str, str]) -> Any:

@@ -23,7 +23,6 @@ class ReadRun:
     """A run, or an evaluation by `spotlight evaluate`, as a reader sees it.
 
     Attributes:
-        run_id: its identifier.
         settings: all settings, as JSON values by section.
         environment: versions, commit, preset and the like.
         began_at: Unix seconds.
@@ -73,12 +72,11 @@ class Reader(ABC):
     def evaluation(
         self, number: int, figures: Mapping[str, float], images: Mapping[str, bytes], at: float
     ) -> None:
-        """Take a held-out evaluation.
+        """Take a held-out evaluation that ended at `at` (Unix seconds).
 
         Args:
             number: iteration before the evaluation; 0 for the untouched model.
             images: PNG files by name, of clips animated WebP; an image has the same name in every evaluation.
-            at: end of the evaluation, in Unix seconds.
         """
         self.iteration(number, figures, at)
 

@@ -51,10 +51,6 @@ READERS = Registry(
 
 
 def check_readers(tracking: TrackingConfig) -> None:
-    """Refuse readers that are unknown, not installed, or without an answering server.
-
-    Raises:
-        ConfigurationError: a reader is unusable; the message names it and a remedy.
-    """
+    """Refuse readers that are unknown, not installed, or without an answering server."""
     for name in tracking.to:
         READERS.find(name).check(tracking)

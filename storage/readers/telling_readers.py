@@ -64,12 +64,7 @@ class TellingReader(Reader):
 
     @abstractmethod
     def send(self, text: str) -> None:
-        """Send a text.
-
-        Raises:
-            OSError: it may be taken later.
-            ValueError: it was refused.
-        """
+        """Send a text; an OSError if it may be taken later, a ValueError if it was refused."""
 
     def open(self, run: ReadRun, last: int) -> int | None:
         """Go on after the last thing that was told."""
@@ -197,11 +192,7 @@ def _mail_server() -> smtplib.SMTP:
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; without a port it is that of mail submission.
-
-    Raises:
-        ValueError: the address is not of that form.
-    """
+    """Split HOST:PORT (ValueError if it is neither); without a port it is that of mail submission."""
     parts = urlsplit(f"//{address}")
     if not parts.hostname or parts.port == 0 or parts.netloc != address or "@" in address:
         raise ValueError("not HOST:PORT")
@@ -209,11 +200,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def check_webhook() -> None:
-    """Refuse a webhook without a usable address; its value is not shown.
-
-    Raises:
-        ConfigurationError: the variable is missing or is not an address.
-    """
+    """Refuse a webhook without a usable address; its value is not shown."""
     if web_address(os.environ.get(WEBHOOK_VARIABLE, "")) is None:
         raise ConfigurationError(
             f"tracking.to names webhook; set {WEBHOOK_VARIABLE} to its address, as in https://HOST/SECRET"
@@ -221,11 +208,7 @@ def check_webhook() -> None:
 
 
 def check_mail() -> None:
-    """Refuse mail without recipients, a server, or a user for the password.
-
-    Raises:
-        ConfigurationError: a variable is missing or malformed.
-    """
+    """Refuse mail without recipients, a server, or a user for the password."""
     recipients = [one.strip() for one in os.environ.get(MAIL_VARIABLE, "").split(",")]
     if not all("@" in one and one.isprintable() for one in recipients):
         raise ConfigurationError(

@@ -94,10 +94,10 @@ class TensorboardReader(Reader):
 
 
 def _next_file(folder: Path) -> Path:
-    """Return a file that TensorBoard reads after all other files of a run.
+    """Return a file that TensorBoard, which reads them by name, reads after all other files of a run.
 
-    It reads them in the order of their names. The names from its own writer do not keep that order: two files
-    of one second differ by a number without leading zeros, and a clock may be set back.
+    The names from its own writer do not keep that order: two files of one second differ by a number without
+    leading zeros, and a clock may be set back.
     """
     numbers = [int(found[1]) for file in folder.iterdir() if (found := _NUMBER.match(file.name))]
     number = max([int(now()), *(number + 1 for number in numbers)])

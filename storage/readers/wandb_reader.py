@@ -35,11 +35,7 @@ def _wait_for_a_new_name(folder: Path, run_id: str) -> None:
 
 
 class WandbReader(Reader):
-    """A run in W&B, in the project `spotlight` unless WANDB_PROJECT names another.
-
-    Args:
-        folder: folder in which W&B keeps its files, in a folder `wandb`.
-    """
+    """A run in W&B, in the project `spotlight` or that of WANDB_PROJECT; its files are in `wandb/`."""
 
     label = "W&B"
 
@@ -101,9 +97,6 @@ def refuse_without_login() -> None:
     """Refuse to send to W&B without a key: it would ask for one in the middle of the run.
 
     The check avoids W&B's own service, which starts a process and may not answer.
-
-    Raises:
-        ConfigurationError: the key is missing; the message tells where to get it.
     """
     found = configparser.ConfigParser(interpolation=None)
     try:

@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.files import is_whole, refusals, write_json
+from storage.record.files import KEPT_OF_DISCARDED, PART_FILE, is_whole, refusals, write_json
 from storage.record.reading import COSTS, DESCRIBED, EVALUATION_FILE, PROMPTS, globbed, select_rows
-from storage.record.row_folders import KEPT_OF_DISCARDED, PART_FILE
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS, schema
 
@@ -56,11 +55,7 @@ def refresh_catalogue(home: Home) -> None:
 
 
 def _make_catalogue(catalogue: Path, views: Sequence[str]) -> None:
-    """Write the file elsewhere, and move it into place once it is known to hold the views.
-
-    Raises:
-        StorageError: DuckDB cannot make the views, as the disk is full or a file of rows is damaged.
-    """
+    """Write the file elsewhere, and move it into place once it is known to hold the views."""
     with tempfile.TemporaryDirectory(
         dir=catalogue.parent, prefix=".making-", ignore_cleanup_errors=True
     ) as folder:

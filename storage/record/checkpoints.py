@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.errors import CheckpointError, quoted
-from storage.record.files import CHECKPOINT, delete_folder, put_folder, refusals, replace_file, sync_folder
-from storage.record.row_folders import row_folders
+from storage.record.files import (
+    CHECKPOINT,
+    delete_folder,
+    put_folder,
+    refusals,
+    replace_file,
+    row_folders,
+    sync_folder,
+)
 
 if TYPE_CHECKING:
     from storage.record.tables import Rows
@@ -51,8 +58,7 @@ class Checkpoint:
         iteration: number of iterations done when it was saved.
         blobs: content by name.
         state: other values that a run needs to continue (JSON values): `IterationRecord.state`.
-        path: its folder.
-        rejected: reasons why newer checkpoints were passed over, one line each; empty if none was.
+        rejected: reasons why newer checkpoints were passed over, one line each.
     """
 
     iteration: int
@@ -66,11 +72,8 @@ class CheckpointStore:
     """The checkpoints of one run. One process saves; any number may load meanwhile.
 
     Args:
-        keep: number of the newest to keep, at least 1; the default is one more than a resumed run needs, as
-            the newest may be damaged.
-
-    Raises:
-        ValueError: `keep` is below 1.
+        keep: number of the newest to keep, at least 1 (else ValueError); the default is one more than a
+            resumed run needs, as the newest may be damaged.
     """
 
     def __init__(self, folder: Path, keep: int = KEPT) -> None:
@@ -90,7 +93,7 @@ class CheckpointStore:
         state: Mapping[str, Any],
         rows: Rows | None = None,
     ) -> Path:
-        """Write a checkpoint with its iteration's rows; when this returns both are on disk.
+        """Write a checkpoint with its iteration's rows, and return its folder; both are then on disk.
 
         It is then the newest: the checkpoints of later iterations are deleted, and those beyond `keep`.
 
@@ -98,9 +101,6 @@ class CheckpointStore:
             iteration: number of iterations done, at least 0.
             blobs: content by name (letters, digits, `_`, `.`, `-`).
             state: JSON values, stored beside the blobs.
-
-        Returns:
-            The checkpoint's folder.
 
         Raises:
             ValueError: a bad iteration or blob name.
@@ -119,25 +119,14 @@ class CheckpointStore:
         return self.folder / name / CHECKPOINT
 
     def pin(self, iteration: int) -> None:
-        """Keep a checkpoint until another one is pinned, however many are saved after it.
-
-        Args:
-            iteration: iteration of an existing checkpoint.
-
-        Raises:
-            CheckpointError: the checkpoint does not exist, or the disk refused.
-        """
+        """Keep a checkpoint until another is pinned; CheckpointError if it is missing or the disk refuses."""
         self._path_of(iteration)
         mark = f"the mark of checkpoint {iteration} in {self.folder}"
         with refusals(mark, "then resume", CheckpointError):
             replace_file(self.folder / PINNED, str(iteration).encode())
 
     def drop_after(self, iteration: int) -> None:
-        """Delete the checkpoints of later iterations, so that this one is the newest.
-
-        Raises:
-            CheckpointError: this iteration has no checkpoint, or the disk refused.
-        """
+        """Delete later checkpoints; a CheckpointError if this one is missing or the disk refuses."""
         self._path_of(iteration)
         with refusals(f"to {self.folder}, to delete later checkpoints", "then resume", CheckpointError):
             for later, path in self._found().items():
@@ -165,8 +154,7 @@ class CheckpointStore:
             passes_over: True to take an older one, with a warning, if the newest is damaged; False to refuse.
 
         Raises:
-            CheckpointError: checkpoints exist, and every one is damaged; or the newest is, and must not be
-                passed over.
+            CheckpointError: every checkpoint is damaged, or the newest is and must not be passed over.
         """
         rejected: list[str] = []
         tried: set[tuple[Path, tuple[int, int]]] = set()
@@ -200,11 +188,7 @@ class CheckpointStore:
         return None
 
     def load(self, iteration: int) -> Checkpoint:
-        """Return the checkpoint of one iteration.
-
-        Raises:
-            CheckpointError: the checkpoint is missing or damaged.
-        """
+        """Return the checkpoint of one iteration; a CheckpointError if it is missing or damaged."""
         return _read(self._path_of(iteration), iteration, [])
 
     def _path_of(self, iteration: int) -> Path:
@@ -240,7 +224,6 @@ class CheckpointStore:
                 self._delete(path)
 
     def _delete(self, path: Path) -> None:
-        """Delete a checkpoint; the rows beside it stay."""
         delete_folder(path, self.folder)
         sync_folder(path.parent)
 
@@ -268,11 +251,7 @@ def _files_to_write(
 
 
 def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
-    """Read and verify one checkpoint.
-
-    Raises:
-        CheckpointError: a file is missing, or differs from the manifest.
-    """
+    """Read and verify one checkpoint; a CheckpointError if a file is missing or differs from the manifest."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("manifest_digest", None) != _digest_of(manifest):

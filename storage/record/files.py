@@ -1,6 +1,7 @@
 """Files and folders of the record: complete and on disk when a call returns, or absent.
 
 A folder appears by one rename. A folder in its place is moved aside first: no rename can replace a full one.
+Folders of rows in a run's folder are named by what they hold; a part holds the rows of many others.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,17 +30,25 @@ CHECKPOINT = "checkpoint"
 ASIDE = ".replaced-"
 """The prefix of the name of a folder that was moved aside."""
 
+PART_FILE = "part.json"
+"""The file of a part that names the folders whose rows it holds."""
+
+KEPT_OF_DISCARDED = ("worker_states", "paid_time", "standby_time", "device_events", "sequence_groups")
+"""The tables of a discarded iteration that stay: its devices ran, and were paid for."""
+
+_BATCH_BYTES = 16 << 20
+_ROWS = re.compile(r"(?:discarded-(\d{4,})-)?(iteration|evaluation)-(\d{6,})|part-(\d{6,})")
+
 
 @contextmanager
 def refusals(
     what: str, then: str = "then try again", failure: type[SpotlightError] = StorageError
 ) -> Iterator[None]:
-    """Turn refusals by the disk into an error with a remedy.
+    """Turn refusals by the disk into a `failure` with a remedy.
 
     Args:
         what: what is written.
         then: what to do after the remedy.
-        failure: type of the error.
     """
     try:
         yield
@@ -107,10 +119,9 @@ def is_whole(path: Path) -> bool:
 
 
 def delete_folder(path: Path, run: Path | None = None) -> None:
-    """Delete a folder so that it is never seen half deleted under its name.
+    """Delete a folder, if it exists, so that it is never seen half deleted under its name.
 
     Args:
-        path: folder to delete; it may be missing.
         run: folder of the run, if `path` is deeper than that.
     """
     deleting = (run or path.parent) / f".deleting-{path.name}-{time.time_ns()}"
@@ -122,11 +133,7 @@ def delete_folder(path: Path, run: Path | None = None) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        StorageError: the file is missing or damaged.
-    """
+    """Return the object in a JSON file; a StorageError if the file is missing or damaged."""
     try:
         values = json.loads(path.read_bytes())
     except FileNotFoundError as error:
@@ -145,21 +152,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Replace a JSON file by one rename; when this returns it is on disk.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Replace a JSON file by one rename; when this returns it is on disk. May raise OSError."""
     # A path that is not UTF-8 gives an error text that cannot be encoded.
     replace_file(path, json.dumps(values, ensure_ascii=False, indent=1).encode("utf-8", "replace"))
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by one rename; when this returns it is on disk.
-
-    Raises:
-        OSError: the disk refuses.
-    """
+    """Replace a file by one rename; when this returns it is on disk. May raise OSError."""
     writing = path.with_name(f".writing-{path.name}")
     writing.unlink(missing_ok=True)  # of a process that was killed
     write_durably(writing, content)
@@ -191,11 +190,7 @@ def locked(file: Path, wait: bool = True) -> Iterator[bool]:
 
 
 def write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
-    """Write a new file; when this returns it is on disk.
-
-    Raises:
-        OSError: the disk refuses, or a file has that name already.
-    """
+    """Write a new file; when this returns it is on disk. OSError if the disk refuses or the file exists."""
     # Each view ends with its block: an error keeps this frame, and a view that is left in it would keep the
     # caller from closing the underlying buffer.
     with path.open("xb", buffering=0) as file, memoryview(content) as view:
@@ -215,3 +210,133 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class RowFolder:
+    """A folder of rows.
+
+    Attributes:
+        path: path of the folder; `name` stays its name, even while a writer has moved it aside.
+        discarded: 0 for rows that count, else the number of the discarding that named it.
+        phase: `iteration`, `evaluation` or `part`.
+        number: number of the iteration, or of the part.
+    """
+
+    path: Path
+    name: str
+    discarded: int
+    phase: str
+    number: int
+
+    @cached_property
+    def tables(self) -> dict[str, Path]:
+        """Its files that count, by table; empty if the folder has gone meanwhile."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        found = {name[:-8]: self.path / name for name in sorted(names) if name.endswith(".parquet")}
+        return {t: path for t, path in found.items() if not self.discarded or t in KEPT_OF_DISCARDED}
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The folders whose rows count, as of one moment.
+
+    Attributes:
+        folders: iterations, evaluations and discarded folders that no part holds.
+        parts: parts with the rows of many folders.
+        covered: folders whose rows a part holds, and which can be deleted.
+    """
+
+    folders: list[RowFolder] = field(default_factory=list)
+    parts: list[RowFolder] = field(default_factory=list)
+    covered: list[RowFolder] = field(default_factory=list)
+    last_iteration: int | None = None
+    discardings: int = 0
+
+    def files(self, table: str, *, discarded: bool = False) -> list[Path]:
+        """Return the files of a table's rows: those that count (parts included), or of discarded folders."""
+        own = [*([] if discarded else self.parts), *self.folders]
+        wanted = (folder for folder in own if bool(folder.discarded) == discarded)
+        return [folder.tables[table] for folder in wanted if table in folder.tables]
+
+
+def is_row_folder(name: str) -> bool:
+    """Return True if a folder of this name in a run's folder holds rows."""
+    return _ROWS.fullmatch(name) is not None
+
+
+def row_folders(run: Path) -> list[RowFolder]:
+    """Return all folders of rows; one that a killed writer moved aside counts under its original name."""
+    try:
+        names = set(os.listdir(run))
+    except FileNotFoundError:
+        return []
+    found = []
+    for name in names:
+        own = name.removeprefix(ASIDE)
+        match = _ROWS.fullmatch(own)
+        if match is None or (own != name and own in names):
+            continue
+        discarded, phase, number, part = match.groups()
+        found.append(RowFolder(run / name, own, int(discarded or 0), phase or "part", int(number or part)))
+    return found
+
+
+def repeatable_number(name: str) -> int:
+    """Return the iteration of a folder whose name may come again; -1 for all others."""
+    match = _ROWS.fullmatch(name)
+    return int(match[3]) if match and match[3] and not match[1] else -1
+
+
+def part_facts(folder: RowFolder) -> dict[str, Any] | None:
+    """Return the facts of a part; None if it has gone, or a copy of it was interrupted."""
+    path = folder.path / PART_FILE
+    try:
+        facts = read_json(path)
+    except StorageError:
+        if path.exists():
+            raise
+        return None
+    if not isinstance(facts.get("covers"), list) or not {"last_iteration", "discardings"} <= facts.keys():
+        raise StorageError(f"{path} is no description of a part; restore the file from a copy")
+    return facts
+
+
+def as_discarded(rows: pa.Table) -> pa.Table:
+    """Return rows of devices for an iteration that is done again: phase `discarded`, state `lost`."""
+    import pyarrow as pa
+
+    for column, value in (("phase", "discarded"), ("state", "lost")):
+        if column in rows.schema.names:
+            place = rows.schema.get_field_index(column)
+            rows = rows.set_column(place, column, pa.array([value] * rows.num_rows, pa.string()))
+    return rows
+
+
+def merge_rows(table: str, folders: Iterable[RowFolder], file: IO[bytes]) -> None:
+    """Write a table's rows of many folders into one file, a few at a time.
+
+    Args:
+        folders: folders of rows, in order.
+        file: Parquet file, open for writing.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from storage.record.tables import schema
+
+    with pq.ParquetWriter(file, schema(table), compression="zstd") as writer:
+        waiting: list[pa.Table] = []
+        for folder in folders:
+            if table not in folder.tables:
+                continue
+            rows = pq.read_table(folder.tables[table], schema=schema(table))
+            waiting.append(as_discarded(rows) if folder.discarded else rows)
+            if sum(rows.nbytes for rows in waiting) > _BATCH_BYTES:
+                writer.write_table(pa.concat_tables(waiting))
+                waiting = []
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting))

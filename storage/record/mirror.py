@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.record.checkpoints import KEPT, MANIFEST, PINNED, CheckpointStore
-from storage.record.files import CHECKPOINT, read_json
-from storage.record.row_folders import PART_FILE, is_row_folder
+from storage.record.files import CHECKPOINT, PART_FILE, is_row_folder, read_json
 from storage.record.run_folder import EVENTS_FILE, NOTES_FILE, RUN_FILE, RunFolder
 
 if TYPE_CHECKING:
@@ -60,11 +59,7 @@ class CheckpointMirror:
         self._wake.set()
 
     def close(self, wait_s: float) -> None:
-        """Copy the rest, and end.
-
-        Args:
-            wait_s: seconds that this may take; after that the rest is not copied.
-        """
+        """Copy the rest, and end; what is not copied within `wait_s` seconds is left out."""
         self._ends = True
         self._wake.set()
         began_s = time.monotonic()
@@ -199,12 +194,10 @@ def _finish(there: DirFileSystem, target: str) -> None:
 
 
 def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
-    """Refuse a mirror to which another home has copied the run's later iterations.
-
-    The mirror then has a life of the run that this home does not know.
+    """Refuse a mirror with later iterations, by a life of the run that this home does not know.
 
     Raises:
-        CheckpointError: the mirror has later iterations; or the package for the address is missing.
+        CheckpointError: it has; or the package for the address is missing.
     """
     place, run = _opened(address, home, run_id), home.run(run_id)
     there, here = _checkpoints(place), CheckpointStore(run).iterations()
@@ -220,15 +213,10 @@ def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
 
 
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
-    """Fetch a run that this home does not know: its rows, its newest checkpoint and the pinned one.
+    """Fetch a run that this home does not know, and return the iteration of its newest checkpoint.
 
-    Nothing counts before everything is here, so that an interrupted fetch starts again.
-
-    Args:
-        home: home to fetch into.
-
-    Returns:
-        The iteration of the checkpoint; None if the home already has the run, or the mirror does not.
+    Its rows and the pinned checkpoint come too. Nothing counts before everything is here, so that an
+    interrupted fetch starts again. None if the home already has the run, or the mirror does not.
 
     Raises:
         CheckpointError: the mirror does not answer, or every checkpoint there is damaged.
@@ -298,7 +286,6 @@ def _fetch_files(there: DirFileSystem, source: str, folder: Path) -> None:
 
 
 def _opened(address: str, home: Home, run_id: str) -> DirFileSystem:
-    """Return the run's folder at an address."""
     import fsspec
     from fsspec.implementations.dirfs import DirFileSystem
 

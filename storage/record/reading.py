@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from storage.errors import StorageError
 from storage.home import Home
-from storage.record.files import is_whole, read_json
-from storage.record.row_folders import Listing
+from storage.record.files import Listing, is_whole, read_json
 from storage.record.run_folder import RunFolder
 from storage.record.tables import COLUMNS, EVALUATION_COLUMNS
 
@@ -76,10 +75,7 @@ _NAMES = re.compile(r"\b(" + "|".join([*COLUMNS, *EVALUATION_COLUMNS, *DESCRIBED
 
 
 class RecordConnection:
-    """A connection for SQL queries over the tables of some runs, as they were when it was opened.
-
-    Args:
-        run_ids: runs to read; None for all.
+    """A connection for SQL queries over the tables of some runs (None: all), as they were when it was opened.
 
     Attributes:
         damaged: unreadable files, whose rows are missing.
@@ -108,14 +104,7 @@ class RecordConnection:
     def execute(
         self, query: str, values: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> duckdb.DuckDBPyConnection:
-        """Run a query; its result is read as from DuckDB's own connection.
-
-        Args:
-            query: SQL; tables and columns as docs/reference/record.md lists them.
-
-        Raises:
-            StorageError: DuckDB refuses the query.
-        """
+        """Run a query; its result is read as from DuckDB's own connection. StorageError if it is refused."""
         try:
             return self._answer(query, values)
         except duckdb.Error:
@@ -169,10 +158,8 @@ class RecordConnection:
     def _files(self, table: str, discarded: bool) -> list[Path]:
         if table in COLUMNS:
             return [path for listing in self._listed() for path in listing.files(table, discarded=discarded)]
-        if discarded or table not in EVALUATION_COLUMNS:
-            return []
-        files = [folder / f"{table}.parquet" for folder in evaluation_folders(self._home)]
-        return [path for path in files if path.exists()]
+        folders = [] if discarded else evaluation_folders(self._home)
+        return [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
 
     def _listed(self) -> list[Listing]:
         if self._listings is None:
@@ -192,12 +179,8 @@ class RecordConnection:
 
 def evaluation_folders(home: Home) -> list[Path]:
     """Return the folders of the evaluations by `spotlight evaluate`, in alphabetical order."""
-    folder = home.evaluations
-    return (
-        sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
-        if folder.is_dir()
-        else []
-    )
+    folders = home.evaluations.iterdir() if home.evaluations.is_dir() else ()
+    return sorted(path for path in folders if path.is_dir() and not path.name.startswith((".", "_")))
 
 
 def separate_evaluations(home: Home) -> list[dict[str, Any]]:
@@ -217,16 +200,12 @@ def globbed(path: Path) -> str:
 
 
 def select_rows(
-    files: Sequence[str],
-    columns: Mapping[str, pa.DataType],
-    discarded: bool = False,
-    uncovered: bool = False,
+    files: Sequence[str], columns: Mapping[str, pa.DataType], discarded: bool = False, uncovered: bool = False
 ) -> str:
     """Return a select of the rows of files; those of discarded iterations get the values they count as.
 
     Args:
         files: paths or patterns from `globbed`.
-        discarded: True if the rows are of discarded iterations.
         uncovered: True to leave out rows that a part also holds, by the view `covered_folders`.
     """
     names = ", ".join(f"'{file}'" for file in files)

@@ -90,13 +90,12 @@ class StandbyTime:
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """An event of a device at `at` (Unix seconds).
+    """An event of a device at `at` (Unix seconds); `detail` is its reason, or empty.
 
     Attributes:
         kind: `joined`: it is paid for from then on; `failed`: it ended while it loaded, before it joined;
             `notice`: its provider announced its removal; `withdrawn`: that notice was withdrawn; `left`: it
             was given back; `lost`: it is gone.
-        detail: reason, or further information; may be empty.
     """
 
     worker: str
@@ -111,9 +110,8 @@ class GroupRecord:
     """Devices that shared sequences from `started_at` to `ended_at` (Unix seconds); a single one was alone.
 
     Attributes:
-        epoch: number of the change of groups that formed it, from 1 in each life of a run.
-        place: number of the group within that change.
-        instance: instance of its devices; may be empty.
+        epoch, place: change of groups that formed it, from 1 in each life of a run, and its number within
+            that.
         members: names of the workers, the leader first; their number is the degree.
     """
 
@@ -127,11 +125,10 @@ class GroupRecord:
 
 @dataclass(frozen=True)
 class StepTimeRecord:
-    """Time of a denoising step at a degree, by which `auto` chooses the degree.
+    """Time of a denoising step at a degree (devices that share it), by which `auto` chooses the degree.
 
     Attributes:
         request_class: resolution and shape of the batches, in words.
-        degree: number of devices that shared it.
         step_s: seconds, median of the newest measurements of the run.
         chunks: number of chunks of denoising steps timed since the previous record.
     """
@@ -144,16 +141,7 @@ class StepTimeRecord:
 
 @dataclass(kw_only=True)
 class DeviceTime:
-    """The work and the cost of devices between two records.
-
-    Attributes:
-        intervals: states of each device, contiguous from the previous record.
-        paid_time: paid time of each device, over the same time as `intervals`.
-        device_events: events of the devices.
-        standby_time: use of standbys.
-        groups: devices that shared sequences; empty if each worked alone.
-        step_times: times of denoising steps by degree; empty if the degree is fixed.
-    """
+    """The work and the cost of devices between two records; `paid_time` covers the time of `intervals`."""
 
     intervals: list[StateInterval] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
@@ -169,12 +157,7 @@ class DeviceTime:
 
 @dataclass
 class Collected(DeviceTime):
-    """Notes of a run's processes between two records.
-
-    Attributes:
-        judge_usd: dollars for judging rollouts and drafts.
-        notes: decisions about capacity with their reasons, and problems with it, in words.
-    """
+    """Notes of a run's processes between two records: dollars for judges, and words about capacity."""
 
     judge_usd: float = 0.0
     notes: list[str] = field(default_factory=list)
@@ -214,11 +197,7 @@ class CandidateRecord:
 
 @dataclass(frozen=True)
 class SampleImage:
-    """A thumbnail of a rolled-out seed: the best and the worst of a few prompts.
-
-    Attributes:
-        png: PNG, for a clip animated WebP.
-    """
+    """A thumbnail (PNG, for a clip animated WebP) of a rolled-out seed: best and worst of a few prompts."""
 
     prompt_id: int
     seed_index: int
@@ -230,9 +209,7 @@ class IterationRecord(DeviceTime):
     """The whole record of an iteration; its rows appear by one rename.
 
     Attributes:
-        metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
-            ratio_deviation, gradient_norm, groups, groups_dropped, groups_failed, ... and *_s for phase
-            times).
+        metrics: named figures of the iteration (reward_mean, loss, kl, ... and *_s for phase times).
         candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
         sample_images: thumbnails of some of `samples`.
         next_plan: seeds already chosen for the next iteration, as JSON values (so keys are text); None
@@ -295,11 +272,8 @@ class JudgedImage:
 class EvaluationRecord(DeviceTime):
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
-    Its means are over the prompts that every evaluation of the run has; `images` may cover more.
-
-    Attributes:
-        parts: mean of each part of a weighted sum.
-        looks: mean of each figure of the images' look.
+    Its means, those of the score's `parts` and of the images' `looks` too, are over the prompts that every
+    evaluation of the run has; `images` may cover more.
     """
 
     run_id: str

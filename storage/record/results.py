@@ -70,22 +70,11 @@ EVERY_TIME = """
 The first and the last evaluation may have the whole file, those between them a part of it.
 """
 
-_SPREADS = """
-    SELECT max(value) FILTER (name = 'spread_random'), max(value) FILTER (name = 'spread_rollout'),
-        max(value) FILTER (name = 'spread_kept')
-    FROM iteration_metrics WHERE run_id = ? GROUP BY iteration ORDER BY iteration
-"""
-
-
 _LEAST_ITERATIONS = 5
 
 
 def too_short(iterations: int) -> str:
-    """Return why it is too early to call a run better or worse; empty if it is not.
-
-    Args:
-        iterations: number before the latest held-out evaluation.
-    """
+    """Return why so many iterations are too few to call a run better or worse; empty if they are not."""
     if iterations >= _LEAST_ITERATIONS:
         return ""
     done = f"{iterations} iteration{'s' * (iterations != 1)}"
@@ -97,8 +86,8 @@ class VarianceGain(NamedTuple):
 
     Attributes:
         ratio: ratio of the variances.
-        rolled_out: True if it is that of the groups as rolled out; else it is that of their draft scores, by
-            which they were selected, so that they look better than they are.
+        rolled_out: True if it is that of the groups as rolled out; else that of their draft scores, by which
+            they were selected, so that they look better than they are.
     """
 
     ratio: float
@@ -169,17 +158,15 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
 
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (means over the
-        `held_out_prompts` that both evaluations have; None if not yet evaluated; the last two are left out
-        if the reward gives no verdict), `iterations`
-        committed, `wall_s` that the run was at work (without breaks between a kill and a resume),
-        `max_ratio_deviation`, `cost_usd` of all paid device time,
-        `prices` (`modelled` if no device was rented, else `as set`), `judge_usd` for answers of judges with a
-        price, `drafts` judged, `variance_gain` (the ratio of `VarianceGain`; None if it was not measured) and
-        `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`; None without spot
-        devices), `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
-        settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts and
-        evaluations that the scorer failed on: no mean includes them) and `groups_failed` (prompt groups
-        not trained on for that reason).
+            `held_out_prompts` that both evaluations have; None if not yet evaluated; the last two are left
+            out if the reward gives no verdict), `iterations` committed, `wall_s` that the run was at work
+            (without breaks between a kill and a resume), `max_ratio_deviation`, `cost_usd` of all paid device
+            time, `prices` (`modelled` if no device was rented, else `as set`), `judge_usd` for answers of
+            judges with a price, `drafts` judged, `variance_gain` (the ratio of `VarianceGain`) and
+            `variance_gain_by` (`rollout` or `drafts`), `spot_idle` (`Ledger.spot_idle_share`),
+            `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
+            settings that never joined), `scorer_errors` (images that the scorer failed on: no mean includes
+            them) and `groups_failed` (prompt groups not trained on for that reason).
     """
     with store.reading(run_id) as connection:
         prompts, before, after = _ends(connection, run_id)
@@ -201,7 +188,15 @@ def run_result(store: RunStore, run_id: str) -> dict[str, Any]:
             """,
             {"run": run_id},
         ).fetchall()
-        gain = variance_gain(connection.execute(_SPREADS, [run_id]).fetchall())
+        spreads = connection.execute(
+            """
+            SELECT max(value) FILTER (name = 'spread_random'), max(value) FILTER (name = 'spread_rollout'),
+                max(value) FILTER (name = 'spread_kept')
+            FROM iteration_metrics WHERE run_id = ? GROUP BY iteration ORDER BY iteration
+            """,
+            [run_id],
+        ).fetchall()
+        gain = variance_gain(spreads)
         ledger = read_ledger(connection, run_id)
     facts, exact = json.loads(environment), {"exact_before": before[1], "exact_after": after[1]}
     return {

@@ -34,25 +34,23 @@ from urllib.parse import unquote
 from storage.record.files import (
     ASIDE,
     CHECKPOINT,
-    delete_folder,
-    is_whole,
-    locked,
-    put_folder,
-    read_json,
-    refusals,
-    sync_folder,
-    write_json,
-)
-from storage.record.row_folders import (
     KEPT_OF_DISCARDED,
     PART_FILE,
     Listing,
     RowFolder,
     as_discarded,
+    delete_folder,
+    is_whole,
+    locked,
     merge_rows,
     part_facts,
+    put_folder,
+    read_json,
+    refusals,
     repeatable_number,
     row_folders,
+    sync_folder,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -71,9 +69,6 @@ _LARGEST_PART_BYTES = 64 << 20
 
 class RunFolder:
     """A reader and writer of a run's folder. Cheap to make; keeps nothing open.
-
-    Args:
-        path: folder of the run; `create` makes it.
 
     Methods that write raise StorageError if the disk refuses.
     """
@@ -101,32 +96,21 @@ class RunFolder:
             return True
 
     def remove_log_without_run(self) -> None:
-        """Delete the log if there is no run, and the folder unless it holds more.
-
-        Raises:
-            OSError: the disk refuses, or the folder is not empty.
-        """
+        """Delete the log if there is no run, and the folder unless it holds more (OSError)."""
         if not self.exists:
             (self.path / EVENTS_FILE).unlink(missing_ok=True)
             self.path.rmdir()
 
     def identity(self) -> dict[str, Any]:
-        """Return the content of run.json.
-
-        Raises:
-            StorageError: the file is damaged or missing.
-        """
+        """Return the content of run.json; a StorageError if it is damaged or missing."""
         return read_json(self.path / RUN_FILE)
 
     def change(self, file: str, change: Callable[[dict[str, Any]], Mapping[str, Any] | None]) -> bool:
-        """Replace run.json or notes.json by the result of `change`; None leaves it unchanged.
+        """Replace run.json or notes.json by the result of `change`; return False if that is None.
 
         Args:
             file: `RUN_FILE` or `NOTES_FILE`; a missing one counts as empty.
             change: function from the present values to the new ones, called under the folder's lock.
-
-        Returns:
-            True if it was replaced.
         """
         path = self.path / file
         with self._refusals(), self.locked():
@@ -146,11 +130,7 @@ class RunFolder:
             self._append(event, durably=True)
 
     def add_log_line(self, line: Mapping[str, Any]) -> None:
-        """Append a line of the log (JSON values, `log` first), which no reader of events sees.
-
-        Raises:
-            OSError: the disk refuses.
-        """
+        """Append a line of the log (JSON values, `log` first), which is no event. May raise OSError."""
         # Without the lock, which this thread may already hold when a library logs something.
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._append(line, durably=False)
@@ -171,10 +151,7 @@ class RunFolder:
             os.close(descriptor)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events in their order, each with its `event_id` (from 1).
-
-        Lines of the log and torn lines are left out.
-        """
+        """Return the events in their order, each with its `event_id` (from 1); torn lines are left out."""
         try:
             lines = (self.path / EVENTS_FILE).read_bytes().splitlines()
         except FileNotFoundError:
@@ -184,18 +161,19 @@ class RunFolder:
         return [{"event_id": place, **event} for place, event in enumerate(whole, start=1)]
 
     def commit(self, phase: str, number: int, rows: Mapping[str, pa.Table]) -> None:
-        """Make the rows of an iteration or an evaluation durable, replacing earlier ones.
-
-        Args:
-            phase: `iteration` or `evaluation`.
-        """
+        """Make the rows of an `iteration` or an `evaluation` durable, replacing earlier ones."""
         with self._refusals():
             put_folder(self.path, f"{phase}-{number:06d}", rows)
 
     def discard_after(self, number: int) -> None:
         """Drop the iterations and evaluations above `number`; the paid time of their devices stays."""
         with self._refusals():
-            self._finish_replacing()
+            for aside in self.path.glob(f"{ASIDE}*"):  # finish what a killed writer began
+                final = self.path / aside.name.removeprefix(ASIDE)
+                if final.exists():
+                    delete_folder(aside)
+                else:
+                    aside.rename(final)
             listing = self.listing()
             for folder in listing.covered:  # their names may come again, and no part may hide them then
                 if folder.number > number:
@@ -240,11 +218,7 @@ class RunFolder:
                 self.sweep()
 
     def sweep(self, stay_s: float = REPLACED_STAY_S) -> None:
-        """Delete folders whose rows a part holds, and remains of killed writers.
-
-        Args:
-            stay_s: seconds after which no reader has them open, and no writer works in them.
-        """
+        """Delete folders whose rows a part holds, and remains of killed writers, if older than `stay_s`."""
         with self._refusals():
             old = time.time() - stay_s
             for part in self.listing().parts:
@@ -297,15 +271,6 @@ class RunFolder:
     def locked(self) -> AbstractContextManager[bool]:
         """Keep other processes and threads from changing the folder's JSON files."""
         return locked(self.path / ".lock")
-
-    def _finish_replacing(self) -> None:
-        """Finish what a killed writer began: a folder moved aside gets its name back, or is deleted."""
-        for aside in self.path.glob(f"{ASIDE}*"):
-            final = self.path / aside.name.removeprefix(ASIDE)
-            if final.exists():
-                delete_folder(aside)
-            else:
-                aside.rename(final)
 
     def _write_part(self, folders: list[RowFolder], listing: Listing) -> None:
         numbers = [f.number for f in folders if f.phase == "iteration" and not f.discarded]

@@ -22,12 +22,7 @@ LONGEST_NOTE = 2000
 
 @dataclass(frozen=True)
 class RunNotes:
-    """A person's notes about a run.
-
-    Attributes:
-        tags: tags in the order given, each once.
-        archived: True if lists leave the run out by default.
-    """
+    """A person's notes about a run: tags in the order given, each once; lists leave archived runs out."""
 
     tags: tuple[str, ...] = ()
     note: str = ""
@@ -37,7 +32,8 @@ class RunNotes:
 class NoteStore:
     """Notes about the runs of a home. Cheap to make; keeps nothing open.
 
-    Every method may raise StorageError: a file of notes is damaged, or the disk refuses.
+    Every method may raise StorageError: a file of notes is damaged, or the disk refuses. A change raises
+    RunNotFoundError if there is no such run.
     """
 
     def __init__(self, home: Home) -> None:
@@ -60,16 +56,19 @@ class NoteStore:
         note: str | None = None,
         archived: bool | None = None,
     ) -> RunNotes:
-        """Change the notes about a run; None keeps a value.
+        """Change the notes about a run. Too many or too long ones are refused.
 
         Args:
-            archived: True to leave it out of lists.
-
-        Raises:
-            RunNotFoundError: there is no such run.
-            ConfigurationError: a tag or the note is too long, or there are too many tags.
+            tags, note, archived: None keeps a value.
         """
-        kept = None if tags is None else _checked_tags(tags)
+        kept = tuple(dict.fromkeys(tag.strip() for tag in tags or () if tag.strip()))
+        if too_long := [tag for tag in kept if len(tag) > LONGEST_TAG]:
+            raise ConfigurationError(
+                f"tag {quoted(too_long[0])} has {len(too_long[0])} characters, at most {LONGEST_TAG} are "
+                "kept; shorten it"
+            )
+        if len(kept) > MOST_TAGS:
+            raise ConfigurationError(f"{len(kept)} tags are given, a run has at most {MOST_TAGS}; drop some")
         if note is not None and len(note) > LONGEST_NOTE:
             raise ConfigurationError(
                 f"the note has {len(note):,} characters, at most {LONGEST_NOTE:,} are kept; shorten it"
@@ -81,7 +80,7 @@ class NoteStore:
             nonlocal changed
             before = _notes(values)
             changed = RunNotes(
-                before.tags if kept is None else kept,
+                before.tags if tags is None else kept,
                 before.note if note is None else note.strip(),
                 before.archived if archived is None else archived,
             )
@@ -91,14 +90,7 @@ class NoteStore:
         return changed
 
     def link(self, run_id: str, place: str, address: str) -> None:
-        """Record another page of a run, replacing an earlier address.
-
-        Args:
-            place: kind of the page, such as `prefect`.
-
-        Raises:
-            RunNotFoundError: there is no such run.
-        """
+        """Record another page of a run at a place, such as `prefect`, replacing an earlier address."""
         link = {"address": address, "noted_at": now()}
         RunStore(self.home).known(run_id).change(
             NOTES_FILE, lambda values: values | {"links": values.get("links", {}) | {place: link}}
@@ -113,16 +105,3 @@ class NoteStore:
 def _notes(values: dict[str, Any]) -> RunNotes:
     noted = values.get("notes", {})
     return RunNotes(tuple(noted.get("tags", ())), noted.get("note", ""), noted.get("archived", False))
-
-
-def _checked_tags(tags: Sequence[str]) -> tuple[str, ...]:
-    kept = tuple(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-    too_long = [tag for tag in kept if len(tag) > LONGEST_TAG]
-    if too_long:
-        raise ConfigurationError(
-            f"tag {quoted(too_long[0])} has {len(too_long[0])} characters, at most {LONGEST_TAG} are kept; "
-            "shorten it"
-        )
-    if len(kept) > MOST_TAGS:
-        raise ConfigurationError(f"{len(kept)} tags are given, a run has at most {MOST_TAGS}; drop some")
-    return kept

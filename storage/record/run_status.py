@@ -118,8 +118,8 @@ class Activity:
     """The activity of a run, from its log, read line by line.
 
     Attributes:
-        pid: process that wrote it last; None if the log names none.
-        process_started_at: start of that process in seconds since the machine's boot; None if unknown.
+        pid, process_started_at: process that wrote it last, and its start in seconds since the machine's
+            boot; None if unknown.
         phases: phases that have begun and not ended, with their start (Unix seconds).
         messages: latest messages and events, in order, from `read_activity`.
     """
@@ -159,11 +159,7 @@ class Activity:
 
 
 def read_activity(home: Home, run_id: str, messages: int = 100) -> Activity:
-    """Read the end of a run's log; empty without a log.
-
-    Args:
-        messages: largest number of messages, the latest ones.
-    """
+    """Read the end of a run's log, with its latest messages (at most so many); empty without a log."""
     activity, lines = Activity(), list[Any]()
     with suppress(OSError):
         lines, _ = lines_after(home, run_id, -_TAIL_BYTES)
@@ -205,11 +201,7 @@ class RecordedStatus(NamedTuple):
 
 
 def run_is_alive(row: RunRow | RecordedStatus) -> bool:
-    """Return True if the run's own process still runs on this machine.
-
-    A later process with the same pid does not count; a run on another machine cannot be seen from here and
-    counts as alive.
-    """
+    """Return True if the run's own process still runs here, or is on another machine, unseen from here."""
     if row.host != socket.gethostname():
         return True
     return process_is_alive(row.pid, row.process_started_at)
@@ -226,11 +218,7 @@ def shown_status(row: RunRow | RecordedStatus, activity: Activity) -> str:
 
 
 def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -> Activity:
-    """Read the log of a run; empty for one that has ended and that no process has begun to resume.
-
-    Args:
-        messages: largest number of messages, the latest ones.
-    """
+    """Read the log of a run; empty for one that has ended and that no process has begun to resume."""
     if row.status == "running":
         return read_activity(home, row.run_id, messages)
     try:
@@ -244,11 +232,7 @@ def activity_of(home: Home, row: RunRow | RecordedStatus, messages: int = 100) -
 
 
 def shown_statuses(home: Home, table: pd.DataFrame) -> list[str]:
-    """Return the status of each run of a table.
-
-    Args:
-        table: columns run_id, status, ended_at, host, pid, process_started_at; NaN for missing values.
-    """
+    """Return the status of each run of a table with `RecordedStatus`'s columns; NaN for missing values."""
     found = []
     for cells in zip(*(table[name].tolist() for name in RecordedStatus._fields), strict=True):
         known: list[Any] = [None if cell != cell else cell for cell in cells]

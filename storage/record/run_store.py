@@ -37,9 +37,6 @@ class RunRow:
         host, pid, process_started_at: the process that does (or last did) the work; the last is in seconds
             since the machine's boot, as setting the clock changes a process's Unix time of start.
         settings: configuration as stored, JSON values.
-        environment: versions, commit, device and the like.
-        summary: named results, set at the end.
-        error: reason of a failure, else None.
         last_iteration: number of the last committed iteration; None before the first.
     """
 
@@ -59,11 +56,7 @@ class RunRow:
 
     @property
     def config(self) -> RunConfig:
-        """The run's configuration.
-
-        Raises:
-            ConfigurationError: the settings are of another version.
-        """
+        """The run's configuration; a ConfigurationError if the settings are of another version."""
         return stored_config(self.settings, f"run {self.run_id}", "use the commit in its environment")
 
 
@@ -83,11 +76,7 @@ class RunStore:
         self.home = home
 
     def reading(self, *run_ids: str) -> closing[RecordConnection]:
-        """Open a connection to the tables of some runs, or of all; they are empty if nothing was recorded.
-
-        Args:
-            run_ids: runs that queries ask for; naming them saves reading all others.
-        """
+        """Open a connection to the tables of the given runs, or of all; without a record they are empty."""
         return closing(RecordConnection(self.home, run_ids or None))
 
     def create_run(
@@ -101,7 +90,6 @@ class RunStore:
         """Add a new run with status `running`, done by process `pid` of this machine.
 
         Args:
-            pid: process that does it.
             at: start of the run (Unix seconds); now by default.
 
         Raises:
@@ -132,10 +120,7 @@ class RunStore:
     def resume_run(self, run_id: str, pid: int) -> None:
         """Mark a run as `running` again, now done by process `pid` of this machine.
 
-        Checking and marking are one step: of two processes that resume a run at once, one wins.
-
-        Raises:
-            ConfigurationError: the run is finished, or another process works on it.
+        Checking (`check_resumable`) and marking are one step: of two processes that resume a run, one wins.
         """
         folder = self.known(run_id)
 
@@ -150,10 +135,8 @@ class RunStore:
     def take_over(self, row: RunRow) -> None:
         """Mark as `interrupted` a run whose process was on a machine that is gone or was renamed.
 
-        Its process cannot be seen from here: the caller vouches that it is gone.
-
-        Raises:
-            ConfigurationError: the run is of this machine, or another process has changed it since.
+        Its process cannot be seen from here: the caller vouches that it is gone. A run of this machine is
+        refused, and one that another process has changed since.
         """
         taken_over(row)
         host = socket.gethostname()
@@ -173,11 +156,7 @@ class RunStore:
     def set_limits(self, run_id: str, config: RunConfig) -> None:
         """Change the total number of iterations of a run and its budget; a finished run can then be resumed.
 
-        Args:
-            config: settings with the new limits; the others stay as they are recorded.
-
-        Raises:
-            ConfigurationError: the run has already done that many, or another process works on it.
+        The other settings of `config` do not count; `check_iterations` says what is refused.
         """
         folder, limits = self.known(run_id), config.model_dump(mode="json", include={"iterations", "budget"})
         before: dict[str, float] = {}
@@ -206,34 +185,25 @@ class RunStore:
 
     def commit_iteration(self, record: IterationRecord) -> None:
         """Write an iteration's rows by one rename; a run that goes back first discards what it does again."""
-        rows = iteration_rows(record)
-        self.known(record.run_id).commit("iteration", record.iteration, rows)
+        self.known(record.run_id).commit("iteration", record.iteration, iteration_rows(record))
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
         """Write an evaluation's rows by one rename, replacing earlier ones."""
-        rows = evaluation_rows(record)
-        self.known(record.run_id).commit("evaluation", record.iteration, rows)
+        self.known(record.run_id).commit("evaluation", record.iteration, evaluation_rows(record))
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
-        """Record something a person should see beside the figures (a resume, a preemption, a warning).
-
-        Args:
-            kind: kind of event, such as `staleness`.
-        """
+        """Record something a person should see beside the figures (a resume, a preemption, a warning)."""
         self.known(run_id).add_event({"happened_at": now(), "kind": kind, "message": message})
 
     def discard_after(self, run_id: str, iteration: int) -> None:
-        """Drop iterations and evaluations above `iteration`; a resumed run does them again.
-
-        Their device time stays on the bill, as state `lost`.
-        """
+        """Drop iterations and evaluations above `iteration`; a resumed run does them again."""
         self.known(run_id).discard_after(iteration)
 
     def compact(self, run_id: str, before: int | None = None) -> None:
         """Write rows of many iterations into one file per table, if there are enough of them.
 
         Args:
-            before: oldest iteration to which it may go back; None for all, as it has ended.
+            before: oldest iteration to which the run may go back; None for all, as it has ended.
         """
         try:
             self.known(run_id).compact(before, COMPACTED_AT if before is not None else 2)
@@ -250,14 +220,7 @@ class RunStore:
                     _logger.warning("run %s keeps files that it does not need: %s", row.run_id, error)
 
     def reconcile(self, reason: str = "") -> list[str]:
-        """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
-
-        Args:
-            reason: what ended the process, if known.
-
-        Returns:
-            Identifiers of the runs so marked.
-        """
+        """Mark as `interrupted` the runs of this machine whose process is gone; return their identifiers."""
         gone = [row for row in self.runs() if row.status == "running" and not run_is_alive(row)]
         marked: list[str] = []
         for row in gone:
@@ -282,10 +245,10 @@ class RunStore:
         return sorted(rows, key=lambda row: (row.created_at, row.run_id), reverse=True)
 
     def known(self, run_id: str) -> RunFolder:
-        """Return the folder of a run that must exist.
+        """Return the folder of a run that must exist; the error suggests similar identifiers.
 
         Raises:
-            RunNotFoundError: no run has that identifier; the message suggests similar ones.
+            RunNotFoundError: no run has that identifier.
         """
         folder = self.folder(run_id)
         if not folder.exists:
@@ -294,17 +257,14 @@ class RunStore:
 
     def _not_found(self, run_id: str) -> RunNotFoundError:
         known = [row.run_id for row in self.runs()]
+        hint = f"; the latest are {', '.join(known[:5])}"
         if not known:
-            return RunNotFoundError(
-                f"no run {quoted(run_id)}: there are none yet; start one with `spotlight train`"
-            )
-        near = difflib.get_close_matches(run_id, known, n=3)
-        if near:
-            return RunNotFoundError(f"no run {quoted(run_id)}; did you mean {', '.join(near)}?")
-        return RunNotFoundError(f"no run {quoted(run_id)}; the latest are {', '.join(known[:5])}")
+            hint = ": there are none yet; start one with `spotlight train`"
+        elif near := difflib.get_close_matches(run_id, known, n=3):
+            hint = f"; did you mean {', '.join(near)}?"
+        return RunNotFoundError(f"no run {quoted(run_id)}{hint}")
 
     def _interrupt(self, row: RunRow, error: str) -> bool:
-        """Mark a running run as interrupted, unless its process has changed since it was read."""
         read = {"status": "running", "host": row.host, "pid": row.pid}
         read["process_started_at"] = row.process_started_at
 
@@ -338,14 +298,7 @@ def bare_folders(home: Home) -> str:
 
 
 def check_resumable(row: RunRow, pid: int | None = None) -> None:
-    """Refuse to resume a run that is finished, or that another process works on.
-
-    Args:
-        pid: process of this machine that may already have the run; None for none.
-
-    Raises:
-        ConfigurationError: the run cannot be resumed; the message gives the reason and a remedy.
-    """
+    """Refuse to resume a run that is finished or simulated, or that another process than `pid` works on."""
     refuse_simulated(row)
     if row.status == "finished":
         early = f"run {row.run_id!r} ended early: {row.error}"
@@ -371,11 +324,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
 
 
 def taken_over(row: RunRow) -> RunRow:
-    """Return a run as it will be read once it is taken over from another machine. Nothing is recorded.
-
-    Raises:
-        ConfigurationError: the run is of this machine.
-    """
+    """Return a run as it will be read once it is taken over; refuse one of this machine."""
     host = socket.gethostname()
     if row.host == host:
         raise ConfigurationError(
@@ -386,14 +335,7 @@ def taken_over(row: RunRow) -> RunRow:
 
 
 def check_iterations(row: RunRow, iterations: int) -> None:
-    """Refuse a total of iterations that a run has already done, or a run that another process works on.
-
-    Args:
-        row: run, which may be finished.
-
-    Raises:
-        ConfigurationError: the total cannot be set; the message gives the reason and a remedy.
-    """
+    """Refuse a total of iterations that a run has already done, or a run that another process works on."""
     done = row.last_iteration or 0
     lacks_its_end = row.status != "finished" and iterations == done == row.config.iterations
     if iterations <= done and not lacks_its_end:
@@ -405,11 +347,7 @@ def check_iterations(row: RunRow, iterations: int) -> None:
 
 
 def refuse_simulated(row: RunRow) -> None:
-    """Refuse a run that was only simulated.
-
-    Raises:
-        ConfigurationError: the run was simulated.
-    """
+    """Refuse a run that was only simulated."""
     if SIMULATED in row.environment:
         raise ConfigurationError(
             f"run {row.run_id!r} was simulated by `spotlight what-if`, and nothing of it was done; name a "
@@ -429,9 +367,8 @@ def _row(folder: RunFolder, identity: Mapping[str, Any]) -> RunRow:
 
 
 def _limits(config: RunConfig) -> dict[str, float]:
-    """Return a run's total number of iterations and its budget, by the settings' names."""
-    budget = {"budget.usd": config.budget.usd, "budget.hours": config.budget.hours}
-    return {"iterations": config.iterations, **budget}
+    limits = config.budget
+    return {"iterations": config.iterations, "budget.usd": limits.usd, "budget.hours": limits.hours}
 
 
 def _driver(pid: int) -> dict[str, Any]:

@@ -7,14 +7,13 @@ To add a column, add it here and to its record's type.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from storage.errors import StorageError
-from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord, PaidTime, StandbyTime
+from storage.record.records import DeviceTime, EvaluationRecord, IterationRecord
 
 _I32, _I64, _F64, _BOOL, _TEXT, _BYTES = (
     pa.int32(), pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(),
@@ -95,11 +94,7 @@ def schema(table: str) -> pa.Schema:
 
 
 def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
-    """Build tables from whole columns, and leave out those without rows.
-
-    Args:
-        columns: columns of each table, without those that all rows share.
-        shared: value that all rows share, by column.
+    """Build tables from columns and the values that all rows share, and leave out those without rows.
 
     Raises:
         StorageError: two rows have the same key.
@@ -108,7 +103,7 @@ def tables_of(columns: Mapping[str, Columns], **shared: Any) -> Rows:
 
 
 def columns_of(table: str, rows: Sequence[object], without: Iterable[str] = ()) -> dict[str, list[Any]]:
-    """Return columns of a table, except those in `without`, from rows whose attributes have their names.
+    """Return columns of a table from rows whose attributes have their names.
 
     Args:
         without: columns to leave out.
@@ -171,15 +166,18 @@ def _table(name: str, columns: Columns, shared: Mapping[str, Any]) -> pa.Table:
 
 
 def _device_columns(record: DeviceTime) -> dict[str, Columns]:
-    """Return columns of the devices' states, paid time and groups during a phase."""
-    events, groups = record.device_events, record.groups
+    events, groups, standbys = record.device_events, record.groups, record.standby_time
     return {
         "worker_states": {
             **columns_of("worker_states", record.intervals, (*_PHASE, "place")),
             "place": range(len(record.intervals)),
         },
-        "paid_time": _paid_columns(record.paid_time),
-        "standby_time": _standby_columns(record.standby_time),
+        "paid_time": columns_of("paid_time", record.paid_time, _PHASE),
+        "standby_time": {
+            **columns_of("standby_time", standbys, (*_PHASE, "taken", "lost")),
+            "taken": [int(time.end == "taken") for time in standbys],
+            "lost": [int(time.end == "lost") for time in standbys],
+        },
         "device_events": {
             **columns_of("device_events", events, (*_PHASE, "place", "happened_at")),
             "happened_at": [event.at for event in events],
@@ -191,32 +189,4 @@ def _device_columns(record: DeviceTime) -> dict[str, Columns]:
             "degree": [len(group.members) for group in groups],
         },
         "step_times": columns_of("step_times", record.step_times, _PHASE),
-    }
-
-
-def _paid_columns(paid: Sequence[PaidTime]) -> Columns:
-    """Return a row for each worker; times of one that came back under its name are added up."""
-    paid_s: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for part in paid:
-        paid_s[part.worker, part.market] += part.paid_s
-    return {
-        "worker": [worker for worker, _ in paid_s],
-        "market": [market for _, market in paid_s],
-        "paid_s": list(paid_s.values()),
-    }
-
-
-def _standby_columns(times: Sequence[StandbyTime]) -> Columns:
-    """Return a row for each standby."""
-    by_name: defaultdict[str, list[StandbyTime]] = defaultdict(list)
-    for time in times:
-        by_name[time.standby].append(time)
-    parts = by_name.values()
-    return {
-        "standby": list(by_name),
-        "waited_s": [sum(t.waited_s for t in part) for part in parts],
-        "cpu_s": [sum(t.cpu_s for t in part) for part in parts],
-        "memory_bytes": [max(t.memory_bytes for t in part) for part in parts],
-        "taken": [sum(t.end == "taken" for t in part) for part in parts],
-        "lost": [sum(t.end == "lost" for t in part) for part in parts],
     }

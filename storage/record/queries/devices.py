@@ -1,7 +1,6 @@
 """Queries about devices: the work of each over time, and the utilisation of a market.
 
 Like storage/record/queries/runs.py: each function takes an open connection and returns a pandas frame.
-`first` and `last` are iterations, both included.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from storage.record.reading import RecordConnection
 def device_intervals(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """Return the states of devices in iterations `first` to `last`, evaluations and discarded work included.
-
-    At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
-    iteration, started_at, ended_at (Unix seconds), usd, of (number of intervals without the limit).
+    """Return the states of devices in some iterations, evaluations and discarded work included, by time.
 
     Args:
-        first, last, limit: iterations to read, and the most rows to return.
+        first, last, limit: iterations to read, both included, and the most rows to return, the latest ones;
+            column `of` is their number without the limit.
     """
     columns = (
         "worker, market, state, phase, iteration, started_at, ended_at, "
@@ -34,12 +31,10 @@ def device_intervals(
 def device_events(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """Return the events of devices in iterations `first` to `last`: the latest `limit`, in order of time.
-
-    Columns: worker, market, kind, happened_at (Unix seconds), detail.
+    """Return the events of devices in some iterations, by time.
 
     Args:
-        first, last, limit: iterations to read, and the most rows to return.
+        first, last, limit: as for `device_intervals`.
     """
     columns = "worker, market, kind, happened_at, detail"
     latest = _latest("device_events", columns, "happened_at DESC, worker")
@@ -50,13 +45,10 @@ def device_events(
 def sequence_groups(
     connection: RecordConnection, run_id: str, first: int, last: int, limit: int
 ) -> pd.DataFrame:
-    """Return the `limit` latest groups that shared sequences in iterations `first` to `last`, by time.
-
-    Columns: worker (one row per member), degree, epoch, place, instance, members (joined by `+`), started_at,
-    ended_at (Unix seconds).
+    """Return the groups that shared sequences in some iterations, by time: one row per member.
 
     Args:
-        first, last, limit: iterations to read, and the most rows to return.
+        first, last, limit: as for `device_intervals`, of groups.
     """
     columns = "degree, epoch, place, instance, members, started_at, ended_at"
     latest = _latest("sequence_groups", columns, "ended_at DESC, epoch DESC, place")
@@ -79,8 +71,8 @@ def _latest(table: str, columns: str, newest: str) -> str:
 def degree_times(connection: RecordConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
     """Return times of a denoising step by number of devices that shared it, if measured times choose that.
 
-    Columns: request_class, degree, step_s (latest measurement, up to iteration `last`), chunks (timed so
-    far), share (of the time that devices spent in groups in iterations `first` to `last`; 0 if none did).
+    `step_s` is the latest measurement up to iteration `last`, `chunks` the number timed so far, `share` that
+    of the time that devices spent in groups in iterations `first` to `last` (0 if none did).
     """
     return connection.execute(
         """
@@ -111,14 +103,10 @@ def recorded_iterations(connection: RecordConnection, run_id: str) -> list[int]:
 
 
 def utilisation(connection: RecordConnection, run_id: str, most_groups: int) -> pd.DataFrame:
-    """Return paid time of a market by state over the iterations, without evaluations and discarded work.
+    """Return paid device time of each market by state, and its share of the market's.
 
-    Neighbouring iterations are grouped so that there are at most `most_groups` groups.
-    Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
-    time in the group).
-
-    Args:
-        most_groups: largest number of groups of iterations.
+    Neighbouring iterations are grouped (`first` to `last`), so that there are at most `most_groups` groups.
+    Evaluations and discarded work are left out.
     """
     return connection.execute(
         """

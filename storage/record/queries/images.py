@@ -26,8 +26,7 @@ _PICTURES = """
 def pictured_images(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return the images that have pictures, by prompt.
 
-    Columns: prompt_id, seed_index, prompt, score_first, score_latest (at the first and the latest
-    evaluation that has its picture), evaluations (number that have it).
+    Their scores are those at the first and the latest of the `evaluations` that have the picture.
     """
     return connection.execute(
         f"""
@@ -55,13 +54,12 @@ def pictures(
     iterations: Sequence[int],
     images: Sequence[tuple[int, int]] | None = None,
 ) -> pd.DataFrame:
-    """Return the pictures of images at some evaluations, image by image.
+    """Return the pictures of some images (None: all) after some iterations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
 
     Args:
-        iterations: iterations after which they were evaluated.
-        images: `prompt_id` and `seed_index` of each image; None for all.
+        images: `prompt_id` and `seed_index` of each image.
     """
     chosen = None if images is None else [{"prompt": prompt, "seed": seed} for prompt, seed in images]
     return connection.execute(
@@ -78,8 +76,7 @@ def pictures(
 def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFrame:
     """Return the gallery at the first and at the latest evaluation, same prompts and seeds.
 
-    Columns: prompt_id, seed_index, prompt, then iteration, score, exact, detail, error and png (bytes),
-    each with `_before` and `_after`. With one evaluation both are the same.
+    Columns as in `pictures`, each with `_before` and `_after`. With one evaluation both are the same.
     """
     ends = pictured_evaluations(connection, run_id)
     found = pictures(connection, run_id, [*ends[:1], *ends[-1:]])
@@ -88,13 +85,9 @@ def images_before_after(connection: RecordConnection, run_id: str) -> pd.DataFra
 
 
 def latest_pictures(connection: RecordConnection, run_ids: Sequence[str], most: int) -> pd.DataFrame:
-    """Return the latest pictures of the held-out images that all of some runs have, image by image.
+    """Return the latest pictures of the first `most` held-out images that all of some runs have.
 
-    Columns: run_id, and those of `pictures`.
-
-    Args:
-        run_ids: the runs; an image's pictures are in this order.
-        most: largest number of images, the first ones by prompt.
+    They are in the order of images and then of the runs. Columns: run_id, and those of `pictures`.
     """
     return connection.execute(
         f"""
@@ -141,8 +134,7 @@ def paired_figures(
     Columns: prompt_id, prompt (its text), seed_index, name, before, after.
 
     Args:
-        iteration: iteration of the later evaluation; None for the latest.
-        before: iteration of the earlier one; None for the first.
+        iteration, before: iterations of the later and the earlier one; None for the latest and the first.
         only: figure to return, such as `score`; None for all.
     """
     return connection.execute(

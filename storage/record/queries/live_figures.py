@@ -20,9 +20,8 @@ class LiveRun:
         score, exact: means of the newest held-out evaluation; None before the first.
         metrics: figures of the newest iteration, by name; phases end in `_s`.
         devices: mean number of devices by market and state, over the newest iteration.
-        spent: device-seconds and dollars by market and state since the start, lost work included.
-        judge_usd: cost of judges with a price since the start.
-        device_events: number of each kind since the start, by market.
+        spent, device_events: device-seconds and dollars by market and state, lost work included, and number
+            of each kind by market, since the start.
     """
 
     run_id: str

@@ -22,14 +22,11 @@ from storage.record.results import OVERVIEW, SPANS
 
 
 def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = None) -> pd.DataFrame:
-    """Return some runs, or all, newest first.
+    """Return some runs, or all, newest first; the columns are those of `OVERVIEW`.
 
-    Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
-    score_before, score_now, score_best, exact_before, exact_now (the result of a finished run; else over the
-    prompts that every evaluation has; NaN before an evaluation), wall_s (time at work, from the loading of
-    the first weights on, without gaps), usd, config and environment (JSON); host, pid, process_started_at of
-    the current or last process; archived, purpose (`storage.environment.PURPOSE`; empty for a run that is not
-    part of a check).
+    Scores are the result of a finished run, else over the prompts that every evaluation has; NaN before an
+    evaluation. `wall_s` is the time at work, from the loading of the first weights on, without gaps; host,
+    pid and process_started_at are of the current or last process.
     """
     return connection.execute(OVERVIEW, {"runs": None if run_ids is None else list(run_ids)}).df()
 
@@ -37,8 +34,7 @@ def run_overview(connection: RecordConnection, run_ids: Sequence[str] | None = N
 def listed_runs(connection: RecordConnection) -> pd.DataFrame:
     """Return all runs, newest first, by what is known without opening a file of rows.
 
-    Columns: those of `run_overview` without the best score, iterations, exact matches, time, usd, config and
-    environment; the scores are a finished run's result, and NaN for the others.
+    The scores are a finished run's result, and NaN for the others.
     """
     return connection.execute(
         f"""
@@ -52,10 +48,7 @@ def listed_runs(connection: RecordConnection) -> pd.DataFrame:
 
 
 def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return held-out evaluations in order.
-
-    Columns: iteration, policy_version, score, exact, ended_at (Unix seconds), elapsed_s.
-    """
+    """Return held-out evaluations in order, `ended_at` in Unix seconds, and `elapsed_s` at work."""
     frame = connection.execute(
         "SELECT iteration, policy_version, score, exact, ended_at FROM evaluations "
         "WHERE run_id = ? ORDER BY iteration",
@@ -66,10 +59,9 @@ def score_curve(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def metric_curves(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return the iterations' figures in order.
+    """Return the iterations' figures in order, one column each (NaN if an iteration lacks it).
 
-    Columns: iteration, policy_version, ended_at (Unix seconds), elapsed_s, and one for each metric
-    that any iteration has (NaN if one lacks it).
+    Before them: iteration, policy_version, ended_at (Unix seconds), elapsed_s at work.
     """
     frame = connection.execute(
         "SELECT iteration, policy_version, ended_at FROM iterations WHERE run_id = ? ORDER BY iteration",
@@ -134,13 +126,7 @@ def cost_by_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 def events(
     connection: RecordConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
 ) -> pd.DataFrame:
-    """Return the latest events, newest first, of all kinds or of the given ones.
-
-    Columns: happened_at (Unix seconds), kind, message.
-
-    Args:
-        kinds: kinds of events; None for all.
-    """
+    """Return the latest events, newest first, of all kinds or of the given ones; times in Unix seconds."""
     return connection.execute(
         "SELECT happened_at, kind, message FROM events WHERE run_id = $run "
         "AND ($kinds::VARCHAR[] IS NULL OR list_contains($kinds, kind)) ORDER BY event_id DESC LIMIT $limit",

@@ -21,11 +21,10 @@ from storage.record.reading import RecordConnection
 def spread_iterations(
     connection: RecordConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
-    """Return at most `most` committed iterations of `first` to `last`, evenly spread, with the latest.
+    """Return at most `most` committed iterations, evenly spread, with the latest.
 
     Args:
-        most: largest number of iterations.
-        last: last iteration; None for the newest.
+        first, last: bounds of the iterations; None for the newest.
     """
     rows = connection.execute(
         """
@@ -105,9 +104,9 @@ def drafts_by_prompt(
 ) -> pd.DataFrame:
     """Return drafts by prompt: one row for each prompt that was drafted or rolled out in an iteration.
 
-    Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
-    ones), success_share (share of seeds whose draft that counts is exact; NaN without drafts), in_plan (True
-    if it was rolled out), kept_variance (of the kept seeds' draft scores; NaN if no kept seed was drafted).
+    Columns: drafts (images drawn, of any fidelity), seeds (different ones), success_share (of seeds whose
+    draft that counts is exact; NaN without drafts), in_plan (True if it was rolled out), kept_variance (of
+    the kept seeds' draft scores; NaN if no kept seed was drafted).
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -145,18 +144,11 @@ def pictured_prompts(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def best_and_worst(
-    connection: RecordConnection,
-    run_id: str,
-    prompt_id: int | None = None,
-    latest: int | None = None,
+    connection: RecordConnection, run_id: str, prompt_id: int | None = None, latest: int | None = None
 ) -> pd.DataFrame:
     """Return the best and the worst pictured sample of each prompt, newest iteration first, the best first.
 
-    Args:
-        latest: number of each prompt's newest iterations to include.
-
-    Columns: iteration, prompt_id, prompt, seed_index, place ("best" or "worst"; a single picture is the
-    best), score, exact, detail, error, explored_score, png (bytes).
+    Of each prompt only the `latest` newest iterations count. A single picture is the best one.
     """
     return connection.execute(
         """
@@ -188,7 +180,6 @@ _WHICH_COUNTS = "ORDER BY fidelity = 'full' DESC, policy_version DESC, round DES
 
 
 def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
-    """Return the condition on a table's rows, and the values of its parameters."""
     if iterations is None:
         return "run_id = $run", {"run": run_id}
     chosen = "iteration IN (SELECT unnest($iterations::INTEGER[]))"
@@ -196,7 +187,6 @@ def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str,
 
 
 def _pairs(own: str) -> str:
-    """Return common table expressions that end with `pairs`."""
     return f"""
         rolled AS (SELECT * FROM samples WHERE {own}),
         rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM rolled GROUP BY iteration),

@@ -20,11 +20,9 @@ _NUMBERED = """
 
 
 def iteration_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return the kept iterations in order.
+    """Return the kept iterations in order: samples, device time by state, and seconds of the phases.
 
-    Columns: iteration, samples (rolled out), device_s (in all states), rollout_device_s, train_device_s, and
-    seconds of the phases rollout_s, reward_s, train_beside_s (training within these two), explore_s,
-    redraft_s and iteration_s (NaN if not recorded).
+    `train_beside_s` is training within rollout and reward; a phase that was not recorded is NaN.
     """
     metrics = ", ".join(f"max(value) FILTER (name = '{name}') AS {name}" for name in _PHASES)
     return connection.execute(
@@ -61,10 +59,7 @@ def evaluation_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return device time of generating by number of devices that shared samples, if they worked in groups.
-
-    Columns: phase, iteration, degree, device_s (in state `rollout`).
-    """
+    """Return device time of generating by number of devices that shared samples, if they worked in groups."""
     return connection.execute(
         """
         SELECT phase, iteration, degree,
@@ -79,7 +74,7 @@ def degree_work(connection: RecordConnection, run_id: str) -> pd.DataFrame:
 
 
 def changes_of_state(connection: RecordConnection, run_id: str) -> pd.DataFrame:
-    """Return how long devices loaded weights and formed groups, one row each time. Columns: state, lasted_s.
+    """Return how long devices loaded weights and formed groups, one row each time.
 
     The first iteration is left out: its weights are those that devices begin with.
     """

@@ -8,8 +8,8 @@ import pytest
 
 from storage.errors import StorageError
 from storage.record.checkpoints import CheckpointStore
+from storage.record.files import PART_FILE
 from storage.record.records import IterationRecord, PaidTime
-from storage.record.row_folders import PART_FILE
 from storage.record.run_folder import RunFolder
 from storage.record.run_store import RunStore
 from storage.record.tables import iteration_rows

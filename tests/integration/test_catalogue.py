@@ -111,14 +111,8 @@ def test_a_torn_example_is_written_again_and_whole_ones_stay(store: RunStore):
 def test_what_is_being_written_or_fetched_is_in_no_view(store: RunStore):
     home = store.home
     write_sample_run(store, "r", iterations=2)
-    tables = (
-        "runs",
-        "samples",
-        "events",
-        "separate_evaluations",
-        "separate_evaluation_images",
-        "reproductions",
-    )
+    separate = ("separate_evaluations", "separate_evaluation_images", "reproductions")
+    tables = ("runs", "samples", "events", *separate)
     before = {table: answer(home, f"SELECT count(*) FROM {table}") for table in tables}
     assert before["samples"] != [(0,)]
     for name in (".fetching-r", ".before-fetching-r-1"):

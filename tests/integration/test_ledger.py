@@ -63,18 +63,11 @@ def commit(
     start, end = min(i.started_at for i in intervals), max(i.ended_at for i in intervals)
     store.commit_iteration(
         IterationRecord(
-            "r",
-            iteration,
-            iteration,
-            start,
-            end,
-            {},
-            samples or [],
-            intervals=intervals,
+            "r", iteration, iteration, start, end, {}, samples or [], intervals=intervals,
             device_events=events or [],
             paid_time=paid_for(intervals) if paid is None else [metered(*one) for one in paid.items()],
         )
-    )
+    )  # fmt: skip
 
 
 def metered(worker: str, paid_s: float) -> PaidTime:
@@ -221,12 +214,8 @@ def test_other_workers_at_the_same_time_are_no_overlap(store: RunStore):
 
 def test_the_break_before_a_resume_is_not_paid(store: RunStore):
     commit(store, 1, [reserved("load", 0, 5), reserved("train", 5, 10)])
-    commit(
-        store,
-        2,
-        [reserved("load", 90_000, 90_004), reserved("train", 90_006, 90_010)],
-        paid={"reserved-0": 10},
-    )
+    again = [reserved("load", 90_000, 90_004), reserved("train", 90_006, 90_010)]
+    commit(store, 2, again, paid={"reserved-0": 10})
     [worker] = ledger(store).workers
     assert (worker.paid_s, worker.booked_s, worker.unaccounted_s) == (20, 18, 2)
 

@@ -68,79 +68,53 @@ def rows(frame: pd.DataFrame, *columns: str) -> list[tuple]:
     return list(frame[list(columns)].itertuples(index=False, name=None))
 
 
-class TestStaleAndFresh:
-    """Pairs of one seed's scores by older and by newer weights."""
+BY_OLDER = dataclasses.replace(sample(0, 0.5), policy_version=3)
+PAIRS = {
+    "a draft that was trained on is no fresh score of itself": (
+        [BY_OLDER, sample(1, 0.2)], [draft(0, 0.5), draft(1, 0.9)], [(1, 0.9, 0.2, True, False, "full")],
+    ),
+    "the rollout, or the re-score, which wins over the sample; seed 4 was never looked at again": (
+        [sample(1, 0.75), sample(2, 0.25)],
+        [draft(1, 1.0), draft(2, 0.5), draft(3, 0.0, kept=False), draft(4, 0.1, kept=False),
+         draft(2, 0.3, version=4, round=-1), draft(3, 0.2, version=4, round=-1, kept=False)],
+        [(1, 1.0, 0.75, True, False, "full"), (2, 0.5, 0.3, True, True, "full"),
+         (3, 0.0, 0.2, False, True, "full")],
+    ),
+    "a draft of the rollout's own weights is not stale": (
+        [sample(1, 0.5)], [draft(1, 0.5, version=4)], [],
+    ),
+    "a refused draft against the one made in its place; seed 1 was rolled out all the same": (
+        [sample(1, 0.75), sample(2, 0.25)],
+        [draft(1, 0.7, version=4), draft(2, 0.2, version=4), draft(3, 0.4, version=4, kept=False),
+         draft(1, 0.1, kept=False), draft(3, 0.9, kept=False), draft(4, 0.3, kept=False),
+         draft(4, 0.6, version=4, round=-1, kept=False)],
+        [(1, 0.1, 0.7, True, True, "full"), (3, 0.9, 0.4, False, True, "full"),
+         (4, 0.3, 0.6, False, True, "full")],
+    ),
+    "the full draft counts, and then the newest": (
+        [sample(1, 0.5), sample(2, 0.5)],
+        [draft(1, 0.9, fidelity="preview-5"), draft(1, 0.6, round=1),
+         draft(2, 0.1, version=2), draft(2, 0.2, version=3), draft(2, 0.3, fidelity="preview-5")],
+        [(1, 0.6, 0.5, True, False, "full"), (2, 0.2, 0.5, True, False, "full")],
+    ),
+    "images without a score are left out": (
+        [sample(1, 0.0, error="boom"), sample(2, 0.5), sample(3, 0.25)],
+        [draft(1, 0.5), draft(2, 0.0, error="boom"), draft(3, 0.5),
+         draft(3, 0.0, version=4, round=-1, error="boom")],
+        [(3, 0.5, 0.25, True, False, "full")],
+    ),
+}  # fmt: skip
+"""Samples, drafts, and the pairs of one seed's scores by older and by newer weights."""
 
-    def pairs(self, store: RunStore) -> pd.DataFrame:
-        with store.reading() as connection:
-            return seed_queries.stale_and_fresh(connection, "r")
 
-    def test_a_draft_that_was_trained_on_is_no_fresh_score_of_itself(self, store: RunStore):
-        older = dataclasses.replace(sample(0, 0.5), policy_version=3)
-        committed(store, samples=[older, sample(1, 0.2)], candidates=[draft(0, 0.5), draft(1, 0.9)])
-        assert rows(self.pairs(store), "seed_index", "stale", "fresh") == [(1, 0.9, 0.2)]
-
-    def test_the_rollout_or_the_re_score(self, store: RunStore):
-        committed(
-            store,
-            samples=[sample(1, 0.75), sample(2, 0.25)],
-            candidates=[
-                draft(1, 1.0), draft(2, 0.5), draft(3, 0.0, kept=False), draft(4, 0.1, kept=False),
-                draft(2, 0.3, version=4, round=-1), draft(3, 0.2, version=4, round=-1, kept=False),
-            ],
-        )  # fmt: skip
-        frame = self.pairs(store)
-        assert rows(frame, "iteration", "prompt_id", "prompt") == [(5, 0, "prompt 0")] * 3
-        assert rows(frame, "seed_index", "stale", "fresh", "kept", "rescored") == [
-            (1, 1.0, 0.75, True, False),
-            (2, 0.5, 0.3, True, True),  # the re-score wins over the sample
-            (3, 0.0, 0.2, False, True),
-        ]  # seed 4 was never looked at again
-
-    def test_a_draft_of_the_rollouts_own_weights_is_not_stale(self, store: RunStore):
-        committed(store, samples=[sample(1, 0.5)], candidates=[draft(1, 0.5, version=4)])
-        assert self.pairs(store).empty
-
-    def test_a_refused_draft_against_the_one_made_in_its_place(self, store: RunStore):
-        committed(
-            store,
-            samples=[sample(1, 0.75), sample(2, 0.25)],
-            candidates=[
-                draft(1, 0.7, version=4), draft(2, 0.2, version=4), draft(3, 0.4, version=4, kept=False),
-                draft(1, 0.1, kept=False), draft(3, 0.9, kept=False), draft(4, 0.3, kept=False),
-                draft(4, 0.6, version=4, round=-1, kept=False),
-            ],
-        )  # fmt: skip
-        assert rows(self.pairs(store), "seed_index", "stale", "fresh", "kept", "rescored") == [
-            (1, 0.1, 0.7, True, True),  # its draft was refused, and yet it was rolled out
-            (3, 0.9, 0.4, False, True),
-            (4, 0.3, 0.6, False, True),
-        ]
-
-    def test_the_full_draft_counts_and_then_the_newest(self, store: RunStore):
-        committed(
-            store,
-            samples=[sample(1, 0.5), sample(2, 0.5)],
-            candidates=[
-                draft(1, 0.9, fidelity="preview-5"), draft(1, 0.6, round=1),
-                draft(2, 0.1, version=2), draft(2, 0.2, version=3), draft(2, 0.3, fidelity="preview-5"),
-            ],
-        )  # fmt: skip
-        assert rows(self.pairs(store), "seed_index", "stale", "fidelity") == [
-            (1, 0.6, "full"),
-            (2, 0.2, "full"),
-        ]
-
-    def test_images_without_a_score_are_left_out(self, store: RunStore):
-        committed(
-            store,
-            samples=[sample(1, 0.0, error="boom"), sample(2, 0.5), sample(3, 0.25)],
-            candidates=[
-                draft(1, 0.5), draft(2, 0.0, error="boom"), draft(3, 0.5),
-                draft(3, 0.0, version=4, round=-1, error="boom"),
-            ],
-        )  # fmt: skip
-        assert rows(self.pairs(store), "seed_index", "stale", "fresh", "rescored") == [(3, 0.5, 0.25, False)]
+@pytest.mark.parametrize("case", PAIRS)
+def test_stale_and_fresh_scores_of_one_seed(store: RunStore, case: str):
+    samples, candidates, expected = PAIRS[case]
+    committed(store, samples=samples, candidates=candidates)
+    with store.reading() as connection:
+        frame = seed_queries.stale_and_fresh(connection, "r")
+    assert rows(frame, "seed_index", "stale", "fresh", "kept", "rescored", "fidelity") == expected
+    assert rows(frame, "iteration", "prompt_id", "prompt") == [(5, 0, "prompt 0")] * len(expected)
 
 
 def test_drafts_by_prompt(store: RunStore):

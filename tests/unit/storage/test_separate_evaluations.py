@@ -46,19 +46,9 @@ def image(prompt_id: int, seed: int, score: float, tag: str = "", prompt: str = 
 def evaluation(key: str, run_id: str | None, started_at: float, **settings: Any) -> SeparateEvaluation:
     config = RunConfig.model_validate(BASE | settings)
     return SeparateEvaluation(
-        key,
-        run_id,
-        3,
-        3,
-        started_at,
-        started_at + 9,
-        0.5,
-        0.25,
-        4,
-        None,
-        config.model_dump(mode="json"),
+        key, run_id, 3, 3, started_at, started_at + 9, 0.5, 0.25, 4, None, config.model_dump(mode="json"),
         {"torch": "2"},
-    )
+    )  # fmt: skip
 
 
 def test_what_is_written_is_found_again(store: EvaluationStore):

@@ -20,11 +20,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def options(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on.
-
-    Args:
-        doc: of the benchmark's module.
-    """
+    """A parser with `--keep`; what it parses has the `commit` of the start: a working tree may move on."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
     parser.set_defaults(commit=environment()["commit"])
@@ -40,12 +36,7 @@ def finish(
 ) -> None:
     """Print the figures as one JSON line; with `--keep`, write them with command, commit, device, date.
 
-    Args:
-        name: of the result's file.
-        figures: JSON values.
-        given: as parsed by the parser of `options`.
-        device: what it was measured on.
-        module: the benchmark's module, where it is not called like the file.
+    `module` is the benchmark's, where the result is not called like it.
     """
     if given.keep:
         write_result(name, figures, device, module, given.commit)

@@ -29,7 +29,7 @@ import itertools
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,14 +67,12 @@ class Figures:
         iteration_s: mean of its iterations but the first.
         usd: of all devices, from the first start to the end.
         phase_s: mean seconds of each phase; of `driver`, what an iteration takes beside the others.
-        state_s: device-seconds by market and state.
         losses: of spot devices.
     """
 
     iteration_s: float
     usd: float
     phase_s: dict[str, float]
-    state_s: dict[str, float]
     losses: int
 
 
@@ -119,12 +117,6 @@ class Compared:
         """Of the bill."""
         return abs(self.simulated.usd / self.live.usd - 1)
 
-    def phase_error(self, phase: str) -> float | None:
-        """Of a phase, in shares of an iteration: a phase of no length has no error of its own."""
-        if phase not in self.live.phase_s or phase not in self.simulated.phase_s:
-            return None
-        return abs(self.simulated.phase_s[phase] - self.live.phase_s[phase]) / self.live.iteration_s
-
     def to_json(self) -> dict[str, Any]:
         """JSON values: a row of the table."""
         return {
@@ -135,8 +127,10 @@ class Compared:
             "losses": {"live": self.live.losses, "simulated": self.simulated.losses},
             "iteration_s": {"live": self.live.iteration_s, "simulated": self.simulated.iteration_s},
             "usd": {"live": self.live.usd, "simulated": self.simulated.usd},
-            "phase_s": _beside(self.live.phase_s, self.simulated.phase_s),
-            "state_s": _beside(self.live.state_s, self.simulated.state_s),
+            "phase_s": {
+                name: [self.live.phase_s.get(name, 0.0), self.simulated.phase_s.get(name, 0.0)]
+                for name in _PHASES
+            },
             "interval": [self.low, self.high],
             "slower": self.slower,
             "unscaled_iteration_s": self.unscaled_iteration_s,
@@ -144,27 +138,17 @@ class Compared:
         }
 
 
-def _beside(live: Mapping[str, float], simulated: Mapping[str, float]) -> dict[str, list[float]]:
-    """Live and simulated values by name."""
-    return {name: [live.get(name, 0.0), simulated.get(name, 0.0)] for name in sorted({*live, *simulated})}
-
-
 def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
     """What a recorded run came to."""
     with RunStore(home).reading(run_id) as connection:
         work = iteration_work(connection, run_id)[1:]
-        states = connection.execute(
-            "SELECT market || '/' || state, sum(ended_at - started_at), "
-            "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ? "
-            "GROUP BY 1",
-            [run_id],
-        ).fetchall()
-        evaluated = connection.execute(
-            "SELECT avg(ended_at - started_at) FROM evaluations WHERE run_id = ?", [run_id]
-        ).fetchone()
-        lost = connection.execute(
-            "SELECT count(*) FROM device_events WHERE run_id = ? AND kind IN ('lost', 'failed')", [run_id]
-        ).fetchone()
+
+        def read(query: str) -> list[tuple[Any, ...]]:
+            return connection.execute(f"{query} WHERE run_id = ?", [run_id]).fetchall()
+
+        bill = read("SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states")
+        evaluated = read("SELECT avg(ended_at - started_at) FROM evaluations")
+        lost = read("SELECT count(*) FILTER (kind IN ('lost', 'failed')) FROM device_events")
 
     def mean(column: str) -> float:
         return statistics.fmean(float(value) for value in work[column])
@@ -174,15 +158,9 @@ def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
     phases["train"] = mean("train_device_s") / config.runtime.trainer_workers - mean("train_beside_s")
     iteration_s = mean("iteration_s")
     phases["driver"] = iteration_s - sum(phases.values())
-    if evaluated is not None and evaluated[0] is not None:
-        phases["evaluate"] = float(evaluated[0])
-    return Figures(
-        iteration_s,
-        sum(usd for *_, usd in states),
-        phases,
-        {name: seconds for name, seconds, _ in states},
-        0 if lost is None else int(lost[0]),
-    )
+    if evaluated[0][0] is not None:
+        phases["evaluate"] = float(evaluated[0][0])
+    return Figures(iteration_s, float(bill[0][0]), phases, int(lost[0][0]))
 
 
 def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
@@ -192,24 +170,11 @@ def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
         name: run.phases[name] / TICKS_PER_S / (evaluations if name == "evaluate" else config.iterations)
         for name in _PHASES
     }
-    return Figures(
-        statistics.fmean(run.iterations[1:]) / TICKS_PER_S,
-        run.usd,
-        phases,
-        {f"{market}/{state}": time / TICKS_PER_S for (market, state), time in run.spent.items()},
-        run.losses,
-    )
+    return Figures(statistics.fmean(run.iterations[1:]) / TICKS_PER_S, run.usd, phases, run.losses)
 
 
 def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: float) -> SimulatedRun:
-    """Simulate a live run: its settings, its fleet, its trace.
-
-    Args:
-        config: of the live run.
-        times: of its workload.
-        kept: the live run.
-        late_s: from its first phase to the beginning of its trace.
-    """
+    """Simulate a live run: its settings, its fleet, its trace."""
     price, runtime = config.price, config.runtime
     fleet = FleetPlan(
         runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
@@ -288,12 +253,7 @@ def scaled(profile: Profile, slower: float) -> Profile:
 
 
 def _discoveries_s(kept: KeptRun, lost: Sequence[float]) -> list[float]:
-    """Seconds from each loss of an instance to the moment at which the run knew of it.
-
-    Args:
-        kept: a run under losses.
-        lost: when it knew of the losses of devices that had something to do.
-    """
+    """Seconds from each loss of an instance to the moment at which the run knew of it."""
     assert kept.trace is not None, "a run under losses"
     gone = [kept.began_at + event.at_s for event in kept.trace.events if event.kind == "remove"]
     return [at - max(before) for at in lost if (before := [time for time in gone if time <= at])]
@@ -330,12 +290,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
 
 
 def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[int, int]:
-    """Pairs of runs that differ by more than the interval, and how many of them are simulated in their order.
-
-    Args:
-        rows: the runs.
-        of: the figure of a sample by which they are ranked.
-    """
+    """Pairs of runs that differ by more than the interval, and how many are simulated in their order."""
     pairs = kept = 0
     for one, other in itertools.combinations(rows, 2):
         a, b = of(one.live) / one.samples, of(other.live) / other.samples
@@ -356,9 +311,8 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
     shared = [row for row in rows if row.degree > 1]
     closed = [abs(row.closed_form - 1) for row in rows if row.closed_form is not None]
 
-    def median(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
+    def median(values: Iterable[float]) -> float | None:
+        return statistics.median(some) if (some := list(values)) else None
 
     return {
         "runs": len(rows),
@@ -376,7 +330,6 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
         "slower": [min(slower := [row.slower for row in rows]), max(slower)],
         "error_sharing_median": median(row.iteration_error for row in shared),
         "dollars_error_sharing_median": median(row.dollars_error for row in shared),
-        "phase_error_median": {name: median(row.phase_error(name) for row in rows) for name in _PHASES},
         "ranking_pairs": by_time[0] + by_usd[0],
         # Without such a pair nothing is ranked.
         "ranking_kept": (by_time[0] == by_time[1] and by_usd[0] == by_usd[1])
@@ -391,11 +344,8 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help=f"{len(QUICK)} tiny runs of {_SHORT} iterations instead of {len(RUNS)} of {_FULL}",
-    )
+    size = f"{len(QUICK)} tiny runs of {_SHORT} iterations instead of {len(RUNS)} of {_FULL}"
+    parser.add_argument("--quick", action="store_true", help=size)
     arguments = parser.parse_args()
     wanted, iterations = (QUICK, _SHORT) if arguments.quick else (RUNS, _FULL)
     home = Home.from_environment().ensure()

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.cost.machine_speed import Look, watched
-from flows.disturbed_run import disturb, start
+from flows.disturbed_run import DisturbedRun, disturb, start
 from flows.progress import reporter
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
@@ -164,12 +164,6 @@ def kept_runs(home: Home, runs: Iterable[LiveRun], iterations: int, prefix: str)
 
     An interrupted one is done again under another name: a resumed run says nothing of an undisturbed one.
 
-    Args:
-        home: where they are kept.
-        runs: which.
-        iterations: of each.
-        prefix: of their identifiers.
-
     Raises:
         RuntimeFailure: one of them failed.
     """
@@ -209,7 +203,7 @@ def _work(config: RunConfig) -> tuple[object, ...]:
 def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     run_id = f"{prefix}-{live.name}-{len(_names(home, live, prefix)) + 1}"
     settings = live.all_settings(iterations)
-    arguments = ["--preset", live.preset, *(part for setting in settings for part in ("--set", setting))]
+    arguments = ["--preset", live.preset, *_sets(settings)]
     busy = psutil.cpu_percent(_BUSY_FOR_S) / 100
     reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
     trace = live.trace()
@@ -240,8 +234,7 @@ def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> di
     """
     faults = [Fault("kill", event.at_s) for event in trace.events if event.kind == "remove"]
     ran = disturb(home, run_id, arguments, faults)
-    if ran.restarts or ran.hung:
-        raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
+    _refuse_restarts(run_id, ran)
     with RunStore(home).reading(run_id) as connection:
         row = connection.execute(
             "SELECT min(started_at) FROM worker_states WHERE run_id = ?", [run_id]
@@ -261,12 +254,19 @@ def _replay(
     """Do a run under a trace, in the trace's own time; what its instances did."""
     plan = TracePlan(live.name, trace, trace, most=1, notice_s=live.notice_s, stretch=1.0)
     with replayed(plan, load_config(live.preset, list(settings), {}).runtime, trace.length_s) as replay:
-        joined = [part for setting in plan.settings(replay.instances.address) for part in ("--set", setting)]
-        ran = disturb(home, run_id, [*arguments, *joined], (), replay)
-    if ran.restarts or ran.hung:
-        raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
+        joined = _sets(plan.settings(replay.instances.address))
+        _refuse_restarts(run_id, disturb(home, run_id, [*arguments, *joined], (), replay))
     events = [(event.at_s, event.kind, event.instance) for event in replay.done.happened]
     return {"events": events, "length_s": trace.length_s, "began_at": replay.began_at}
+
+
+def _sets(settings: Iterable[str]) -> list[str]:
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def _refuse_restarts(run_id: str, ran: DisturbedRun) -> None:
+    if ran.restarts or ran.hung:
+        raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
 
 
 def _names(home: Home, live: LiveRun, prefix: str) -> list[str]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -77,24 +79,15 @@ def run(config: RunConfig, iterations: int) -> BareResult:
     return result
 
 
-class _timed:
-    """Appends the seconds of its block to a list; waits for the GPU where there is one."""
-
-    def __init__(self, to: list[float]) -> None:
-        self._to = to
-
-    def __enter__(self) -> None:
-        _synchronize()
-        self._start = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        _synchronize()
-        self._to.append(time.perf_counter() - self._start)
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+@contextmanager
+def _timed(to: list[float]) -> Iterator[None]:
+    """Append the seconds of a block to a list; waits for the GPU where there is one."""
+    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    wait()
+    began = time.perf_counter()
+    yield
+    wait()
+    to.append(time.perf_counter() - began)
 
 
 def main() -> None:
@@ -109,18 +102,15 @@ def main() -> None:
     # The first iteration warms caches up and is left out where there is another.
     warm = slice(1 if arguments.iterations > 1 else 0, None)
     images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
-    rollout_s = statistics.median(result.rollout_s[warm])
-    device = (
-        torch.cuda.get_device_name() if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
-    )
+    medians = {name: statistics.median(getattr(result, name)[warm])
+               for name in ("iteration_s", "rollout_s", "reward_s", "train_s")}  # fmt: skip
+    on_gpu = torch.cuda.is_available() and config.model.device != "cpu"
+    device = torch.cuda.get_device_name() if on_gpu else "cpu"
     figures = {
         "device": device,
         "iterations": arguments.iterations,
-        "iteration_s": statistics.median(result.iteration_s[warm]),
-        "rollout_s": rollout_s,
-        "reward_s": statistics.median(result.reward_s[warm]),
-        "train_s": statistics.median(result.train_s[warm]),
-        "images_per_s": images / rollout_s,
+        **medians,
+        "images_per_s": images / medians["rollout_s"],
         "reward_first": result.rewards[0],
         "reward_last": result.rewards[-1],
         "max_ratio_deviation": result.max_ratio_deviation,

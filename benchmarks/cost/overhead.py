@@ -21,6 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.commands import final_state, train
 from benchmarks.report import finish, options
 from storage.config.loading import load_config
 from storage.home import Home
@@ -50,31 +51,19 @@ def bare(preset: str, iterations: int) -> tuple[list[float], str]:
     return seconds, digest
 
 
-def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tuple[list[float], str]:
+def orchestrated(preset: str, iterations: int) -> tuple[list[float], str]:
     """Seconds between the ends of successive iterations of a real run, and the weights' digest."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Home(Path(folder))
-        sets = [item for value in (f"iterations={iterations}", *settings) for item in ("--set", value)]
-        subprocess.run(
-            [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
-             "--run-id", "overhead", *sets],
-            check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
-        )  # fmt: skip
-        with RunStore(home).reading() as connection:
-            rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
-        ends = [ended_at for (ended_at,) in rows]
-        return [b - a for a, b in itertools.pairwise(ends)], _digest(home)
-
-
-def _digest(home: Home) -> str:
     from safetensors.numpy import load
 
     from gpu_runtime.learning.weights import weights_digest
-    from storage.record.checkpoints import CheckpointStore
 
-    checkpoint = CheckpointStore(home.run("overhead"), 1).load_latest()
-    assert checkpoint is not None
-    return weights_digest(load(checkpoint.blobs["weights.safetensors"]))
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        train(home, "overhead", preset, (f"iterations={iterations}", *_ONE_DEVICE))
+        with RunStore(Home(home)).reading() as connection:
+            rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
+        weights = load(final_state(home, "overhead")["weights.safetensors"])
+    return [b - a for (a,), (b,) in itertools.pairwise(rows)], weights_digest(weights)
 
 
 def main() -> None:
@@ -91,11 +80,10 @@ def main() -> None:
     for _ in range(turns):
         for seconds, (values, digest) in (
             (compute, bare(arguments.preset, iterations)),
-            (whole, orchestrated(arguments.preset, iterations, _ONE_DEVICE)),
+            (whole, orchestrated(arguments.preset, iterations)),
         ):
             seconds += values
             digests.add(digest)
-    default, _ = orchestrated(arguments.preset, iterations, ("evaluation.every=0", "evaluation.prompts=1"))
     compute_s, iteration_s = statistics.median(compute), statistics.median(whole)
     figures = {
         "iteration_s": iteration_s,
@@ -103,7 +91,6 @@ def main() -> None:
         "overhead_ratio": iteration_s / compute_s - 1,
         "iterations_measured": len(whole),
         "identical_weights": len(digests) == 1,
-        "default_fleet_iteration_s": statistics.median(default),
         "preset": arguments.preset,
     }
     finish("overhead", figures, arguments)

@@ -25,7 +25,6 @@ from typing import Any
 
 from benchmarks.report import finish, options
 from gpu_runtime.exploration.strategies.stale import STALE
-from gpu_runtime.exploration.strategies.strategy import Strategy
 from gpu_runtime.simulator.comparison.what_if import trace_length_s
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.run import Simulation
@@ -34,7 +33,6 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.loading import load_config
-from storage.config.run_config import RunConfig
 from tasks.gpu_profile import counted_profile, named_gpu
 
 _PRESET = "qwen-image-geneval-512"
@@ -58,25 +56,13 @@ class Cost:
     cpu_s: float
 
 
-def workload(devices: int, iterations: int) -> RunConfig:
-    """As many batches a device whatever their number."""
+def simulate(devices: int, iterations: int, seed: int = 0) -> Cost:
+    """One run, with as many batches a device whatever their number."""
     config = load_config(_PRESET, [f"iterations={iterations}"], {})
     images = _BATCHES * devices * config.sampling.batch_size
     prompts = max(1, images // config.algorithm.group_size)
     algorithm = config.algorithm.model_copy(update={"prompts_per_iteration": prompts})
-    return config.model_copy(update={"algorithm": algorithm})
-
-
-def simulate(devices: int, iterations: int, strategy: Strategy = STALE, seed: int = 0) -> Cost:
-    """One run.
-
-    Args:
-        devices: reserved and spot ones.
-        iterations: of the run.
-        strategy: of exploration.
-        seed: of the trace.
-    """
-    config = workload(devices, iterations)
+    config = config.model_copy(update={"algorithm": algorithm})
     reserved = max(1, devices // 3)
     offer = FleetPlan(reserved, devices - reserved, reserved, 10.0, 2.5)
     profile = counted_profile(config, named_gpu("H100"))
@@ -85,7 +71,7 @@ def simulate(devices: int, iterations: int, strategy: Strategy = STALE, seed: in
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), notice_s=_NOTICE_S)
     length_s = trace_length_s(config, times, reserved)
     trace = market.window(offer.spot, length_s, random.Random(f"trace {seed}"))
-    plan = SimulatedPlan(offer, strategy)
+    plan = SimulatedPlan(offer, STALE)
     simulation = Simulation(config, plan, times, Replay(trace, _NOTICE_S), repeats=False)
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     run = simulation.run()
@@ -93,31 +79,16 @@ def simulate(devices: int, iterations: int, strategy: Strategy = STALE, seed: in
 
 
 def of_size(devices: int, costs: Sequence[Cost]) -> dict[str, Any]:
-    """The cost of an event.
-
-    Args:
-        devices: of each run.
-        costs: of all runs.
-    """
+    """The cost of an event over all runs of a size."""
     done, cpu_s = sum(cost.run.events for cost in costs), sum(cost.cpu_s for cost in costs)
     return {
-        "devices": devices,
-        "runs": len(costs),
-        "events": done,
-        "events_per_s": done / cpu_s,
-        "us_per_event": 1e6 * cpu_s / done,
-        "losses": sum(cost.run.losses for cost in costs),
-    }
+        "devices": devices, "runs": len(costs), "events": done, "events_per_s": done / cpu_s,
+        "us_per_event": 1e6 * cpu_s / done, "losses": sum(cost.run.losses for cost in costs),
+    }  # fmt: skip
 
 
 def measure(devices: int, iterations: int, events: int) -> dict[str, Any]:
-    """The cost of an event, over so many runs that they have enough of them.
-
-    Args:
-        devices: of each run.
-        iterations: of each run.
-        events: at least so many, over all runs.
-    """
+    """The cost of an event, over so many runs that they have at least so many events."""
     costs = [simulate(devices, iterations)]
     while sum(cost.run.events for cost in costs) < events:
         costs.append(simulate(devices, iterations, seed=len(costs)))

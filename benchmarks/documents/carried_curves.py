@@ -21,13 +21,7 @@ ARMS = {
 
 
 def carried_curves(task: str, objective: str, figures: Mapping[str, Any]) -> str:
-    """A file of `presets/curves`, as text.
-
-    Args:
-        task: `ocr` or `shapes`.
-        objective: `grpo` or `nft`.
-        figures: of the benchmark `exploration`; arms that it lacks are left out.
-    """
+    """A file of `presets/curves`, as text."""
     arms = figures["arms"]
     measured = {arm: arms[name] for arm, name in ARMS[objective].items() if name in arms}
     seeds = ", ".join(f"{len(found['run_seeds'])} of {arm}" for arm, found in measured.items())
@@ -45,13 +39,9 @@ def carried_curves(task: str, objective: str, figures: Mapping[str, Any]) -> str
         "more_per_sample": round(drafts / measured["plain"]["rollouts"], 2),
     }
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}," for name, value in head.items()]
-    texts = [f"    {json.dumps(arm)}: [\n{_curves(found)}\n    ]" for arm, found in measured.items()]
+    texts = []
+    for arm, found in measured.items():
+        curves = ({"iterations": one["iterations"], "values": one["exact"]} for one in found["curves"])
+        lines_of_arm = ",\n".join(f"      {json.dumps(curve)}" for curve in curves)  # one a run seed
+        texts.append(f"    {json.dumps(arm)}: [\n{lines_of_arm}\n    ]")
     return "\n".join(["{", *lines, '  "arms": {', ",\n".join(texts), "  }", "}", ""])
-
-
-def _curves(arm: Mapping[str, Any]) -> str:
-    """One line a run seed."""
-    return ",\n".join(
-        "      " + json.dumps({"iterations": curve["iterations"], "values": curve["exact"]})
-        for curve in arm["curves"]
-    )

@@ -18,12 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # of the chart, in pixels
 
 
 def draw(exploration: Mapping[str, Any], overlap: Mapping[str, Any]) -> str:
-    """The picture as SVG.
-
-    Args:
-        exploration: figures of the benchmark `exploration`: arms with their curves, and the target.
-        overlap: figures of the benchmark `overlap`: idle shares of the spot device.
-    """
+    """The picture as SVG."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
@@ -108,16 +103,6 @@ def _text(
     anchor: str = "start",
     weight: str = "normal",
 ) -> str:
-    """One line of text.
-
-    Args:
-        x: place, in pixels from the left.
-        y: base line, in pixels from the top.
-        words: what it says; no markup in it.
-        size: of the letters, in pixels.
-        colour: of the letters.
-        anchor: which end stands at `x`.
-        weight: of the letters.
-    """
+    """One line of text."""
     style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}"'
     return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{words}</text>'

@@ -177,11 +177,6 @@ def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) 
 def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
     """One result: what is measured, its figures and tables, its judgement, its origin.
 
-    Args:
-        name: of the result's file.
-        result: its contents.
-        entry: what is said about it.
-
     Raises:
         JudgementError: a figure is named that the result does not have.
     """
@@ -234,13 +229,7 @@ def study_lines(results: Mapping[str, Any], studies: Mapping[str, Any]) -> list[
 def document(
     results: Mapping[str, Any], judgements: Mapping[str, Any], gpu: Mapping[str, Any] | None = None
 ) -> str:
-    """The whole of docs/measurements.md.
-
-    Args:
-        results: by name, without that on a GPU.
-        judgements: what is said about them.
-        gpu: the result on a GPU, where there is one.
-    """
+    """The whole of docs/measurements.md."""
     lines = ["# Measurements", "", f"<!-- Written by {RENEW}; edit {JUDGEMENTS.name} instead. -->", ""]
     lines += [
         judgements["introduction"].strip(),

@@ -2,6 +2,9 @@
 
     python -m benchmarks.allocation [--quick] [--keep]
 
+Baselines decide how many drafts the prompts get in a round from what the planner would know then: the scores
+of all rounds but the last, which is judged while this one is planned.
+
 A table holds every candidate's score; the planner that a run uses drafts from it, and so does each baseline,
 with the same budget in rounds, each planned while the one before is judged, as in a run. The planner's first
 two rounds are larger than the baselines'. The figure is the variance of the selected groups over that of the
@@ -15,6 +18,7 @@ A round's time is the processor time of `next_round`, the median over a plan's r
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.exploration.planner_baselines import BASELINES, play
 from benchmarks.report import finish, options
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.prediction.score_model import PastScores
@@ -68,7 +71,7 @@ def _ordinal(latent: np.ndarray, steps: int) -> np.ndarray:
     return np.round(steps * np.clip(latent, 0, 1)) / steps
 
 
-def _level(random: Random, prompts: int, mean: float, deviation: float) -> np.ndarray:
+def _difficulty(random: Random, prompts: int, mean: float, deviation: float) -> np.ndarray:
     return random.normal(mean, deviation, (prompts, 1))
 
 
@@ -85,23 +88,148 @@ TABLES: dict[str, Callable[[Random, tuple[int, int]], np.ndarray]] = {
         r, r.beta(2, 2, (s[0], 1)), np.exp(r.normal(1.5, 1, (s[0], 1))), s
     ),
     "normal": lambda r, s: r.normal(0, 1, s),
-    "normal, many difficulties": lambda r, s: _level(r, s[0], 0, 3) + r.normal(0, 1, s),
+    "normal, many difficulties": lambda r, s: _difficulty(r, s[0], 0, 3) + r.normal(0, 1, s),
     "normal, unequal noise": lambda r, s: r.normal(0, 1, s) * _noise(r, s[0], 0.8),
-    "normal, both": lambda r, s: _level(r, s[0], 0, 2) + r.normal(0, 1, s) * _noise(r, s[0], 0.8),
+    "normal, both": lambda r, s: _difficulty(r, s[0], 0, 2) + r.normal(0, 1, s) * _noise(r, s[0], 0.8),
     "heavy tails": lambda r, s: r.standard_t(2.5, s),
-    "heavy tails, both": lambda r, s: _level(r, s[0], 0, 2) + r.standard_t(3, s) * _noise(r, s[0], 0.5),
-    "lognormal": lambda r, s: np.exp(_level(r, s[0], 0, 0.5) + r.normal(0, 0.7, s)),
-    "five values": lambda r, s: _ordinal(_level(r, s[0], 0.5, 0.3) + r.normal(0, 0.2, s), 4),
+    "heavy tails, both": lambda r, s: _difficulty(r, s[0], 0, 2) + r.standard_t(3, s) * _noise(r, s[0], 0.5),
+    "lognormal": lambda r, s: np.exp(_difficulty(r, s[0], 0, 0.5) + r.normal(0, 0.7, s)),
+    "five values": lambda r, s: _ordinal(_difficulty(r, s[0], 0.5, 0.3) + r.normal(0, 0.2, s), 4),
     "three values, unequal noise": lambda r, s: _ordinal(
-        _level(r, s[0], 0.5, 0.3) + 0.2 * r.normal(0, 1, s) * _noise(r, s[0], 0.6), 2
+        _difficulty(r, s[0], 0.5, 0.3) + 0.2 * r.normal(0, 1, s) * _noise(r, s[0], 0.6), 2
     ),
     "fails or graded": lambda r, s: _coin(r, r.beta(1, 2, (s[0], 1)), s) * r.beta(4, 2, s),
     "two modes": lambda r, s: (
-        _level(r, s[0], 0, 0.5) + 2 * _coin(r, r.beta(0.7, 0.7, (s[0], 1)), s) + r.normal(0, 0.3, s)
+        _difficulty(r, s[0], 0, 0.5) + 2 * _coin(r, r.beta(0.7, 0.7, (s[0], 1)), s) + r.normal(0, 0.3, s)
     ),
     "rare outliers": lambda r, s: r.normal(0, 0.3, s) + 2 * _coin(r, 0.06, s),
 }
 """Scores of size (prompts, candidates), by name."""
+
+
+_FIRST = 2
+"""First drafts of each prompt for the baselines that rank by deviation, where the budget allows."""
+
+_OPTIMISM = 0.5
+"""Weight of a UCB's second term, over the deviation of the first scores."""
+
+_STAGES = 4
+"""Stages of successive halving."""
+
+
+@dataclass
+class Position:
+    """What an allocation knows.
+
+    Attributes:
+        counts: drafts of each prompt so far, (P,).
+        judged: of these, those of all rounds but the last, (P,).
+        variance: unbiased, of each prompt's judged scores; 0 below two, (P,).
+        pooled: variance of all first scores together.
+        candidates: most drafts of a prompt.
+        budget: drafts of all rounds together.
+        generator: for what is random.
+    """
+
+    counts: np.ndarray
+    judged: np.ndarray
+    variance: np.ndarray
+    pooled: float
+    candidates: int
+    budget: int
+    generator: np.random.Generator
+
+
+Allocation = Callable[[Position, int], np.ndarray]
+
+
+def play(
+    table: np.ndarray, budget: int, rounds: int, allocate: Allocation, generator: np.random.Generator
+) -> np.ndarray:
+    """Spend a budget on a table of scores; the drafts of each prompt."""
+    counts = judged = np.zeros(len(table), dtype=int)
+    columns = np.arange(table.shape[1])
+    while (left := budget - int(counts.sum())) > 0:
+        seen = columns < judged[:, None]
+        mean = np.where(seen, table, 0).sum(axis=1) / np.maximum(judged, 1)
+        squares = np.where(seen, (table - mean[:, None]) ** 2, 0).sum(axis=1)
+        first = table[seen & (columns < _FIRST)]
+        pooled = float(first.var()) if len(first) else 0.0
+        variance = squares / np.maximum(judged - 1, 1)
+        position = Position(counts, judged, variance, pooled, table.shape[1], budget, generator)
+        judged, counts = counts, counts + allocate(position, min(left, math.ceil(budget / rounds)))
+    return counts
+
+
+def even(position: Position, drafts: int) -> np.ndarray:
+    """The same number for every prompt."""
+    return _level(position.counts, np.ones(len(position.counts), dtype=bool), position.candidates, drafts)
+
+
+def upper_confidence(position: Position, drafts: int) -> np.ndarray:
+    """UCB on the sample deviation: deviation plus a term that falls with the prompt's drafts."""
+
+    def index(counts: np.ndarray) -> np.ndarray:
+        doubt = np.sqrt(2 * np.log(counts.sum()) / counts)
+        return np.sqrt(position.variance) + _OPTIMISM * math.sqrt(position.pooled) * doubt
+
+    return _one_by_one(position, drafts, index)
+
+
+def thompson(position: Position, drafts: int) -> np.ndarray:
+    """Thompson sampling of the variance, with a prior of two drafts at the pooled one."""
+
+    def index(counts: np.ndarray) -> np.ndarray:
+        freedom = np.maximum(position.judged - 1, 0)
+        scale = 2 * max(position.pooled, 1e-9) + freedom * position.variance
+        return scale / position.generator.chisquare(2 + freedom)
+
+    return _one_by_one(position, drafts, index)
+
+
+def halving(position: Position, drafts: int) -> np.ndarray:
+    """Successive halving: in each stage the half of largest variance goes on."""
+    spent = int(position.counts.sum())
+    stage = min(_STAGES - 1, spent * _STAGES // position.budget)
+    kept = max(1, len(position.counts) >> stage)
+    alive = np.zeros(len(position.counts), dtype=bool)
+    alive[np.argsort(-position.variance, kind="stable")[:kept]] = True
+    wanted = _level(position.counts, alive, position.candidates, drafts)
+    rest = drafts - int(wanted.sum())
+    return wanted + _level(position.counts + wanted, ~alive, position.candidates, rest)
+
+
+BASELINES: dict[str, Allocation] = {
+    "even": even,
+    "ucb": upper_confidence,
+    "thompson": thompson,
+    "halving": halving,
+}
+
+
+def _one_by_one(position: Position, drafts: int, index: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """First drafts of all prompts; then each draft where the index is highest, the ones under way counted."""
+    first = min(_FIRST, position.budget // len(position.counts))
+    counts = position.counts.copy()
+    for _ in range(drafts):
+        fewest = int(counts.argmin())
+        if counts[fewest] < first:
+            counts[fewest] += 1
+        else:
+            value = np.where(counts < position.candidates, index(np.maximum(counts, 1)), -np.inf)
+            counts[int(value.argmax())] += 1
+    return counts - position.counts
+
+
+def _level(counts: np.ndarray, among: np.ndarray, candidates: int, drafts: int) -> np.ndarray:
+    """Drafts one by one, each of the prompt with the fewest."""
+    filled = counts.copy()
+    for _ in range(drafts):
+        free = np.where(among & (filled < candidates), filled, candidates)
+        if free.min() == candidates:
+            break
+        filled[int(free.argmin())] += 1
+    return filled - counts
 
 
 @dataclass(frozen=True)
@@ -137,13 +265,7 @@ def captured(table: np.ndarray, drafts: np.ndarray) -> float:
 
 
 def planned(table: np.ndarray, budget: int, seed: int) -> tuple[np.ndarray, list[float]]:
-    """How many drafts the run's planner makes of each prompt, and each round's processor seconds.
-
-    Args:
-        table: every candidate's score.
-        budget: drafts.
-        seed: of the plan.
-    """
+    """How many drafts the run's planner makes of each prompt, and each round's processor seconds."""
     prompts, candidates = table.shape
     settings = PlannerSettings(GROUP, prompts, candidates, budget, rounds=ROUNDS)
     planner = DraftPlanner(range(prompts), settings, [Arm()], PastScores(), (0, seed))
@@ -162,14 +284,7 @@ def planned(table: np.ndarray, budget: int, seed: int) -> tuple[np.ndarray, list
 def compared(
     name: str, share: float, seeds: int, prompts: int = PROMPTS
 ) -> tuple[list[Comparison], list[float]]:
-    """The planner against every baseline, and the mean captured share of each and of the planner (last).
-
-    Args:
-        name: of the table.
-        share: budget, as a share of all candidates.
-        seeds: tables.
-        prompts: of each table.
-    """
+    """The planner against every baseline, and the mean captured share of each and of the planner (last)."""
     rows = []
     for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         key = [seed, list(TABLES).index(name)]

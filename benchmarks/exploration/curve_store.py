@@ -51,9 +51,10 @@ class CurveStore(Generic[C]):
 
     def load(self, curve: str) -> C | None:
         """A kept curve by its name; None where there is none."""
-        for folder in self._folders:
-            if (path := folder / f"{curve}.json").is_file():
-                return self.read(json.loads(path.read_text(encoding="utf-8")))
+        for commit in self._commits:
+            for place in (self._home, KEPT / self.name):
+                if (path := place / commit / f"{curve}.json").is_file():
+                    return self.read(json.loads(path.read_text(encoding="utf-8")))
         return None
 
     def load_all(self, curves: Mapping[K, str]) -> dict[K, C]:
@@ -88,28 +89,14 @@ class CurveStore(Generic[C]):
     def _home(self) -> Path:
         return Home.from_environment().ensure().path / "benchmarks" / self.name
 
-    @property
-    def _folders(self) -> list[Path]:
-        return [place / commit for commit in self._commits for place in (self._home, KEPT / self.name)]
-
 
 def add_curve_options(parser: argparse.ArgumentParser, seeds: int) -> None:
-    """Add the options of a benchmark of curves: how many are made, and which kept ones count.
-
-    Args:
-        parser: of the benchmark.
-        seeds: run seeds of each arm by default.
-    """
+    """Add the options of a benchmark of curves: how many are made, and which kept ones count."""
     parser.add_argument("--seeds", type=int, default=seeds, help="run seeds of each arm")
     parser.add_argument("--jobs", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--as-is", action="store_true", help="make no curve; use those that are kept")
-    parser.add_argument(
-        "--after",
-        metavar="COMMIT",
-        nargs="+",
-        default=[],
-        help="curves made by these commits or later ones count: nothing that makes them has changed since",
-    )
+    count = "curves made by these commits or later ones count: nothing that makes them has changed since"
+    parser.add_argument("--after", metavar="COMMIT", nargs="+", default=[], help=count)
 
 
 def commits_since(commits: Sequence[str]) -> tuple[str, ...]:

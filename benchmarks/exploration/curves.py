@@ -47,13 +47,7 @@ def curve_store(name: str, commit: str, earlier: tuple[str, ...] = ()) -> CurveS
 
 
 def make_curves(store: CurveStore[Curve], wanted: Mapping[Key, CurveWanted], jobs: int) -> dict[Key, Curve]:
-    """All curves; one that is kept is not made again.
-
-    Args:
-        store: where they are kept.
-        wanted: in the order in which they are made.
-        jobs: how many at a time; 0 for those alone that are kept.
-    """
+    """All curves, `jobs` at a time; one that is kept is not made again, and with 0 jobs none is."""
     curves = store.load_all({key: want.name for key, want in wanted.items()})
     if not jobs:
         return curves

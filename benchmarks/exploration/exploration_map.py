@@ -1,7 +1,6 @@
 """Compare exploration's predicted gain per trained sample with the measured one.
 
     python -m benchmarks.exploration_map [--after COMMIT] [--as-is] [--keep]
-    python -m benchmarks.exploration_map --predict
 
 A point is an exploring arm beside the arm without exploration of the same task, recipe and run seeds, which
 learn with DiffusionNFT. Its gain is the samples that the latter trains on until it has `SHARE` of its own
@@ -10,15 +9,16 @@ medians over run seeds, with a bootstrap's interval of 5 to 95 %). Flow-GRPO is 
 seeds never get there.
 
 The prediction is that of `exploration.strategy=auto` (`gpu_runtime/exploration/signal_rate.py`): an iteration
-brings its signal, d * sqrt(n) for a mean deviation d within groups and n trained samples. It is made from
+brings its signal, d * sqrt(n) for a mean deviation d within groups and n trained samples. It was made from
 what is known before a run: the scores of a pilot with the untouched model, G of N, the numbers of prompts
 explored and trained on, the number of drafts, and whether chosen drafts are rolled out again, by which
 `MeasuredIterations.holds` is assumed to be left of their gain in variance. One constant is fitted: measured
 runs reward larger batches more than the root does, so a signal counts as d * n ** exponent.
 
-`--predict` wrote `gain_predictions.json` before any pair of the points named there as predicted was measured;
-the exponent is the least-squares one of the other six. (Of graded shapes two runs of `off_policy_32` were
-there already, with none of `plain_nft_shared` of the same recipe to compare them with.)
+Commit 18127996 predicted all points (`gain_predictions.json`) and has the code for it. It came before any
+pair of the points named there as predicted was measured; the exponent is the least-squares one of the others.
+(Of graded shapes two runs of `off_policy_32` were there already, with none of `plain_nft_shared` of the same
+recipe to compare them with.)
 
 Figures: `error_median` is the median of |predicted - measured| / measured over all points,
 `error_median_before` over those predicted first (`_at_half`: to half of the gain), `error_median_of_auto`
@@ -48,28 +48,12 @@ from benchmarks.exploration.exploration_auto import CASES, FIXED, RECIPE, curves
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.summary import Way, arm_curves, ratio
 from benchmarks.report import finish, options
-from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.exploration.measured_iterations import MeasuredIterations
-from gpu_runtime.exploration.plan import prompts_of_iteration
-from gpu_runtime.exploration.prediction.contrast import ExpectedContrast
-from gpu_runtime.exploration.signal_rate import Contrast
-from gpu_runtime.models.loading import load_model
-from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.prompts.of_a_run import load_run_prompts
 
 SHARE = 75
 """Percent of the gain of the arm without exploration that both arms are to reach."""
 
 HALF = 50
 """A second target, which says whether a prediction fails early or late; no aim is of it."""
-
-GROUP, CANDIDATES, PLAIN_PROMPTS = 4, 18, 32
-"""Samples of a prompt group, most candidates of a prompt, and prompts of an iteration without exploration."""
-
-PILOT_PROMPTS, PILOT_SAMPLES, PILOT_SEED = 96, 8, 1000
-"""The pilot: training prompts, images of each, and the seed that draws them."""
 
 PREDICTIONS = Path(__file__).with_name("gain_predictions.json")
 
@@ -116,93 +100,8 @@ PREDICTED = tuple(Point(task, each) for task in ("ocr", "shapes-graded", "shapes
 """Points that were predicted before they were measured."""
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The contrast without exploration and with it, as it is expected from a pilot.
-
-    Attributes:
-        random, chosen: of groups that nothing chose, and of those trained on.
-        plain_samples, samples: trained on in an iteration of each.
-    """
-
-    random: Contrast
-    chosen: Contrast
-    plain_samples: float
-    samples: float
-
-    @property
-    def deviations(self) -> float:
-        """Deviation of the chosen groups over that of random ones."""
-        return self.chosen.deviation / self.random.deviation
-
-    def gain(self, exponent: float) -> float:
-        """Return the gain per trained sample if a signal grows with this power of the samples.
-
-        Args:
-            exponent: .5 is that of `auto`.
-        """
-        return self.deviations * (self.plain_samples / self.samples) ** (1 - exponent)
-
-
-def expected(point: Point, scores: Sequence[Sequence[float]]) -> Expected:
-    """Return what is expected of a point.
-
-    Args:
-        point: the setting.
-        scores: the pilot's scores, prompt by prompt.
-    """
-    contrast = ExpectedContrast(scores, GROUP, point.prompts, point.explored, CANDIDATES, (0, 0))
-    random, chosen = contrast.random, contrast.chosen(point.drafts)
-    if point.strategy == "stale":
-        chosen = chosen.rolled_out_again(random, MeasuredIterations().holds)
-    return Expected(random, chosen, PLAIN_PROMPTS * GROUP * random.live, point.prompts * GROUP * chosen.live)
-
-
-def fitted_exponent(points: Sequence[tuple[Expected, float]]) -> float:
-    """Return the exponent by which the logarithms of measured gains differ least from predicted ones.
-
-    Args:
-        points: what is expected of a point, and its measured gain.
-    """
-    samples = [math.log(one.plain_samples / one.samples) for one, _ in points]
-    beyond = [math.log(gain / one.deviations) for one, gain in points]
-    return 1 - sum(a * b for a, b in zip(samples, beyond, strict=True)) / sum(a * a for a in samples)
-
-
-def pilot(task: str) -> dict[str, list[list[float]]]:
-    """Return the scores of images of the untouched model, prompt by prompt, by signal.
-
-    Args:
-        task: a graded task.
-    """
-    config = arm_config(task, FIXED["plain"], 0, RECIPE)
-    by_id = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
-    requests = [
-        SampleRequest(RequestKind.ROLLOUT, 0, 0, one, seed, 0, by_id[one].text, source=by_id[one].source)
-        for one in prompts_of_iteration(list(by_id), PILOT_PROMPTS, PILOT_SEED, 1)
-        for seed in range(PILOT_SAMPLES)
-    ]
-    sampler = Sampler(load_model(config.model), config.sampling)
-    images = [sample.image_HWC for sample in sampler.generate(requests)]
-    scores = score_each(build_scorer(config.reward), images, [by_id[one.prompt_id] for one in requests])
-    by_signal = {
-        "graded": [score.value for score in scores],
-        "exact": [float(score.exact) for score in scores],
-    }
-    return {
-        signal: [values[at : at + PILOT_SAMPLES] for at in range(0, len(values), PILOT_SAMPLES)]
-        for signal, values in by_signal.items()
-    }
-
-
 def measured_gain(point: Point, plain: Mapping[int, Curve], ours: Mapping[int, Curve]) -> dict[str, Any]:
-    """Return the gain of a point per trained sample, with its interval.
-
-    Args:
-        point: the setting.
-        plain: curves without exploration by run seed.
-        ours: those with it.
-    """
+    """Return the gain of a point per trained sample, with its interval."""
     curves = {("plain", seed): curve for seed, curve in plain.items() if seed in ours}
     curves |= {("ours", seed): curve for seed, curve in ours.items() if seed in plain}
     names = {"plain": FIXED["plain"], "ours": FIXED[point.strategy]}
@@ -214,12 +113,7 @@ def measured_gain(point: Point, plain: Mapping[int, Curve], ours: Mapping[int, C
 
 
 def order_right(predicted: Sequence[float], gains: Sequence[Mapping[str, float]]) -> tuple[int, int]:
-    """Return how many pairs of points are predicted in their order, and how many differ by more than noise.
-
-    Args:
-        predicted: gains of points.
-        gains: `low`, `median` and `high` of the measured ones.
-    """
+    """Return how many pairs of points are predicted in order, and how many differ by more than noise."""
     right = pairs = 0
     for one, other in itertools.combinations(range(len(gains)), 2):
         difference = _log(gains[one]["median"]) - _log(gains[other]["median"])
@@ -239,12 +133,7 @@ def _log(gain: float) -> float:
 
 
 def summarise(points: Mapping[Point, Mapping[str, Any]], predictions: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of all points that are measured.
-
-    Args:
-        points: measured gains.
-        predictions: as `--predict` wrote them.
-    """
+    """Return the figures of all points that are measured."""
     found = {point: gain for point, gain in points.items() if gain["median"] is not None}
     predicted = {point: predictions["points"][point.name] for point in found}
     errors, of_auto = (
@@ -314,15 +203,7 @@ def earlier_points() -> dict[Point, dict[str, Any]]:
 def present_points(
     seeds: int, commit: str, earlier: tuple[str, ...], jobs: int, keep: bool
 ) -> dict[Point, dict[str, Any]]:
-    """Return the measured gains of today's arms, whose curves are those of `benchmarks.exploration_auto`.
-
-    Args:
-        seeds: run seeds of each arm.
-        commit: of the code that makes curves.
-        earlier: commits whose curves count too.
-        jobs: curves at a time; 0 to make none.
-        keep: True to copy the curves into the repository.
-    """
+    """Return the measured gains of today's arms, whose curves are those of `benchmarks.exploration_auto`."""
     case_of = {case.task: name for name, case in reversed(CASES.items())}
     wanted = curves_wanted([*case_of.values()], seeds)
     found = {}
@@ -340,63 +221,17 @@ def present_points(
     return found
 
 
-def predict(measured: Mapping[Point, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the predictions of all points, and what they are made from.
-
-    Args:
-        measured: gains of the points that the exponent is fitted to.
-    """
-    scores: dict[str, list[list[float]]] = {}
-    for task in ("ocr-graded", "shapes-graded"):
-        by_signal = pilot(task)
-        scores |= {task: by_signal["graded"], task.removesuffix("-graded"): by_signal["exact"]}
-    hoped = {point: expected(point, scores[point.task]) for point in (*MEASURED, *PREDICTED)}
-    exponent = round(fitted_exponent([(hoped[point], measured[point]["median"]) for point in MEASURED]), 3)
-    return {
-        "made_from": {
-            "pilot": f"{PILOT_PROMPTS} training prompts, {PILOT_SAMPLES} images of the untouched model each",
-            "pilot_mean": {
-                task: round(statistics.fmean(itertools.chain(*some)), 4) for task, some in scores.items()
-            },
-            "holds": MeasuredIterations().holds,
-            "fitted_on": {point.name: measured[point] for point in MEASURED},
-        },
-        "exponent": exponent,
-        "points": {
-            point.name: {
-                "predicted_before": point in PREDICTED,
-                "gain": round(one.gain(exponent), 3), "gain_of_auto": round(one.gain(0.5), 3),
-                **{name: round(value, 4) for name, value in _of_contrast(one).items()},
-            }
-            for point, one in hoped.items()
-        },
-    }  # fmt: skip
-
-
-def _of_contrast(one: Expected) -> dict[str, float]:
-    return {
-        f"{name}_{what}": value
-        for name in ("random", "chosen")
-        for what, value in asdict(getattr(one, name)).items()
-    }
-
-
 def main() -> None:
     """Print one JSON line."""
     parser = options(__doc__)
-    parser.add_argument("--predict", action="store_true", help="write the predictions, and make no curve")
     add_curve_options(parser, 4)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    jobs = 0 if arguments.as_is or arguments.predict else arguments.jobs
-    earlier = commits_since(arguments.after)
+    jobs, earlier = 0 if arguments.as_is else arguments.jobs, commits_since(arguments.after)
     points = earlier_points() | present_points(
         arguments.seeds, arguments.commit, earlier, jobs, arguments.keep
     )
-    if arguments.predict:
-        PREDICTIONS.write_text(json.dumps(predict(points), indent=1) + "\n", encoding="utf-8")
-        return
     predictions = json.loads(PREDICTIONS.read_text(encoding="utf-8"))
     figures = {"curves_after": arguments.after, **summarise(points, predictions)}
     finish("exploration_map", figures, arguments)

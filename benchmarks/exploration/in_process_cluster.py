@@ -31,13 +31,7 @@ class WorkTimes:
         self.samples: dict[str, int] = defaultdict(int)
 
     def add(self, kind: str, seconds: float, samples: int) -> None:
-        """Note some work.
-
-        Args:
-            kind: a `RequestKind`'s value, or a name of this module.
-            seconds: of the thread that did it.
-            samples: that were finished by it.
-        """
+        """Note some work."""
         self.seconds[kind] += seconds
         self.samples[kind] += samples
 
@@ -48,13 +42,7 @@ class WorkTimes:
 
 
 class InProcessActor(RemoteActor[Any]):
-    """A worker of this process.
-
-    Args:
-        name: of the worker.
-        worker: what does the calls.
-        times: where their time is noted.
-    """
+    """A worker of this process."""
 
     def __init__(self, name: str, worker: Any, times: WorkTimes) -> None:
         super().__init__(name)

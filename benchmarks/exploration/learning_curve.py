@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from benchmarks.exploration.in_process_cluster import SCORE, TRAIN, InProcessCluster
 from gpu_runtime.exploration.measured_iterations import IterationTimes
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.exploration.strategies.strategy import Ahead, TrainingEvidence
+from gpu_runtime.exploration.strategies.strategy import TrainingEvidence
 from gpu_runtime.fleet.evaluation import Evaluation
 from gpu_runtime.runtime import Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
@@ -118,7 +118,15 @@ class _Loop:
         before_rollout, rolling_since_s = dict(self._times.seconds), time.thread_time()
         rolled = runtime.rollout(plan, ahead)
         scores = runtime.reward(rolled)
-        following = None if ahead is None else self._explore_beside_training(iteration + 1, ahead)
+        following = None
+        if ahead is not None:
+            exploring_since_s, worked_before_s = time.thread_time(), self._times.devices_s
+            following = runtime.explore(iteration + 1, ahead)
+            took_s, devices_s = (
+                time.thread_time() - exploring_since_s,
+                self._times.devices_s - worked_before_s,
+            )
+            self.curve.beside_s.append(took_s - devices_s)
         trained = runtime.train(rolled, scores)
         in_turn = self._times_in_turn(trained, before_rollout, time.thread_time() - rolling_since_s)
         evidence = TrainingEvidence(trained.report.off_policy, lambda: self._held_out, in_turn)
@@ -132,7 +140,11 @@ class _Loop:
         made = {kind: self._times.samples[kind] - samples.get(kind, 0) for kind in (_ROLLOUT, _DRAFT)}
         self.curve.rollouts.append(made[_ROLLOUT])
         self.curve.drafts.append(made[_DRAFT])
-        self._note(trained, review.figures, [message for _, message in review.notes])
+        self.curve.spread.append(review.figures["spread_rollout"])
+        self.curve.dropped.append(trained.advantages.dropped)
+        if "spearman" in review.figures:
+            self.curve.spearman.append(review.figures["spearman"])
+        self.curve.notes += [message for _, message in review.notes]
         return review.next_plan
 
     def _times_in_turn(self, trained: Trained, before: Mapping[str, float], whole_s: float) -> IterationTimes:
@@ -148,24 +160,11 @@ class _Loop:
             rollers=1,
         )
 
-    def _explore_beside_training(self, iteration: int, ahead: Ahead) -> SeedPlan:
-        began_s, worked_s = time.thread_time(), self._times.devices_s
-        plan = self._runtime.explore(iteration, ahead)
-        self.curve.beside_s.append(time.thread_time() - began_s - (self._times.devices_s - worked_s))
-        return plan
-
-    def _note(self, trained: Trained, figures: Mapping[str, float], notes: list[str]) -> None:
-        self.curve.spread.append(figures["spread_rollout"])
-        self.curve.dropped.append(trained.advantages.dropped)
-        if "spearman" in figures:
-            self.curve.spearman.append(figures["spearman"])
-        self.curve.notes += notes
-
     def _evaluate(self, iteration: int) -> None:
         runtime = self._runtime
         held_out = draw_subset(runtime.evaluate_prompts, runtime.config.evaluation.prompts)
         evaluation = runtime.evaluate(held_out)
-        self._held_out[iteration] = _by_prompt(evaluation)
+        self._held_out[iteration] = mean_by_prompt(evaluation)
         self.curve.iterations.append(iteration)
         self.curve.score.append(evaluation.score)
         self.curve.exact.append(evaluation.exact)
@@ -173,8 +172,8 @@ class _Loop:
             values.append(statistics.fmean(figures[name] for figures in evaluation.figures))
 
 
-def _by_prompt(evaluation: Evaluation) -> dict[int, float]:
-    """Mean score of each held-out prompt."""
+def mean_by_prompt(evaluation: Evaluation) -> dict[int, float]:
+    """Mean score of each held-out prompt, of the images that were judged."""
     scores: dict[int, list[float]] = {}
     for sample, score in zip(evaluation.samples, evaluation.scores, strict=True):
         if score.error is None:

@@ -54,12 +54,7 @@ class Fleet:
         return self.shards / math.ceil(self.shards / self.trainers) if self.shards else self.trainers
 
     def usd_per_s(self, reserved_usd_per_hour: float, spot_usd_per_hour: float) -> float:
-        """What a second of all devices costs.
-
-        Args:
-            reserved_usd_per_hour: price of a device on demand.
-            spot_usd_per_hour: price of a spot device.
-        """
+        """What a second of all devices costs."""
         return (self.reserved * reserved_usd_per_hour + self.spot * spot_usd_per_hour) / 3600
 
 
@@ -132,9 +127,6 @@ def public_costs(training_share: float) -> Costs:
     """What samples cost where training takes a share of a step on equal GPUs, as public runs report it.
 
     Generating takes the rest, whether for a rollout or a draft; judging and the driver take nothing.
-
-    Args:
-        training_share: of a step that trains on all that it generates.
     """
     generate = 1 - training_share
     return Costs(generate, generate, score=0.0, train=training_share, driver=0.0, planning=0.0)

@@ -94,11 +94,7 @@ def _figure_at(curve: Curve, gains: Sequence[float], gain: float, figure: str) -
 
 
 def compare(curves: Mapping[tuple[str, int], Curve]) -> dict[str, Any]:
-    """The figures of all objectives.
-
-    Args:
-        curves: by arm and run seed, with some of each arm in `OBJECTIVES`.
-    """
+    """The figures of all objectives."""
     arms = arm_curves(curves, {arm: arm_config(TASK, arm, 0) for arm in OBJECTIVES.values()})
     graded = {objective: arms[arm] for objective, arm in OBJECTIVES.items()}
     exact = {objective: replace(arm, measure="exact") for objective, arm in graded.items()}
@@ -128,26 +124,8 @@ def _median_gain(arm: ArmCurves, amount: float) -> float:
     return round(statistics.median(gains_after(arm, amount).values()), 4)
 
 
-def table(figures: Mapping[str, Any]) -> str:
-    """The figures in lines, for a person."""
-    lines = [
-        f"after {figures['trained_samples']} trained samples; images at equal scores, over Flow-GRPO's",
-        f"{'objective':<11} {'seeds':>5} {'gain':>6} {'of NFT (low)':>13} {'exact':>6} {'of NFT':>7} "
-        f"{'distance':>9} {'grain':>6}",
-    ]
-    for objective, found in figures["objectives"].items():
-        share = found["gain_share_of_nft"]
-        of_nft = f"{share['median']:.2f} ({share['low']:.2f})"
-        lines.append(
-            f"{objective:<11} {found['run_seeds']:>5} {found['gain']:>6.3f} {of_nft:>13} "
-            f"{found['exact_gain']:>6.3f} {found['exact_share_of_nft']['median']:>7.2f} "
-            f"{found['distance_ratio']['median']:>9.3f} {found['grain_ratio']['median']:>6.3f}"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Print a table and one JSON line."""
+    """Print one JSON line."""
     parser = options(__doc__)
     add_curve_options(parser, 3)
     arguments = parser.parse_args()
@@ -161,9 +139,7 @@ def main() -> None:
         parser.error(f"there is no curve of {', '.join(sorted(missing))}; leave out --as-is to make them")
     if arguments.keep:
         store.keep()
-    figures = compare(curves)
-    print(table(figures))
-    finish("objectives", figures, arguments)
+    finish("objectives", compare(curves), arguments)
 
 
 if __name__ == "__main__":

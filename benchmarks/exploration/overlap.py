@@ -16,21 +16,17 @@ moving average and the optimiser of one that does them one after another, both w
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.commands import final_state, train
 from benchmarks.exploration.learning_curve import make_curve
 from benchmarks.report import finish, options
 from gpu_runtime.runtime import Runtime
 from storage.config.loading import load_config
 from storage.home import Home
-from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
@@ -44,9 +40,7 @@ _COUNTED = ("exploration.strategy=stale", "exploration.drafts=192", "exploration
 
 _ITERATIONS = """
     SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0),
-        coalesce(max(value) FILTER (name = 'reward_s'), 0),
         coalesce(max(value) FILTER (name = 'train_s'), 0),
-        coalesce(max(value) FILTER (name = 'explore_wait_s'), 0),
         coalesce((SELECT n.value FROM iteration_metrics n
             WHERE n.iteration = m.iteration + 1 AND n.name = 'drafts'), 0),
         (SELECT min(started_at) FROM worker_states w
@@ -55,11 +49,8 @@ _ITERATIONS = """
     FROM iteration_metrics m GROUP BY iteration ORDER BY iteration
 """
 _IDLE = """
-    SELECT sum(ended_at - started_at) FILTER (state = 'idle' AND market = 'spot')
-            / sum(ended_at - started_at) FILTER (market = 'spot'),
-        sum(ended_at - started_at) FILTER (state = 'idle' AND market = 'reserved')
-            / sum(ended_at - started_at) FILTER (market = 'reserved')
-    FROM worker_states WHERE phase = 'iteration'
+    SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
+    FROM worker_states WHERE phase = 'iteration' AND market = 'spot'
         AND iteration > 1 AND iteration < (SELECT max(iteration) FROM iterations)
 """
 
@@ -69,37 +60,17 @@ class Timings:
     """Seconds of a run, one entry an iteration that has one before and one after it.
 
     Attributes:
-        iteration_s, reward_s, train_s: of the iteration, of its wait for scores and of its training phase.
-        between_s: from the end of the training steps to the first rollout of the next iteration.
-        wait_s: that the flow waited for exploration once training had ended.
+        iteration_s, train_s: of the iteration and of its training phase.
         drafts: judged in the window.
-        spot_idle, reserved_idle: shares of the time of the spot and of the reserved devices.
+        between_s: from the end of the training steps to the first rollout of the next iteration.
+        spot_idle: share of the time of the spot device.
     """
 
     iteration_s: list[float]
-    reward_s: list[float]
     train_s: list[float]
-    between_s: list[float]
-    wait_s: list[float]
     drafts: list[float]
+    between_s: list[float]
     spot_idle: float
-    reserved_idle: float
-
-
-def train(preset: str, values: Sequence[str], folder: str) -> None:
-    """Do a run.
-
-    Args:
-        preset: its preset.
-        values: its settings.
-        folder: its home.
-    """
-    sets = [item for value in values for item in ("--set", value)]
-    subprocess.run(
-        [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
-         "--run-id", "overlap", *sets],
-        check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
-    )  # fmt: skip
 
 
 def same_bits(preset: str) -> bool:
@@ -112,24 +83,22 @@ def same_bits(preset: str) -> bool:
 
     make_curve(load_config(preset, values, {}), _BITS_OF, _BITS_OF, keep)
     with tempfile.TemporaryDirectory() as folder:
-        train(preset, values, folder)
-        checkpoint = CheckpointStore(Home(Path(folder)).run("overlap")).load_latest()
-    return checkpoint is not None and dict(checkpoint.blobs) == in_turns
+        train(Path(folder), "overlap", preset, values)
+        return final_state(Path(folder), "overlap") == in_turns
 
 
 def measure(preset: str, iterations: int, strategy: str) -> Timings:
     """Run it and read its time line."""
     with tempfile.TemporaryDirectory() as folder:
-        train(preset, (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS), folder)
+        values = (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS)
+        train(Path(folder), "overlap", preset, values)
         with RunStore(Home(Path(folder))).reading() as connection:
             rows = connection.execute(_ITERATIONS).fetchall()
             idle = connection.execute(_IDLE).fetchone()
     # The first window has no forecast yet, and the last iteration nothing to explore for.
-    iteration_s, reward_s, train_s, wait_s, drafts, between_s = (
-        list(column) for column in zip(*rows[1:-1], strict=True)
-    )
+    iteration_s, train_s, drafts, between_s = (list(column) for column in zip(*rows[1:-1], strict=True))
     assert idle is not None
-    return Timings(iteration_s, reward_s, train_s, between_s, wait_s, drafts, *idle)
+    return Timings(iteration_s, train_s, drafts, between_s, *idle)
 
 
 def main() -> None:
@@ -147,27 +116,17 @@ def main() -> None:
     def median(strategy: str, name: str) -> float:
         return statistics.median(value for run in runs[strategy] for value in getattr(run, name))
 
-    iteration_s = median("plain", "iteration_s")
     added_s = median("stale", "between_s") - median("plain", "between_s")
-    waits = [value for run in runs["stale"] for value in run.wait_s]
     figures = {
         "added_s": added_s,
-        "added_share": added_s / iteration_s,
-        "explore_wait_s_median": statistics.median(waits),
-        "explore_wait_s_max": max(waits),
-        "iteration_s_plain": iteration_s,
-        "iteration_s_stale": median("stale", "iteration_s"),
-        "reward_s_plain": median("plain", "reward_s"),
-        "reward_s_stale": median("stale", "reward_s"),
+        "added_share": added_s / median("plain", "iteration_s"),
         "train_s_plain": median("plain", "train_s"),
         "train_s_stale": median("stale", "train_s"),
         "drafts_per_window": median("stale", "drafts"),
         "spot_idle_plain": statistics.fmean(run.spot_idle for run in runs["plain"]),
         "spot_idle_stale": statistics.fmean(run.spot_idle for run in runs["stale"]),
-        "reserved_idle_plain": statistics.fmean(run.reserved_idle for run in runs["plain"]),
-        "reserved_idle": statistics.fmean(run.reserved_idle for run in runs["stale"]),
         "same_bits": same_bits(arguments.preset),
-        "iterations_measured": len(waits),
+        "iterations_measured": sum(len(run.between_s) for run in runs["stale"]),
         "preset": arguments.preset,
     }
     finish("overlap", figures, arguments)

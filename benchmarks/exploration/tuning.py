@@ -8,7 +8,7 @@ is the one whose time to 75 % of the gain of the arm without exploration is leas
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from benchmarks.exploration.curve_store import curve_name
 from benchmarks.exploration.curves import CurveWanted, curve_store
 from benchmarks.exploration.learning_curve import Curve
 from benchmarks.exploration.modelled_fleet import MIXED
-from benchmarks.exploration.summary import ArmCurves, arm_curves, time_ratio_75
+from benchmarks.exploration.summary import arm_curves, time_ratio_75
 from storage.config.run_config import PromptsConfig
 
 TUNING_SEED = 100
@@ -52,12 +52,7 @@ def tried(task: str) -> list[tuple[str, Recipe]]:
 
 
 def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Recipe], CurveWanted]:
-    """The curves that settings of a task are chosen by.
-
-    Args:
-        task: its name.
-        prompts: settings that name the tuning prompts; without, the curves can be found but not made.
-    """
+    """The curves that settings of a task are chosen by."""
     wanted = {}
     for arm, recipe in tried(task):
         config = arm_config(task, arm, TUNING_SEED, recipe, prompts)
@@ -70,23 +65,25 @@ def tuning_curves(task: str, prompts: Sequence[str] = ()) -> dict[tuple[str, Rec
 
 
 def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
-    """Recipes and arms from the curves of `tried`; an arm that lacks one is not tuned.
-
-    Args:
-        task: its name.
-        curves: by arm and recipe.
-    """
+    """Recipes and arms from the curves of `tried`; an arm that lacks one is not tuned."""
     recipes, gains, best = {}, {}, {}
     for name, arm in ARMS.items():
         mine = {recipe: curves[name, recipe] for recipe in RECIPES[arm.objective] if (name, recipe) in curves}
         if len(mine) < len(RECIPES[arm.objective]):
             continue
         graded = arm_config(task, name, TUNING_SEED).reward.signal == "graded"
-        mean = {recipe: _mean_gain(curve.score if graded else curve.exact) for recipe, curve in mine.items()}
+        measured = {recipe: curve.score if graded else curve.exact for recipe, curve in mine.items()}
+        mean = {recipe: statistics.fmean(found[1:]) - found[0] for recipe, found in measured.items()}
         recipes[name] = recipe = max(mean, key=lambda one: mean[one])
         gains[name], best[name, TUNING_SEED] = mean, mine[recipe]
     configs = {name: arm_config(task, name, TUNING_SEED) for name in recipes}
-    ratios = _time_ratios(arm_curves(best, configs))
+    arms = arm_curves(best, configs)
+    # Of each exploring arm whose arm without exploration is tuned; 0 where it gains too little.
+    ratios = {
+        name: time_ratio_75(arms[plain], arm, MIXED)["median"] or 0.0
+        for name, arm in arms.items()
+        if (plain := ARMS[name].plain) in arms
+    }
     objectives = {ARMS[name].objective for name in ratios}
     chosen = {
         objective: max(
@@ -103,20 +100,6 @@ def choose(task: str, curves: Mapping[tuple[str, Recipe], Curve]) -> Tuned:
         for name, recipe in recipes.items()
     }
     return Tuned(recipes, chosen, {"task": task, "run_seed": TUNING_SEED, "chosen": chosen, "arms": figures})
-
-
-def _mean_gain(values: list[float]) -> float:
-    return statistics.fmean(values[1:]) - values[0]
-
-
-def _time_ratios(arms: Mapping[str, ArmCurves]) -> dict[str, float]:
-    """Of each exploring arm whose arm without exploration is tuned; 0 where it gains too little."""
-    pairs: Iterable[tuple[str, str]] = ((name, ARMS[name].plain) for name in arms)
-    return {
-        name: time_ratio_75(arms[plain], arms[name], MIXED)["median"] or 0.0
-        for name, plain in pairs
-        if plain in arms
-    }
 
 
 def tuned_of(task: str, commit: str, earlier: tuple[str, ...]) -> Tuned | None:

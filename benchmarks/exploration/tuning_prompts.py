@@ -15,12 +15,10 @@ HELD_OUT = 96
 """Prompts that settings are judged by, at least; as many as an evaluation takes."""
 
 
-def sign_text(line: str) -> str:
-    """What a prompt of `glyphs` wants written."""
-    return line.split('"')[1]
-
-
-SUBJECTS: Mapping[str, Callable[[str], Hashable]] = {"ocr": sign_text, "shapes": bound_objects}
+SUBJECTS: Mapping[str, Callable[[str], Hashable]] = {
+    "ocr": lambda line: line.split('"')[1],  # what a prompt of `glyphs` wants written
+    "shapes": bound_objects,
+}
 """Of each scorer what no prompt on one side of a split shares with one on the other."""
 
 
@@ -28,11 +26,6 @@ def tuning_split(
     lines: Sequence[str], subject: Callable[[str], Hashable], count: int
 ) -> tuple[list[str], list[str]]:
     """Divide prompts in two, so that no subject is on both sides; always in the same way.
-
-    Args:
-        lines: of the training prompts.
-        subject: of a line.
-        count: prompts to hold out, at least.
 
     Returns:
         Lines to train on and lines to judge by, each in their order.
@@ -49,20 +42,13 @@ def tuning_split(
 
 
 def tuning_settings(scorer: str, preset: str, folder: Path) -> tuple[str, ...]:
-    """Settings by which a preset trains and is judged on its training prompts alone.
-
-    Args:
-        scorer: of `SUBJECTS`.
-        preset: with that scorer, and with text or JSON lines to train on.
-        folder: for the two files.
-    """
+    """Settings by which a preset trains and is judged on its training prompts alone."""
     whole = resolve_prompt_path(load_config(preset, [], {}).prompts.train)
     lines = whole.read_text(encoding="utf-8").splitlines()
     folder.mkdir(parents=True, exist_ok=True)
+    train, held_out = tuning_split(lines, SUBJECTS[scorer], HELD_OUT)
     settings = []
-    for name, part in zip(
-        ("train", "evaluate"), tuning_split(lines, SUBJECTS[scorer], HELD_OUT), strict=True
-    ):
+    for name, part in (("train", train), ("evaluate", held_out)):
         path = folder / f"{scorer}-{name}{whole.suffix}"
         path.write_text("\n".join(part) + "\n", encoding="utf-8")
         settings.append(f"prompts.{name}={path}")

@@ -20,27 +20,26 @@ All samples are compared with the same samples computed by one process alone.
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
-from benchmarks.fleet.regroup_trials import KILLER, GroupKiller, Trials, evaluate
+from benchmarks.fleet.worker_killer import WorkerKiller
 from benchmarks.report import finish, nearest_rank, options
-from gpu_runtime.chaos.run_processes import TRAINER
+from gpu_runtime.chaos.run_processes import RunProcess
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.runtime import Runtime
-from gpu_runtime.scheduling.history import HistoryLine, check_history
+from gpu_runtime.scheduling.history import DRIVER, MEMBERS_JOINED_BY, HistoryLine, check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.history import read_history
+from gpu_runtime.worker.history import HistoryLog, read_history
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
@@ -55,15 +54,112 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and largest; nothing of nothing."""
-    if not values:
-        return {}
-    return {
-        "p50_s": nearest_rank(values, 0.5),
-        "p99_s": nearest_rank(values, 0.99),
-        "largest_s": max(values),
-    }
+KILLER = "killer"
+"""Name under which the kills are in the history."""
+
+HANG_S = 10.0
+"""A group without a step for so long after a kill counts as a hang."""
+
+_REPLACED_WITHIN_S = 120.0
+
+
+@dataclass
+class Trials:
+    """Seconds of all kills, and how many said nothing.
+
+    Attributes:
+        killed_s: from a kill to the survivors' first denoising step, in the same phase.
+        planned_s: from a replacement that holds the weights to its group's first step, in a phase.
+        between_phases: losses and planned changes during which a phase ended, or had not begun.
+        hangs: kills after which no group of at least two survivors came to a step in time.
+    """
+
+    killed_s: list[float] = field(default_factory=list)
+    planned_s: list[float] = field(default_factory=list)
+    between_phases: int = 0
+    hangs: int = 0
+
+
+class GroupKiller(WorkerKiller):
+    """Kills each victim when all `devices` share a sample, and notes it in the run's history."""
+
+    most_wait_s = 0.3  # any moment of a chunk: most of it, members wait for each other in a collective
+
+    def __init__(self, history: Path, kills: int, devices: int) -> None:
+        super().__init__(history, kills)
+        self._history, self._devices = history, devices
+        self._log: HistoryLog | None = None
+        self._leases: dict[int, frozenset[str]] = {}
+        self._in_step: frozenset[str] = frozenset()
+        self._waiting_since = time.monotonic()
+
+    def victim(self, lines: Sequence[HistoryLine]) -> RunProcess | None:
+        """A spot worker of the whole group, once that has done a step."""
+        for line in lines:
+            if line.by == DRIVER and line.event == "lease":
+                members = frozenset(line.facts["worker"].split(MEMBERS_JOINED_BY))
+                self._leases[line.facts["lease"]] = members
+            elif line.event == "step":
+                members = self._leases.get(line.facts["lease"], frozenset())
+                if len(members) == self._devices:
+                    self._in_step = members
+        spots = [process for process in self.processes.spots() if process.name in self._in_step]
+        if len(spots) == self._devices - 1:
+            return self.random.choice(spots)
+        # After a kill its group's last lines may still come in: all members must live.
+        if time.monotonic() - self._waiting_since > _REPLACED_WITHIN_S:
+            self.trouble = f"no group of {self._devices} within {_REPLACED_WITHIN_S:g} s"
+        return None
+
+    def before_kill(self, victim: RunProcess) -> None:
+        """Note the kill."""
+        if self._log is None:
+            self._log = HistoryLog(self._history / f"{self.processes.life:04}", KILLER)
+        self._log.note("kill", worker=victim.name)
+        self._in_step, self._waiting_since = frozenset(), time.monotonic()
+        print(f"killing {victim.name}, {self.left} left", file=sys.stderr, flush=True)
+
+
+def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -> Trials:
+    """What a history and the ledger say of the kills.
+
+    Where a phase ended or began meanwhile, a step had to wait for it: such a time says nothing.
+    """
+    ordered = sorted(lines, key=lambda line: line.at)
+    steps = [line for line in ordered if line.event == "step"]
+    leases = {line.facts["lease"]: line for line in ordered if line.by == DRIVER and line.event == "lease"}
+    bounds = [line.at for line in ordered if line.by == DRIVER and line.event in ("generate", "generated")]
+    loaded_at: dict[str, float] = {}
+    for part in intervals:
+        if part.state == "load":
+            loaded_at[part.worker] = max(part.ended_at, loaded_at.get(part.worker, 0.0))
+    trials = Trials()
+
+    def note(seconds: list[float], since: float, until: float) -> None:
+        if any(since <= moment <= until for moment in bounds):
+            trials.between_phases += 1
+        else:
+            seconds.append(until - since)
+
+    def is_of_survivors(step: HistoryLine, victim: str, since: float) -> bool:
+        lease = leases[step.facts["lease"]]
+        members = lease.facts["worker"].split(MEMBERS_JOINED_BY)
+        return lease.at > since and len(members) > 1 and victim not in members
+
+    for kill in ordered:
+        if kill.by != KILLER:
+            continue
+        victim = kill.facts["worker"]
+        regrouped_at = next((step.at for step in steps if is_of_survivors(step, victim, kill.at)), None)
+        trials.hangs += regrouped_at is None or regrouped_at - kill.at > HANG_S
+        if regrouped_at is not None:
+            note(trials.killed_s, kill.at, regrouped_at)
+        # The victim may end one more step between the note of its kill and the signal.
+        after = [step for step in steps if step.at > kill.at and step.by != victim]
+        own = next((step for step in after if step.by.split(".")[0] == victim.split(".")[0]), None)
+        if own is not None and own.by in loaded_at:
+            note(trials.planned_s, loaded_at[own.by], own.at)
+    return trials
 
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
@@ -71,14 +167,12 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
     killer = GroupKiller(history, kills, _DEVICES)
     delivered: list[Delivered] = []
     intervals: list[StateInterval] = []
-    held: list[dict[str, float]] = []
     with open_cluster(config) as cluster, Runtime(config, cluster, history) as runtime:
         plan = runtime.explore(1)
         while killer.left and killer.trouble is None:
             with killer.at_work():
                 delivered += runtime.rollout(plan).delivered
             intervals += runtime.collect().intervals
-            held.append(_held(read_history(history)))
             print(f"{kills - killer.left} of {kills} kills", file=sys.stderr, flush=True)
         delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
         intervals += runtime.collect().intervals
@@ -90,8 +184,6 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
         "cold_restart_s": _first_shared_step_s(lines),
         "max_abs_error": _largest_error(config, delivered),
         "samples": len(delivered),
-        "survivor_held_first": held[0],
-        "survivor_held_last": held[-1],
     }
     return evaluate(lines, intervals), seen
 
@@ -100,18 +192,6 @@ def _first_shared_step_s(lines: Sequence[HistoryLine]) -> float:
     """From the first process's start to the first denoising step; all devices share every one."""
     began = min(line.at for line in lines if line.event == "process")
     return min(line.at for line in lines if line.event == "step") - began
-
-
-def _held(lines: Sequence[HistoryLine]) -> dict[str, float]:
-    """What the worker that outlives all regroups holds."""
-    (pid,) = (
-        line.facts["pid"] for line in lines if line.event == "process" and line.facts["name"] == TRAINER
-    )
-    process = psutil.Process(pid)
-    memory = process.memory_full_info()
-    return {
-        "descriptors": process.num_fds(), "threads": process.num_threads(), "private_mib": memory.uss / 2**20,
-    }  # fmt: skip
 
 
 def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
@@ -127,6 +207,12 @@ def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
     }
     apart = (np.abs(one.sample.latents_SC - alone[one.sample.request]).max() for one in delivered)
     return float(max(apart))
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """Return median, 99th percentile and largest; nothing of no values."""
+    shares = {"p50_s": 0.5, "p99_s": 0.99, "largest_s": 1.0}
+    return {name: nearest_rank(values, share) for name, share in shares.items()} if values else {}
 
 
 def main() -> None:
@@ -155,10 +241,8 @@ def main() -> None:
         "hangs": trials.hangs,
         "max_abs_error": seen.pop("max_abs_error"),
         "ratio": seen["cold_restart_s"] / regroup_s,
-        "killed": spread(trials.killed_s),
-        "killed_in_mid_chunk": sum(kill.in_chunk for kill in trials.kills),
-        "planned": spread(trials.planned_s),
-        "replacement_first_step_p50_s": statistics.median(trials.replaced_s),
+        "killed": _spread(trials.killed_s),
+        "planned": _spread(trials.planned_s),
         **seen,
         "load_average": [load, os.getloadavg()[0]],
         "wall_s": time.monotonic() - began,

@@ -32,17 +32,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.commands import final_state, spotlight
 from benchmarks.fleet.hosts_network import Host, HostNetwork, refusal
 from benchmarks.fleet.ray_hosts import ANSWER_S, RayHosts
 from benchmarks.fleet.slow_link import Link
-from benchmarks.report import finish, options
+from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.scheduling.history import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history import HistoryTail, lives, read_history
-from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
-from storage.record.checkpoints import CheckpointStore
 
 _ITERATIONS = 90
 """Enough for a host that was cut off to come back: Ray takes half a minute to join anew."""
@@ -124,11 +123,6 @@ class HostLoss:
 class Disturbance:
     """Makes the faults of a trial happen, as its history tells how far the run is.
 
-    Args:
-        hosts: of the cluster.
-        trial: its faults.
-        cut_s: how long a host is cut off.
-
     Attributes:
         left: faults that have not happened.
         losses: by the name of the host.
@@ -149,34 +143,27 @@ class Disturbance:
     def read(self, lines: Sequence[HistoryLine]) -> None:
         """Take in what the driver has written, and do what is due."""
         for line in lines:
-            self._read(line)
-        for name in [name for name, until_s in self._cut.items() if time.monotonic() >= until_s]:
-            self._connect(name)
+            facts = line.facts
+            host = self._host_of.get(facts.get("worker", ""), "")
+            if line.event == "phase":
+                self._iteration = facts["iteration"]
+            elif line.event == "generate":
+                self._rolls_out = facts["kind"] == RequestKind.ROLLOUT
+            elif line.event == "joined":
+                self._host_of[facts["worker"]] = facts["host"]
+            elif line.event == "lost" and host in self.losses:
+                loss = self.losses[host]
+                loss.noticed_s = loss.noticed_s or line.at - loss.at
+            elif line.event == "lease":
+                self._on_lease(host, line.at)
+        self.connect(time.monotonic())
 
-    def end(self) -> None:
-        """The run is over: connect what is cut off."""
-        for name in list(self._cut):
-            self._connect(name)
-
-    def _connect(self, name: str) -> None:
-        del self._cut[name]
-        self._hosts.spots[name].connect()
-        self.losses[name].connected = True
-
-    def _read(self, line: HistoryLine) -> None:
-        facts = line.facts
-        host = self._host_of.get(facts.get("worker", ""), "")
-        if line.event == "phase":
-            self._iteration = facts["iteration"]
-        elif line.event == "generate":
-            self._rolls_out = facts["kind"] == RequestKind.ROLLOUT
-        elif line.event == "joined":
-            self._host_of[facts["worker"]] = facts["host"]
-        elif line.event == "lost" and host in self.losses:
-            loss = self.losses[host]
-            loss.noticed_s = loss.noticed_s or line.at - loss.at
-        elif line.event == "lease":
-            self._on_lease(host, line.at)
+    def connect(self, now_s: float = math.inf) -> None:
+        """Connect the hosts whose cut is over at a monotonic time; all of them without one."""
+        for name in [name for name, until_s in self._cut.items() if now_s >= until_s]:
+            del self._cut[name]
+            self._hosts.spots[name].connect()
+            self.losses[name].connected = True
 
     def _on_lease(self, name: str, at: float) -> None:
         """A host gets samples: it may be one that has come, or the one that the next fault is about."""
@@ -247,36 +234,35 @@ def reference(hosts: RayHosts, settings: Sequence[str]) -> dict[str, bytes]:
     run_id = "undisturbed"
     process = hosts.start(_command(run_id, ["--cluster", "local"], settings), hosts.head.files / "run.log")
     code = process.wait()
-    state = {} if code else final_state(hosts.head, run_id)
+    state = {} if code else final_state(hosts.head.home, run_id)
     if not state:  # it would equal that of a trial that failed
         raise SystemExit(f"the undisturbed run failed:\n{(hosts.head.files / 'run.log').read_text()[-4000:]}")
     return state
 
 
 def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: float) -> Outcome:
-    """A run under faults; the hosts that it needs at its beginning are started first.
-
-    Args:
-        hosts: of the cluster.
-        trial: what happens.
-        settings: of the run.
-        cut_s: how long a host is cut off.
-    """
+    """A run under faults; the hosts that it needs at its beginning are started first."""
     joins = any(fault.kind == "join" for fault in trial.faults[:1])
     hosts.renew_spots(1 if joins else 2, trial.link, trial.clock_s)
     log = hosts.head.files / f"{trial.name}.log"
     disturbance = Disturbance(hosts, trial, cut_s)
     began_s = time.monotonic()
     process = hosts.start(_command(trial.name, ["--ray-address", hosts.address], settings), log)
-    hung = not _follow(process, hosts.head.home / "runs" / trial.name / "history", disturbance)
+    history = hosts.head.home / "runs" / trial.name / "history"
+    hung = not _follow(process, history, disturbance)
     wall_s = time.monotonic() - began_s
-    disturbance.end()
+    disturbance.connect()
     if process.returncode:
         print(f"{trial.name} failed:\n{log.read_text()[-4000:]}", file=sys.stderr, flush=True)
-    report = check_history(read_history(gathered_history(hosts, trial.name)))
+    # What its workers have left on their hosts, also on those without power, belongs to the history.
+    for host in hosts.all[1:]:
+        for life in lives(host.home / "runs" / trial.name / "history"):
+            for file in life.glob("*.jsonl"):
+                shutil.copy(file, history / life.name / f"{host.name}.{file.name}")
+    report = check_history(read_history(history))
     return Outcome(
         disturbance,
-        {} if process.returncode else final_state(hosts.head, trial.name),
+        {} if process.returncode else final_state(hosts.head.home, trial.name),
         len(report.lost) + len(report.incomplete) + len(report.missing),
         len(report.duplicated) + len(report.held_twice),
         hung,
@@ -285,26 +271,8 @@ def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: flo
     )
 
 
-def gathered_history(hosts: RayHosts, run_id: str) -> Path:
-    """The history of a run, with what its workers have left on their hosts, also on those without power."""
-    folder = hosts.head.home / "runs" / run_id / "history"
-    for host in hosts.all:
-        for life in () if host is hosts.head else lives(host.home / "runs" / run_id / "history"):
-            for file in life.glob("*.jsonl"):
-                shutil.copy(file, folder / life.name / f"{host.name}.{file.name}")
-    return folder
-
-
-def final_state(head: Host, run_id: str) -> dict[str, bytes]:
-    """Weights, moving average and optimiser of a run's last checkpoint; empty where there is none."""
-    checkpoint = CheckpointStore(Home(head.home).run(run_id)).load_latest()
-    return {} if checkpoint is None else dict(checkpoint.blobs)
-
-
 def _command(run_id: str, cluster: Sequence[str], settings: Sequence[str]) -> list[str]:
-    given = [part for setting in settings for part in ("--set", setting)]
-    program = [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", "glyphs"]
-    return [*program, "--run-id", run_id, *cluster, *given]
+    return spotlight("train", "--preset", "glyphs", "--run-id", run_id, *cluster, settings=settings)
 
 
 def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Disturbance) -> bool:
@@ -328,15 +296,10 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--quick", action="store_true", help="one trial of three iterations")
     parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
-    parser.add_argument(
-        "--answer",
-        type=float,
-        default=ANSWER_S,
-        help="seconds without an answer after which a host is lost (default 4; more on a busy machine)",
-    )
+    answer = "seconds without an answer after which a host is lost (default 4; more on a busy machine)"
+    parser.add_argument("--answer", type=float, default=ANSWER_S, help=answer)
     arguments = parser.parse_args()
-    reason = refusal()
-    if reason:
+    if reason := refusal():
         raise SystemExit(f"no hosts: {reason}")
     trials = QUICK_TRIALS if arguments.quick else TRIALS
     iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
@@ -346,24 +309,16 @@ def main() -> None:
         expected = reference(hosts, settings)
         outcomes: list[Outcome] = []
         for trial in trials:
-            outcome = run_trial(hosts, trial, settings, arguments.cut)
-            outcomes.append(outcome)
+            outcomes.append(outcome := run_trial(hosts, trial, settings, arguments.cut))
             same = outcome.state == expected
             print(f"{trial.name}: {outcome.in_words}, identical: {same}", flush=True)
-    result = figures(outcomes, expected, arguments.answer)
-    finish("hosts", result, arguments)
+    finish("hosts", figures(outcomes, expected, arguments.answer), arguments)
 
 
 def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:
-    """What the benchmark reports.
-
-    Args:
-        outcomes: of all trials.
-        expected: state of the run that meets nothing.
-        answer_s: seconds without an answer after which a host was lost.
-    """
+    """What the benchmark reports."""
     losses = [loss for one in outcomes for loss in one.disturbance.losses.values()]
-    noticed_s = sorted(loss.noticed_s for loss in losses if loss.noticed_s is not None)
+    noticed_s = [loss.noticed_s for loss in losses if loss.noticed_s is not None]
     all_noticed = bool(losses) and len(noticed_s) == len(losses)
     joined_s = [seconds for one in outcomes for seconds in one.disturbance.joined_s]
     return {
@@ -376,7 +331,7 @@ def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: f
         "hangs": sum(one.hung for one in outcomes),
         "hosts_lost": len(losses),
         "noticed": len(noticed_s),
-        "noticed_p95_s": noticed_s[math.ceil(0.95 * len(noticed_s)) - 1] if all_noticed else None,
+        "noticed_p95_s": nearest_rank(noticed_s, 0.95) if all_noticed else None,
         "cold_join_s": max(joined_s, default=None),
         "back": sum(loss.back for loss in losses),
         "faults_left": sum(len(one.disturbance.left) for one in outcomes),

@@ -116,11 +116,6 @@ class HostNetwork:
     def add(self, name: str, link: Link | None = None, clock_s: float = 0.0) -> Host:
         """Start a host; its network is up when this returns.
 
-        Args:
-            name: of the host.
-            link: how slow and lossy its connection is; None for one that is neither.
-            clock_s: by how much its wall clock is ahead, for programs in Python.
-
         Raises:
             HostError: if namespaces are not permitted.
         """
@@ -132,12 +127,6 @@ class HostNetwork:
 
 class Host:
     """A machine of the network, as far as a program on it can tell.
-
-    Args:
-        name: its host name.
-        number: of its address.
-        switch: namespaces of the bridge.
-        link: as of `HostNetwork.add`.
 
     Attributes:
         address: by which other hosts reach it.
@@ -185,13 +174,7 @@ class Host:
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes] | int
     ) -> subprocess.Popen[bytes]:
-        """Start a program on the host, in the folder of this repository.
-
-        Args:
-            command: program and arguments.
-            environment: beside its `PATH`, `HOME` and `SPOTLIGHT_HOME`.
-            output: where it writes, errors included.
-        """
+        """Start a program on the host, in the folder of this repository."""
         own = {
             "PATH": os.environ["PATH"],
             "HOME": "/tmp/account",
@@ -209,9 +192,6 @@ class Host:
         """Set the wall clock of programs in Python that are started from now on.
 
         Namespaces have no wall clock of their own: Python's is changed, that of Ray's own processes is not.
-
-        Args:
-            ahead_s: seconds before this machine's.
         """
         folder = self.files / _CLOCK.relative_to("/tmp")
         folder.mkdir(exist_ok=True)
@@ -243,14 +223,7 @@ class Host:
 
 
 class _Namespaces:
-    """Namespaces, and the process that they live as long as.
-
-    Args:
-        kinds: options of `unshare`.
-        script: what the first process does before it waits.
-        name: its `$0`.
-        arguments: its `$1` and so on.
-    """
+    """Namespaces, and the process that they live as long as."""
 
     def __init__(self, kinds: Sequence[str], script: str, name: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
@@ -267,11 +240,7 @@ class _Namespaces:
         self.pid = int(children.read_text())
 
     def inside(self, kinds: Sequence[str]) -> list[str]:
-        """The beginning of a command that runs in these namespaces.
-
-        Args:
-            kinds: which of them, as options of `nsenter`.
-        """
+        """The beginning of a command that runs in these namespaces."""
         return ["nsenter", "--target", str(self.pid), *kinds, "--"]
 
     def end(self) -> None:

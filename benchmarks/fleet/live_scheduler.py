@@ -35,11 +35,7 @@ _TRAJECTORY = Trajectory(_SMALL, _SMALL, _SMALL, _SMALL)
 
 
 class CostlessWorker:
-    """Answers as a device does, with states and samples of a few bytes, and computes nothing.
-
-    Args:
-        arguments: of a device, ignored: this one neither trains, watches notices nor keeps a history.
-    """
+    """Answers as a device does, with states and samples of a few bytes, and computes nothing."""
 
     def __init__(self, *arguments: object) -> None:
         self._requests: list[SampleRequest] = []
@@ -99,7 +95,7 @@ class LiveCost:
 
     Attributes:
         rounds_per_s: leases pulled, committed and delivered in a second on the wall.
-        waits_s: seconds that a worker waited for each lease, from its delivery to the next, sorted.
+        waits_s: seconds that a worker waited for each lease, from its delivery to the next.
         driver_s: seconds of the processor that a lease cost the coordinator's process, all threads.
     """
 
@@ -111,21 +107,16 @@ class LiveCost:
 class LiveCoordinator:
     """A fleet of workers whose samples cost nothing.
 
-    Args:
-        workers: processes.
-        batch_size: requests in a lease.
-        commits: whether each lease is committed once on its way. A run does so only where its steps are worth
-            it, which costless ones never are.
+    With `commits` each lease is committed once on its way. A run does so only where its steps are worth it,
+    which costless ones never are.
     """
 
     def __init__(self, workers: int, batch_size: int, commits: bool) -> None:
+        steps = _STEPS // CALLS_A_ROUND if commits else _STEPS
         self._config = RunConfig.model_validate(
             {
                 "sampling": {"rollout_steps": _STEPS, "batch_size": batch_size},
-                "runtime": {
-                    "spot_workers": workers - 1,
-                    "commit_steps": _STEPS // CALLS_A_ROUND if commits else _STEPS,
-                },
+                "runtime": {"spot_workers": workers - 1, "commit_steps": steps},
             }
         )
         self._cluster = _CostlessCluster(self._config)
@@ -147,7 +138,7 @@ class LiveCoordinator:
         cpu, began = time.process_time(), time.perf_counter()
         self._fleet.generate(requests, weights)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        return LiveCost(leases / seconds, sorted(self._waits_s()), cpu / leases)
+        return LiveCost(leases / seconds, self._waits_s(), cpu / leases)
 
     def calls_of_ray_alone(self, calls: int) -> float:
         """Calls a second that Ray does with the same workers, without the loop, the fleet and our futures.
@@ -157,15 +148,11 @@ class LiveCoordinator:
         handles = [actor.handle for actor in self._actors()]
         call = pack_call("echo", (_FEW_BYTES,), {})
         ended: SimpleQueue[Any] = SimpleQueue()
-
-        def start(handle: Any) -> None:
-            handle.answer.remote(*call).future().add_done_callback(lambda _: ended.put(handle))
-
         began = time.perf_counter()
-        for handle in 2 * handles:
-            start(handle)
-        for _ in range(calls - 2 * len(handles)):
-            start(ended.get())
+        for number in range(calls):
+            handle = handles[number % len(handles)] if number < 2 * len(handles) else ended.get()
+            done = handle.answer.remote(*call).future()
+            done.add_done_callback(lambda _, handle=handle: ended.put(handle))
         for _ in range(2 * len(handles)):
             ended.get()
         return calls / (time.perf_counter() - began)

@@ -30,6 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import spotlight
 from benchmarks.report import finish, options
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
 from storage.environment import environment
@@ -63,12 +64,6 @@ class Parts:
     """The parts of one series, in a folder of the home.
 
     A series is what has the same settings, seed, size of a part, machine and versions; commits may differ.
-
-    Args:
-        settings: `SECTION.KEY=VALUE`, over the preset.
-        cluster: what its workers are processes of, one of `CLUSTERS`.
-        seed: of all schedules.
-        size: faults in a part.
     """
 
     def __init__(self, settings: Sequence[str], cluster: str, seed: int, size: int) -> None:
@@ -98,14 +93,9 @@ class Parts:
         result = run_chaos(home, self.arguments(number))
         if not result["broken_promises"]:  # else its runs are there to be looked at
             shutil.rmtree(home)
-        part = {
-            "part": number,
-            "cluster": self.cluster,
-            "commit": facts["commit"],
-            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "wall_s": round(time.monotonic() - began, 1),
-            **result,
-        }
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        named = {"part": number, "cluster": self.cluster, "commit": facts["commit"], "date": date}
+        part = {**named, "wall_s": round(time.monotonic() - began, 1), **result}
         kept = self.folder / f"part-{number:04}.json"
         kept.with_suffix(".new").write_text(json.dumps(part, indent=1) + "\n", encoding="utf-8")
         kept.with_suffix(".new").replace(kept)
@@ -122,8 +112,8 @@ class Parts:
         without = set() if number % _ENDING_EVERY == 1 else set(_ENDING)
         without |= {"agent_death"} if self.cluster == "local" else set()
         kinds = ",".join(kind for kind in FAULT_KINDS if kind not in without)
-        given = ["--preset", "glyphs", *(item for change in self._settings for item in ("--set", change))]
-        return [*given, "--seed", str(seed), "--faults", str(self._size), "--kinds", kinds]
+        given = ["--preset", "glyphs", "--seed", str(seed), "--faults", str(self._size), "--kinds", kinds]
+        return [*given, *(item for change in self._settings for item in ("--set", change))]
 
 
 def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
@@ -132,9 +122,10 @@ def run_chaos(home: Path, arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         RuntimeFailure: it did not come to its end.
     """
-    command = [sys.executable, "-m", "flows.cli.command_line", "chaos", *arguments]
     surroundings = os.environ | {HOME_VARIABLE: str(home)}
-    ended = subprocess.run(command, env=surroundings, stdout=subprocess.PIPE, text=True)
+    ended = subprocess.run(
+        spotlight("chaos", *arguments), env=surroundings, stdout=subprocess.PIPE, text=True
+    )
     if ended.returncode not in (0, 1) or not ended.stdout:  # 1: it says that a promise was broken
         raise RuntimeFailure(f"`spotlight chaos` ended with {ended.returncode}; its home is {home}")
     try:

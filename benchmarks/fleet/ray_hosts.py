@@ -30,10 +30,6 @@ _AGAIN = 'while true; do "$@"; sleep 1; done'
 class RayHosts:
     """A Ray cluster over hosts: its head, where the driver is and no worker, one reserved, and spot hosts.
 
-    Args:
-        network: of the hosts; this adds them.
-        answer_s: seconds without an answer after which a host is lost.
-
     Attributes:
         head: with Ray's head.
         spots: with a worker each, by name; without those that were powered off.
@@ -60,13 +56,7 @@ class RayHosts:
         self.all = [self.head, self._reserved]
 
     def renew_spots(self, count: int, link: Link | None = None, clock_s: float = 0.0) -> None:
-        """Power off the spot hosts that are there, and start others.
-
-        Args:
-            count: how many.
-            link: of the first one.
-            clock_s: by how much the first one's clock is ahead, and that of all others behind.
-        """
+        """Power off the spot hosts that are there, and start others."""
         for name in list(self.spots):
             self.power_off(name)
         self.all = [self.head, self._reserved]
@@ -75,12 +65,7 @@ class RayHosts:
             self.await_started(host)
 
     def add_spot(self, link: Link | None = None, clock_s: float = 0.0) -> Host:
-        """Power on a spot host that joins the cluster; does not wait until it has.
-
-        Args:
-            link: as of `HostNetwork.add`.
-            clock_s: likewise.
-        """
+        """Power on a spot host that joins the cluster; does not wait until it has."""
         host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link, clock_s)
         self.spots[host.name] = host
         self.all.append(host)
@@ -111,12 +96,7 @@ class RayHosts:
             time.sleep(0.2)
 
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a program beside the head, which its user does with the driver.
-
-        Args:
-            command: program and arguments.
-            log: where it writes.
-        """
+        """Start a program beside the head, which its user does with the driver."""
         with log.open("wb") as output:
             return self.head.start(command, self._environment, output)
 

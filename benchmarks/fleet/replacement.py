@@ -1,11 +1,8 @@
 """How long a killed worker's slot stays empty: with a standby, and with a newly started process.
 
 A run of `embedded:glyphs` on Ray (a reserved and two spot workers) rolls out while one spot worker after the
-other is killed with SIGKILL. The history, which every run can keep, gives the times from each kill to
-
-- the driver's word that the worker is lost;
-- the joining of its replacement;
-- the first lease of its replacement.
+other is killed with SIGKILL. The history, which every run can keep, gives the time from each kill to the
+first lease of its replacement.
 
 In one runtime a standby waits for each kill, in another one there is none; they take turns.
 
@@ -18,8 +15,8 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +48,8 @@ _START_LIMIT_S = 600.0
 """The same where a process is started for it: `runtime.start_timeout_s`."""
 
 
-@dataclass(frozen=True)
-class Trial:
-    """What followed a kill, in seconds; None where it did not come.
-
-    Attributes:
-        known_s: until the driver's word that the worker is lost.
-        joined_s: until its replacement had joined.
-        pulled_s: until its replacement had its first lease.
-    """
-
-    known_s: float | None
-    joined_s: float | None
-    pulled_s: float | None
-
-
 class LeaseKiller(WorkerKiller):
-    """Kills each victim while it holds a lease.
-
-    Args:
-        history: of the run.
-        kills: how many.
-        waits: whether a standby that has loaded must wait before each kill.
-        seed: of victims and moments.
-    """
+    """Kills each victim while it holds a lease."""
 
     look_s, most_wait_s = 0.005, 0.1
 
@@ -118,22 +93,22 @@ class LeaseKiller(WorkerKiller):
 
 
 class Side:
-    """One of the two runtimes, in turns with the other: each turn is rollouts under kills."""
+    """One of the two runtimes, in turns with the other: each turn is rollouts under kills.
 
-    def __init__(self, standby_workers: int, kills: int, folder: Path) -> None:
+    Attributes:
+        pulled_s: seconds from each kill to the first lease of its replacement; None where it did not come.
+        counts: samples lost and delivered twice, samples with other bits, standbys (each turn names its own
+            from 0), and hangs.
+    """
+
+    def __init__(self, standby_workers: int, folder: Path) -> None:
         self._config = load_config("glyphs", [*_SETTINGS, f"runtime.standby_workers={standby_workers}"], {})
-        self._standbys = standby_workers
-        self._folder = folder
-        self._kills = kills
-        self.trials: list[Trial] = []
-        self.lost = self.twice = 0
+        self._standbys, self._folder = standby_workers, folder
+        self.pulled_s: list[float | None] = []
+        self.counts: Counter[str] = Counter()
         self.broken: list[str] = []
-        self.hang_s = _HANG_S if standby_workers else _START_LIMIT_S
         self.standby_time: list[StandbyTime] = []
-        self.standbys = 0
-        """How many there were; each turn counts its names from 0."""
-        self.first: Rollout | None = None
-        self.other_bits = 0
+        self._first: Rollout | None = None
 
     def turn(self, kills: int, seed: int) -> None:
         """Start a cluster and a runtime, and roll out until the kills are done."""
@@ -147,70 +122,56 @@ class Side:
                     self._compare(runtime.rollout(plan))
             self._compare(runtime.rollout(plan))  # the last replacement may still be on its way
             times = runtime.collect().standby_time
-        self.standby_time += times
-        self.standbys += len({time.standby for time in times})
         lines = read_history(history)
         report = check_history(lines)
-        self.lost, self.twice = self.lost + len(report.lost), self.twice + len(report.duplicated)
+        pulled_s = [*(_pulled_s(lines, *kill) for kill in killer.killed), *[None] * killer.left]
+        hang_s = _HANG_S if self._standbys else _START_LIMIT_S
+        self.counts += Counter(
+            lost=len(report.lost), twice=len(report.duplicated),
+            standbys=len({time.standby for time in times}),
+            hangs=sum(seconds is None or seconds > hang_s for seconds in pulled_s),
+        )  # fmt: skip
+        self.pulled_s += pulled_s
         self.broken += report.broken()
-        self.trials += [_trial(lines, worker, at) for worker, at in killer.killed]
-        self.trials += [Trial(None, None, None)] * killer.left
+        self.standby_time += times
 
     def _compare(self, rolled: Rollout) -> None:
         """Every rollout has the bits of the first one: the same weights and the same requests."""
-        if self.first is None:
-            self.first = rolled
-        self.other_bits += sum(
+        self._first = self._first or rolled
+        self.counts["other_bits"] += sum(
             not np.array_equal(one.sample.latents_SC, other.sample.latents_SC)
-            for one, other in zip(rolled.delivered, self.first.delivered, strict=True)
+            for one, other in zip(rolled.delivered, self._first.delivered, strict=True)
         )
 
-    def times(self, name: str) -> list[float]:
-        """The times of that name of the trials in which it came."""
-        found = (getattr(trial, name) for trial in self.trials)
-        return [seconds for seconds in found if seconds is not None]
+    def quantile_s(self, share: float) -> float:
+        """A quantile of the times of the trials in which a replacement came."""
+        return nearest_rank([seconds for seconds in self.pulled_s if seconds is not None], share)
 
 
-def _trial(lines: Sequence[HistoryLine], worker: str, at: float) -> Trial:
+def _pulled_s(lines: Sequence[HistoryLine], worker: str, at: float) -> float | None:
     """What the driver's history says of a kill."""
     slot = worker.split(".")[0]
-    after = sorted((line for line in lines if line.by == DRIVER and line.at >= at), key=lambda line: line.at)
-
-    def until(event: str, is_own: bool) -> float | None:
-        for line in after:
-            name = line.facts.get("worker", "")
-            if line.event == event and name.split(".")[0] == slot and (name == worker) == is_own:
+    for line in sorted(lines, key=lambda line: line.at):
+        if line.by == DRIVER and line.event == "lease" and line.at >= at:
+            name = line.facts["worker"]
+            if name != worker and name.split(".")[0] == slot:
                 return line.at - at
-        return None
-
-    return Trial(until("lost", True), until("joined", False), until("lease", False))
+    return None
 
 
 def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
     """The JSON values of both sides."""
-    pulled, cold_pulled = warm.times("pulled_s"), cold.times("pulled_s")
-    hangs = sum(
-        trial.pulled_s is None or trial.pulled_s > side.hang_s
-        for side in (warm, cold)
-        for trial in side.trials
-    )
-    times = warm.standby_time
+    counts, times = warm.counts + cold.counts, warm.standby_time
     return {
-        "trials": len(warm.trials) + len(cold.trials),
-        "p50_s": nearest_rank(pulled, 0.5),
-        "p95_s": nearest_rank(pulled, 0.95),
-        "cold_p50_s": nearest_rank(cold_pulled, 0.5),
-        "cold_p95_s": nearest_rank(cold_pulled, 0.95),
-        "known_p50_s": nearest_rank(warm.times("known_s"), 0.5),
-        "known_p95_s": nearest_rank(warm.times("known_s"), 0.95),
-        "joined_p50_s": nearest_rank(warm.times("joined_s"), 0.5),
-        "hangs": hangs,
-        "lost": warm.lost + cold.lost,
-        "twice": warm.twice + cold.twice,
-        "other_bits": warm.other_bits + cold.other_bits,
+        "trials": len(warm.pulled_s) + len(cold.pulled_s),
+        "p50_s": warm.quantile_s(0.5),
+        "p95_s": warm.quantile_s(0.95),
+        "cold_p50_s": cold.quantile_s(0.5),
+        "cold_p95_s": cold.quantile_s(0.95),
+        **{name: counts[name] for name in ("hangs", "lost", "twice", "other_bits")},
         "broken_promises": [*warm.broken, *cold.broken],
         "standby_rss_mib": max(time.memory_bytes for time in times) / 2**20,
-        "standby_cpu_s": sum(time.cpu_s for time in times) / warm.standbys,
+        "standby_cpu_s": sum(time.cpu_s for time in times) / warm.counts["standbys"],
         "standbys_lost": sum(time.end == "lost" for time in times),
     }
 
@@ -226,11 +187,11 @@ def main() -> None:
     began = time.monotonic()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
-        warm, cold = Side(1, of_each, Path(folder)), Side(0, of_each, Path(folder))
+        warm, cold = Side(1, Path(folder)), Side(0, Path(folder))
         for first in range(0, of_each, _KILLS_IN_TURN):
             for side in (warm, cold):
                 side.turn(min(_KILLS_IN_TURN, of_each - first), seed=first)
-                print(f"{len(warm.trials)} warm, {len(cold.trials)} cold", file=sys.stderr, flush=True)
+                print(f"{len(warm.pulled_s)} warm, {len(cold.pulled_s)} cold", file=sys.stderr, flush=True)
     figures = figures_of(warm, cold)
     figures |= {"load_average": [load, os.getloadavg()[0]], "wall_s": time.monotonic() - began}
     finish("replacement", figures, arguments)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -23,9 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.commands import spotlight
 from benchmarks.report import ROOT, finish, options
 from flows.server.local_server import LocalServer
-from storage.home import Home
+from storage.home import HOME_VARIABLE, Home
 
 _SETTINGS = (
     "iterations=3", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
@@ -43,16 +43,20 @@ class Change:
 
     Attributes:
         name: what is changed.
-        kind, what: how the comparison is to name it.
+        causes: kind and name of what the comparison has to name, and nothing else.
         verdict: what it is to say.
     """
 
     name: str
-    kind: str
-    what: str
+    causes: tuple[tuple[str, str], ...]
     verdict: str
     arguments: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def is_named(self, said: dict[str, Any]) -> bool:
+        """Return True if the comparison says so and names no other cause."""
+        causes = {(one["kind"], one["what"]) for one in said["differences"] if one["kind"] != "result"}
+        return said["verdict"] == self.verdict and causes == set(self.causes)
 
 
 class RecordedRuns:
@@ -60,33 +64,26 @@ class RecordedRuns:
 
     def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
         self._folder = folder
-        self._environment = os.environ | {"SPOTLIGHT_HOME": str(folder)} | dict(server)
-        self.prompts = folder / "train.txt"
+        self._environment = os.environ | {HOME_VARIABLE: str(folder)} | dict(server)
+        self._prompts = folder / "train.txt"
         self.write_prompts(_WORDS)
 
     def write_prompts(self, words: tuple[str, ...]) -> None:
         """Training prompts, one a word."""
         lines = (f'a red sign that says "{word}"\n' for word in words)
-        self.prompts.write_text("".join(lines), encoding="utf-8")
+        self._prompts.write_text("".join(lines), encoding="utf-8")
 
     def record(self, run_id: str) -> None:
         """The run that the others are compared with."""
-        settings = (*_SETTINGS, f"prompts.train={self.prompts}")
-        sets = [part for setting in settings for part in ("--set", setting)]
-        done = self._run("train", "--preset", "glyphs", "--run-id", run_id, *sets, environment={})
-        if done.returncode != 0:
-            raise SystemExit(f"the recorded run failed; see `spotlight doctor`\n{done.stdout}\n{done.stderr}")
+        settings = (*_SETTINGS, f"prompts.train={self._prompts}")
+        command = spotlight("train", "--preset", "glyphs", "--run-id", run_id, settings=settings)
+        self._run(run_id, command, {}, allowed=(0,))
 
     def again(self, reference: str, run_id: str, change: Change | None = None) -> dict[str, Any]:
         """Do it again; what the command said."""
-        arguments = change.arguments if change else ()
-        environment = change.environment if change else {}
-        done = self._run(
-            "reproduce", reference, "--run-id", run_id, *arguments, environment=environment
-        )  # fmt: skip
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"{run_id} failed:\n{done.stdout}\n{done.stderr}")
-        return json.loads(done.stdout.splitlines()[-1])
+        command = spotlight("reproduce", reference, "--run-id", run_id, *(change.arguments if change else ()))
+        said = self._run(run_id, command, change.environment if change else {}, allowed=(0, 1))
+        return json.loads(said.splitlines()[-1])
 
     def other_version(self, package: str, version: str) -> dict[str, str]:
         """An environment in which an installed package says to be of another version."""
@@ -97,32 +94,23 @@ class RecordedRuns:
         before = os.environ.get("PYTHONPATH")
         return {"PYTHONPATH": os.pathsep.join(filter(None, (str(path), before)))}
 
-    def _run(self, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flows.cli.command_line", *arguments],
-            cwd=ROOT, env=self._environment | environment, capture_output=True, text=True,
-        )  # fmt: skip
+    def _run(self, run_id: str, command: list[str], more: Mapping[str, str], allowed: tuple[int, ...]) -> str:
+        environment = self._environment | dict(more)
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if done.returncode not in allowed:
+            raise SystemExit(f"{run_id} failed; see `spotlight doctor`\n{done.stdout}\n{done.stderr}")
+        return done.stdout
 
 
 def planted(runs: RecordedRuns) -> list[Change]:
     """What is changed, one thing at a time."""
+    version = runs.other_version("rapidocr", "99.1.0")
+    prompt = (("data", "training prompt 1"), ("data", "SHA-256 of prompts.train"))
     return [
-        Change("seed", "configuration", "seed", "drifted", ("--set", "seed=1")),
-        Change(
-            "version", "versions", "rapidocr", "identical",
-            environment=runs.other_version("rapidocr", "99.1.0"),
-        ),
-        Change("prompt", "data", "training prompt 1", "drifted"),
-    ]  # fmt: skip
-
-
-def is_named(change: Change, said: dict[str, Any]) -> bool:
-    """Whether the comparison names the change, says what is to be said, and no other cause."""
-    causes = {(one["kind"], one["what"]) for one in said["differences"] if one["kind"] != "result"}
-    expected = {(change.kind, change.what)}
-    if change.name == "prompt":
-        expected.add(("data", "SHA-256 of prompts.train"))
-    return said["verdict"] == change.verdict and causes == expected
+        Change("seed", (("configuration", "seed"),), "drifted", ("--set", "seed=1")),
+        Change("version", (("versions", "rapidocr"),), "identical", environment=version),
+        Change("prompt", prompt, "drifted"),
+    ]
 
 
 def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
@@ -139,7 +127,7 @@ def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
         if change.name == "prompt":
             runs.write_prompts(("ECA", *_WORDS[1:]))
         said = runs.again("recorded", f"other-{change.name}", change)
-        if is_named(change, said):
+        if change.is_named(said):
             named.append(change.name)
         print(f"other {change.name}: {said['verdict']}: {said['message']}", flush=True)
     return {"reruns": reruns, "identical": identical, "planted": len(changes), "named": named}
@@ -155,9 +143,8 @@ def main() -> None:
         server = LocalServer(Home(Path(folder)), 4250)
         try:
             server.wait_ready()
-            figures = measure(
-                RecordedRuns(Path(folder), server.client_environment), 1 if arguments.quick else 3
-            )
+            runs = RecordedRuns(Path(folder), server.client_environment)
+            figures = measure(runs, 1 if arguments.quick else 3)
         finally:
             server.stop()
     finish("reproduce", figures | {"wall_s": round(time.monotonic() - started, 1)}, arguments)

@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks.report import finish, options
 from flows.server.local_server import SERVER_MODULE
-from storage.home import Home
+from storage.home import HOME_VARIABLE, Home
 from storage.record.checkpoints import CheckpointStore
 from storage.record.run_store import RunStore
 
@@ -83,26 +83,19 @@ def start(
     options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
-    arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
-    if command == "train":
-        arguments += [
-            item
-            for value in (*_SETTINGS, f"checkpoint.every={every}", *settings)
-            for item in ("--set", value)
-        ]
+    values = (*_SETTINGS, f"checkpoint.every={every}", *settings)
+    sets = [item for value in values for item in ("--set", value)]
+    arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id, *sets]
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments, *options],
-        env=os.environ | {"SPOTLIGHT_HOME": str(home)},
-        stdout=subprocess.PIPE, stderr=errors, text=True,
+        env=os.environ | {HOME_VARIABLE: str(home)}, stdout=subprocess.PIPE, stderr=errors, text=True,
     )  # fmt: skip
 
 
 def state_of(home: Path, run_id: str) -> dict[str, bytes]:
     """Weights, moving average and optimiser of a run's last checkpoint."""
-    checkpoint = CheckpointStore(Home(home).run(run_id), 1).load_latest()
-    if checkpoint is None or checkpoint.iteration != ITERATIONS:
-        return {}
-    return checkpoint.blobs
+    checkpoint = CheckpointStore(Home(home).run(run_id)).load_latest()
+    return checkpoint.blobs if checkpoint is not None and checkpoint.iteration == ITERATIONS else {}
 
 
 def find(victim: str, driver: subprocess.Popen[str]) -> int:
@@ -135,14 +128,7 @@ class Outcome:
 
 
 def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[str] = ()) -> Outcome:
-    """Start a run, kill as planned, and resume it unless it survived.
-
-    Args:
-        home: of the run.
-        kills: in the order in which they strike.
-        run_id: of the run.
-        settings: on top of the usual ones.
-    """
+    """Start a run, kill as planned, one kill after the other, and resume it unless it survived."""
     every = kills[0].every
     child = start(home, run_id, "train", every, settings=settings)
     assert child.stdout is not None
@@ -164,11 +150,10 @@ def disturb(home: Path, kills: Sequence[Kill], run_id: str, settings: Sequence[s
     if child.wait() == 0:
         return Outcome("survived", 0, 0)
     again = start(home, run_id, "resume")
-    assert again.stdout is not None
-    lines = again.stdout.read().splitlines()
-    if again.wait() != 0:
+    said, _ = again.communicate()
+    if again.returncode != 0:
         return Outcome("not resumed", committed, seen["commit"])
-    begun = next(int(line.split()[1]) for line in lines if line.startswith("BEGIN "))
+    begun = next(int(line.split()[1]) for line in said.splitlines() if line.startswith("BEGIN "))
     # A commit may have become durable in the instant before the kill, without a word.
     return Outcome("resumed", max(0, committed - begun), max(0, seen["commit"] - begun))
 
@@ -182,21 +167,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         undisturbed = start(home, "undisturbed", "train")
-        assert undisturbed.stdout is not None
-        undisturbed.stdout.read()
+        undisturbed.communicate()
         expected = state_of(home, "undisturbed")
-        if undisturbed.wait() != 0 or not expected:
+        if undisturbed.returncode != 0 or not expected:
             raise SystemExit("the undisturbed run failed; see `spotlight doctor`")
         identical = 0
         outcomes: list[Outcome] = []
         for number, kill in enumerate(kills):
             run_id = f"killed-{number}"
-            outcome = disturb(home, (kill,), run_id)
+            outcomes.append(disturb(home, (kill,), run_id))
             finished = RunStore(Home(home)).run(run_id).status == "finished"
             same = finished and state_of(home, run_id) == expected
             identical += same
-            outcomes.append(outcome)
-            print(f"{kill}: {outcome}, identical: {same}", flush=True)
+            print(f"{kill}: {outcomes[-1]}, identical: {same}", flush=True)
     figures = {
         "kills": len(kills),
         "identical": identical,

@@ -19,10 +19,11 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from contextlib import closing
 from dataclasses import dataclass
 
 from benchmarks.fleet.live_scheduler import CALLS_A_ROUND, LiveCoordinator
-from benchmarks.report import finish, options
+from benchmarks.report import finish, nearest_rank, options
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WorkItem
 
@@ -39,7 +40,7 @@ class Cost:
 
     Attributes:
         round_s: seconds of the processor for a pull, a commit and a delivery.
-        pull_s: seconds on the wall of each pull, sorted.
+        pull_s: seconds on the wall of each pull.
     """
 
     round_s: float
@@ -71,38 +72,30 @@ def measure(devices: int, rounds: int, batch_size: int) -> Cost:
         leases[device] = queue.pull(names[device], now, 1, batch_size)
         pull_s.append(time.perf_counter() - asked)
         queue.expire(now)
-    return Cost((time.process_time() - began) / rounds, sorted(pull_s))
+    return Cost((time.process_time() - began) / rounds, pull_s)
 
 
 def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
-    """Let live workers work through requests, in turn with Ray alone."""
-    plain = LiveCoordinator(_LIVE_WORKERS, batch_size, commits=False)
-    try:
-        plain.measure(rounds // 10)
-        pulls = [plain.measure(rounds).rounds_per_s for _ in range(turns)]
-    finally:
-        plain.close()
-    coordinator = LiveCoordinator(_LIVE_WORKERS, batch_size, commits=True)
-    try:
-        coordinator.measure(rounds // 10)
-        costs, alone = [], []
-        for _ in range(turns):
-            costs.append(coordinator.measure(rounds))
-            alone.append(coordinator.calls_of_ray_alone(rounds * CALLS_A_ROUND) / CALLS_A_ROUND)
-    finally:
-        coordinator.close()
-    waits = sorted(second for cost in costs for second in cost.waits_s)
+    """Let live workers work through requests: in one call, and with a commit, in turn with Ray alone."""
+    pulls, costs, alone = [], [], []
+    for commits in (False, True):
+        with closing(LiveCoordinator(_LIVE_WORKERS, batch_size, commits)) as live:
+            live.measure(rounds // 10)
+            for _ in range(turns):
+                cost = live.measure(rounds)
+                if commits:
+                    costs.append(cost)
+                    alone.append(live.calls_of_ray_alone(rounds * CALLS_A_ROUND) / CALLS_A_ROUND)
+                else:
+                    pulls.append(cost.rounds_per_s)
+    waits = [second for cost in costs for second in cost.waits_s]
+    rates = {"pulls": pulls, "rounds": [cost.rounds_per_s for cost in costs], "ray_alone_rounds": alone}
     return {
-        "live_pulls_per_s": statistics.median(pulls),
-        "live_pulls_per_s_best": max(pulls),
-        "live_rounds_per_s": statistics.median(cost.rounds_per_s for cost in costs),
-        "live_rounds_per_s_best": max(cost.rounds_per_s for cost in costs),
+        **{f"live_{name}_per_s": statistics.median(found) for name, found in rates.items()},
         "live_workers": _LIVE_WORKERS,
-        "live_p99_pull_ms": 1000 * waits[int(0.99 * len(waits))],
+        "live_p99_pull_ms": 1000 * nearest_rank(waits, 0.99),
         "live_median_pull_ms": 1000 * statistics.median(waits),
         "live_coordinator_cpu_ms": 1000 * statistics.median(cost.driver_s for cost in costs),
-        "live_ray_alone_rounds_per_s": statistics.median(alone),
-        "live_ray_alone_rounds_per_s_best": max(alone),
         "load_average": os.getloadavg()[0],
     }
 
@@ -119,11 +112,11 @@ def main() -> None:
     for _ in range(turns):
         few.append(measure(_FEW, rounds, arguments.batch))
         many.append(measure(_MANY, rounds, arguments.batch))
-    pulls = sorted(second for cost in many for second in cost.pull_s)
+    pulls = [second for cost in many for second in cost.pull_s]
     figures = {
         "pulls_per_s": 1 / statistics.median(cost.round_s for cost in many),
         "devices": _MANY,
-        "p99_pull_ms": 1000 * pulls[int(0.99 * len(pulls))],
+        "p99_pull_ms": 1000 * nearest_rank(pulls, 0.99),
         "median_pull_ms": 1000 * statistics.median(pulls),
         "growth_8_to_4096": statistics.median(
             large.round_s / small.round_s for small, large in zip(few, many, strict=True)

@@ -43,13 +43,7 @@ class Link:
     loss: float
 
     def start(self, inside: Sequence[str], port: str) -> RunningLink:
-        """Start the process that carries frames; both interfaces are there when this returns.
-
-        Args:
-            inside: the beginning of a command that runs in the network of both interfaces; the far one may be
-                moved to another.
-            port: name of the near one.
-        """
+        """Start the process that carries frames; both interfaces are there when this returns."""
         far = f"{port}far"
         values = [str(value) for value in (self.delay_s, self.bits_per_s, self.loss)]
         process = subprocess.Popen(
@@ -81,13 +75,7 @@ class RunningLink:
 
 
 class _Direction:
-    """Frames from one interface to the other.
-
-    Args:
-        source: descriptor of the one.
-        target: of the other.
-        link: how slow it is.
-    """
+    """Frames from one interface to the other."""
 
     def __init__(self, source: int, target: int, link: Link) -> None:
         self.source, self._target, self._link = source, target, link

@@ -20,11 +20,6 @@ from storage.clock import now
 class WorkerKiller(ABC):
     """Kills while a context lasts; a subclass chooses each victim.
 
-    Args:
-        history: of the run, which goes on meanwhile.
-        kills: how many.
-        seed: of victims and moments.
-
     Attributes:
         left: kills to be done.
         trouble: why it gave up, if it did.

@@ -64,13 +64,6 @@ def shape_lines(
 
     Repetition keeps the tags in balance. A row that comes twice has two prompt ids, and so noise
     of its own each time.
-
-    Args:
-        per_tag: rows of each tag.
-        held_out: of the held-out ones.
-        seed: of the draws.
-        tags: of which rows are drawn.
-        apart_from: rows whose `bound_objects` no row may have.
     """
     rng = np.random.default_rng(seed)
     task = ShapesTask()

@@ -42,12 +42,7 @@ MODELS = (*PIPELINES, TWO_EXPERTS)
 
 
 def figures_of(name: str, folder: Path) -> dict[str, Any]:
-    """The figures of a model of a family.
-
-    Args:
-        name: its name.
-        folder: empty, for its pipeline and its adapters.
-    """
+    """The figures of a model of a family."""
     saved, family = save_pipeline(name, folder / "pipeline"), name.split()[0]
     config = family_config(family, saved, adaptation={"gradient_checkpointing": True})
     model = load_model(config.model)

@@ -15,10 +15,14 @@ go on.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import socket
+import subprocess
+import sys
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,18 +36,22 @@ import websockets
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from benchmarks.people.attacked_servers import training, unprotected
-from benchmarks.report import finish, options
+from benchmarks.commands import spotlight
+from benchmarks.report import ROOT, finish, options
 from flows.server.note import living_server
 from storage.errors import RuntimeFailure
-from storage.home import Home
+from storage.home import HOME_VARIABLE, Home
+from storage.record.run_store import RunStore
 from tests.listening import listening
-from tests.running_up import client_of, running_up, wait_until
+from tests.running_up import client_of, free_port, running_up, wait_until
 
 _FOREIGN = "evil.example"
 _TIMEOUT_S = 10.0
 _SETTLE_S = 5.0
 """Events are written some time after they were taken."""
+
+
+_SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
 
 @dataclass(frozen=True)
@@ -85,12 +93,7 @@ class Outcome:
 
 
 class Target:
-    """A Prefect server, with something in it that is worth an attack.
-
-    Args:
-        url: its address, without a path.
-        owner: a client that may do everything there.
-    """
+    """A Prefect server, with something in it that is worth an attack."""
 
     def __init__(self, url: str, owner: httpx.Client) -> None:
         self.url, self._owner = url, owner
@@ -125,21 +128,11 @@ def event(name: str) -> dict[str, Any]:
     """An event as Prefect's API takes it."""
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     resource = {"prefect.resource.id": f"attack.{name}"}
-    return {"occurred": now, "event": name, "resource": resource, "id": _identifier(), "payload": {}}
-
-
-def _identifier() -> str:
-    text = secrets.token_hex(16)
-    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
+    return {"occurred": now, "event": name, "resource": resource, "id": str(uuid.uuid4()), "payload": {}}
 
 
 def attack(server: Target, marker: Path) -> list[Outcome]:
-    """Make every attempt as every caller, then check what each has achieved.
-
-    Args:
-        server: where.
-        marker: a file that no command makes but one of an attack.
-    """
+    """Make every attempt as every caller, then check what each has achieved."""
     found: list[Outcome] = []
     aims: dict[str, tuple[str, str, str]] = {}
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": f"touch {marker}"}}]
@@ -194,15 +187,18 @@ def _preflight(server: Target, path: str, headers: dict[str, str]) -> bool:
     return answer.headers.get("access-control-allow-origin") in ("*", headers.get("Origin", "*"))
 
 
+def _connected(port: int, path: str, headers: dict[str, str], protocol: str | None = None) -> Connection:
+    return connect(
+        f"ws://{headers['Host']}{path}", sock=socket.create_connection(("127.0.0.1", port)),
+        origin=headers.get("Origin"), subprotocols=[protocol] if protocol else None,  # pyright: ignore[reportArgumentType]
+        open_timeout=_TIMEOUT_S, close_timeout=1,
+    )  # fmt: skip
+
+
 @contextmanager
 def _websocket(server: Target, path: str, caller: Caller, protocol: str | None) -> Iterator[Connection]:
     """A connection of a caller, through the greeting that Prefect's protocol wants."""
-    headers = caller.headers(server.port)
-    with connect(
-        f"ws://{headers['Host']}/api{path}", sock=socket.create_connection(("127.0.0.1", server.port)),
-        origin=headers.get("Origin"), subprotocols=[protocol] if protocol else None,  # pyright: ignore[reportArgumentType]
-        open_timeout=_TIMEOUT_S, close_timeout=1,
-    ) as opened:  # fmt: skip
+    with _connected(server.port, f"/api{path}", caller.headers(server.port), protocol) as opened:
         if protocol is not None:
             opened.send(json.dumps({"type": "auth", "token": None}))
             opened.recv(timeout=_TIMEOUT_S)
@@ -241,16 +237,7 @@ def attack_dashboard(url: str) -> list[Outcome]:
         if "Origin" not in headers:
             continue
         opened = False
-        with (
-            suppress(OSError, websockets.WebSocketException),
-            connect(
-                f"ws://{headers['Host']}/_stcore/stream",
-                sock=socket.create_connection(("127.0.0.1", port)),
-                origin=headers["Origin"],  # pyright: ignore[reportArgumentType]
-                open_timeout=_TIMEOUT_S,
-                close_timeout=1,
-            ),
-        ):
+        with suppress(OSError, websockets.WebSocketException), _connected(port, "/_stcore/stream", headers):
             opened = True
         found.append(Outcome("the dashboard's stream", caller.name, "read", opened))
     return found
@@ -275,6 +262,61 @@ def attack_ray(processes: Iterable[psutil.Process], marker: Path) -> list[Outcom
             listed = _request(url + "/api/jobs/", "GET", caller.headers(port), None, "")
             found.append(Outcome("Ray: list jobs", caller.name, "read", "submission_id" in listed))
     return found
+
+
+def _start(command: list[str], log: Path, more: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command without the surroundings' settings of Prefect."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=kept | more, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+
+
+@contextmanager
+def training(home: Home) -> Iterator[psutil.Process]:
+    """A real `spotlight train` that has finished an iteration and goes on."""
+    command = spotlight("train", "--preset", "smoke", "--run-id", "server", settings=_SETTINGS)
+    log = home.path / "train.out"
+    child = _start(command, log, {HOME_VARIABLE: str(home.path)})
+    try:
+        store = RunStore(home)
+        wait_until(
+            "an iteration is done",
+            lambda: child.poll() is not None or any(row.last_iteration for row in store.runs()),
+            patience_s=600,
+        )
+        if child.poll() is not None:
+            raise RuntimeFailure(f"the run to be attacked ended: {log.read_text()[-2000:]}")
+        yield psutil.Process(child.pid)
+    finally:
+        child.terminate()
+        child.wait(120)
+
+
+@contextmanager
+def unprotected(home: Home) -> Iterator[str]:
+    """Prefect's server as it comes; yields its address."""
+    port = free_port()
+    more = {
+        "PREFECT_HOME": str(home.prefect), "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "prefect", "server", "start"]
+    child = _start(command, home.logs / "prefect-server.log", more)
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{url}/api/health", timeout=5).status_code == httpx.codes.OK
+        return False
+
+    try:
+        wait_until("Prefect answers", answers)
+        yield url
+    finally:
+        child.terminate()
+        child.wait(60)
 
 
 def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:

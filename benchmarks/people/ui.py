@@ -1,4 +1,4 @@
-"""How long each page of the dashboard takes to render on a large run, and until it can be used in a browser.
+"""How long each page of the dashboard takes to render on a large run.
 
 A home is generated: one run of 1,000 iterations x 512 samples x 64 devices, two that differ from it in the
 seed, one of 10,000 iterations, and short ones. Every page is rendered by Streamlit's AppTest in this process,
@@ -6,14 +6,10 @@ several times with empty caches (what the first visitor waits) and once more wit
 waits): of the large run and of the long one in a home of 10 runs, and of the large one in a home of 1,000.
 `growth_10_to_1000` is the time of all pages in the last over that in the first. What a server does once is
 not in it: imports, and AppTest's scan of the installed packages for components.
-
-`benchmarks/people/ui_browser.py` opens the pages of a usual run in Chromium; its figures are kept apart, in
-`ui_browser.json`.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -26,7 +22,6 @@ import numpy as np
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from benchmarks.people.ui_browser import measure_browser
 from benchmarks.people.ui_database import (
     LARGE_RUN,
     LONG_RUN,
@@ -36,10 +31,9 @@ from benchmarks.people.ui_database import (
     write_home,
     write_long_run,
 )
-from benchmarks.report import ROOT, finish, options, write_result
+from benchmarks.report import ROOT, finish, options
 from storage.home import HOME_VARIABLE, Home
 from storage.record.run_store import RunStore
-from tests.browser import find_chromium
 
 _PAGES = ROOT / "ui" / "pages"
 _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
@@ -56,7 +50,6 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000, help="of the home in the end; more than 10")
     parser.add_argument("--quick", action="store_true", help="60 iterations x 128 samples x 16 devices")
     parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
-    parser.add_argument("--only", choices=("render", "browser"), help="one of both parts; without it, both")
     arguments = parser.parse_args()
     scale = Scale(arguments.iterations, arguments.samples, arguments.devices)
     if arguments.quick:
@@ -66,36 +59,15 @@ def main() -> None:
         parser.error(f"{scale}: needs 20 iterations, 6 devices, and samples in multiples of 16")
     if arguments.repeats < 1:
         parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
-    if arguments.only != "render" and find_chromium() is None:
-        parser.error("no chromium on the path; install it, or give --only render")
     arguments.keep = arguments.keep and not arguments.quick
-    in_browser: dict[str, Any] = {}
-    if arguments.only != "render":
-        with tempfile.TemporaryDirectory() as folder:
-            in_browser = measure_browser(Path(folder), arguments.repeats)
-        if arguments.keep:
-            write_result("ui_browser", in_browser, module="ui", began_at=arguments.commit)
-    if arguments.only == "browser":
-        print(json.dumps(in_browser))
-        return
     with tempfile.TemporaryDirectory() as folder:
         folder = arguments.home or Path(folder)
         figures = measure(folder, scale, arguments.long, arguments.runs, arguments.repeats)
     finish("ui", figures, arguments)
-    if in_browser:
-        print(json.dumps(figures | in_browser))
 
 
 def measure(folder: Path, scale: Scale, long: int, runs: int, repeats: int) -> dict[str, Any]:
-    """Render every page of a generated home.
-
-    Args:
-        folder: of the home; generated where it is empty.
-        scale: of the large run.
-        long: iterations of the long run.
-        runs: of the home in the end.
-        repeats: renderings of each page with empty caches.
-    """
+    """Render every page of a home, which is generated where its folder is empty."""
     os.environ[HOME_VARIABLE] = str(folder.absolute())
     store = RunStore(Home(folder.absolute()))
     begin = time.monotonic()

@@ -75,13 +75,7 @@ def drawn(faults: Iterable[Fault], seed: int) -> Iterator[Fault]:
 
 
 def faults_in(file: str, source: bytes, lines: Collection[int]) -> Iterator[Fault]:
-    """Every fault that some lines of a file can have.
-
-    Args:
-        file: its path in the tree.
-        source: its contents.
-        lines: line numbers, from 1.
-    """
+    """Every fault that some lines of a file can have."""
     places = _Places(source)
     for function, node in _nodes(ast.parse(source)):
         if getattr(node, "lineno", None) in lines:

@@ -132,13 +132,7 @@ def covered(tree: Tree, tests: Sequence[str], kept: Path) -> dict[str, dict[str,
 
 
 def verdict(tree: Tree, fault: Fault, seconds: Mapping[str, float]) -> str:
-    """Return `caught` or `missed`, or `unjudged` if the tests fail without the fault, too.
-
-    Args:
-        tree: where it is planted.
-        fault: to plant.
-        seconds: of each test file that runs its line; the shortest run first.
-    """
+    """Return `caught` or `missed`, or `unjudged` if the tests fail without the fault, too."""
     files = sorted(seconds, key=seconds.__getitem__)
     for start in range(0, len(files), FILES_AT_ONCE):
         tests = files[start : start + FILES_AT_ONCE]

@@ -14,7 +14,6 @@ import pytest
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from playwright.sync_api import expect
 
-from benchmarks.people.ui_browser import interactive_s
 from storage.home import Home
 from storage.record.run_store import RunStore
 from tests.browser import (
@@ -92,15 +91,6 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         colours = photograph(page, album / "sample-convergence.png")
     assert colours > 300
     assert errors == []
-
-
-@pytest.mark.slow
-def test_a_page_counts_as_usable_once_all_of_it_is_drawn(new_page: NewPage, url: str):
-    with new_page() as page:
-        first, again = (interactive_s(page, f"{url}/?run=glyphs-1") for _ in range(2))
-        assert min(first, again) > 0
-        assert page.locator(".js-plotly-plot .gtitle").count() == 8
-        assert page.get_by_text("Settings and environment").is_visible(), "the last of the page"
 
 
 def test_the_scripts_of_charts_are_loaded_before_there_is_a_chart(new_page: NewPage, url: str):

@@ -40,12 +40,11 @@ TRACE = Trace((TraceEvent(0.0, "add", "i"), TraceEvent(30.0, "remove", "i")), 60
 def compared(
     live_s: float, simulated_s: float, low: float = 1.0, high: float = 1.0, trace: Trace | None = None,
     closed: float | None = None, usd: tuple[float, float] = (1.0, 1.0),
-    rollout_s: tuple[float, float] = (4.0, 4.0),
 ) -> Compared:  # fmt: skip
     """A run of one sample an iteration; of each pair, the first is live, the second simulated."""
     live, simulated = (
-        Figures(seconds, bill, {"rollout": rollout}, {}, int(trace is not None))
-        for seconds, bill, rollout in zip((live_s, simulated_s), usd, rollout_s, strict=True)
+        Figures(seconds, bill, {}, int(trace is not None))
+        for seconds, bill in zip((live_s, simulated_s), usd, strict=True)
     )
     kept = KeptRun(LiveRun("one", "one", "glyphs", ()), "one-1", 0.1, trace)
     return Compared(kept, live, simulated, low, high, 1, closed, 1.0, 1.1 * simulated_s)
@@ -53,7 +52,7 @@ def compared(
 
 def test_errors_of_calm_runs_and_of_runs_under_losses_are_apart():
     rows = [
-        compared(10.0, 10.4, closed=1.0, usd=(2.0, 2.2), rollout_s=(4.0, 5.0)),
+        compared(10.0, 10.4, closed=1.0, usd=(2.0, 2.2)),
         compared(10.0, 9.8, closed=0.9995),
         compared(20.0, 26.0, trace=TRACE, usd=(1.0, 0.5)),
     ]
@@ -65,7 +64,6 @@ def test_errors_of_calm_runs_and_of_runs_under_losses_are_apart():
     assert figures["dollars_error_median"] == pytest.approx(0.05)
     assert figures["error_under_losses_median"] == pytest.approx(0.3)
     assert figures["dollars_error_under_losses_median"] == pytest.approx(0.5)
-    assert figures["phase_error_median"]["rollout"] == 0.0 and figures["phase_error_median"]["train"] is None
     assert figures["closed_form_error"] == pytest.approx(0.0005)
 
 

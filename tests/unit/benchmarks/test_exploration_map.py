@@ -1,4 +1,4 @@
-"""The map of exploration's gain: the closed form, its fit and the order of points, by hand."""
+"""The map of exploration's gain: measured gains and the order of points, by hand."""
 
 from __future__ import annotations
 
@@ -12,48 +12,13 @@ from benchmarks.exploration.exploration_map import (
     MEASURED,
     PREDICTED,
     PREDICTIONS,
-    Expected,
     Point,
     earlier_points,
-    expected,
-    fitted_exponent,
     measured_gain,
     order_right,
     summarise,
 )
 from benchmarks.exploration.learning_curve import Curve
-from gpu_runtime.exploration.signal_rate import Contrast
-
-
-def test_a_gain_per_trained_sample():
-    """Twice the deviation and a quarter of the samples: a root gives each sample 2 * 2, linear growth 2."""
-    one = Expected(Contrast(1.0, 0.1), Contrast(1.0, 0.2), plain_samples=64, samples=16)
-    assert one.gain(0.5) == pytest.approx(4.0)
-    assert one.gain(1.0) == pytest.approx(2.0)
-    signals = one.chosen.signal(16) / one.random.signal(64)
-    assert one.gain(0.5) == pytest.approx(signals * 64 / 16), "auto's own signal, per sample"
-
-
-def test_what_a_pilot_lets_expect():
-    """Half of the prompts always succeed and half never do: nothing can be chosen. Where each draft is one or
-    zero evenly, a group of random four is live in 14 of 16 cases, and a chosen one of seven nearly always."""
-    point = Point("ocr", "off_policy")
-    even = expected(point, [[0.0, 1.0] * 4] * 64)
-    assert even.random.live == pytest.approx(14 / 16, abs=0.03)
-    assert even.plain_samples == pytest.approx(128 * even.random.live)
-    assert even.samples == pytest.approx(64.0)
-    assert even.chosen.deviation == pytest.approx(0.5, abs=0.01)
-    again = expected(Point("ocr", "stale"), [[0.0, 1.0] * 4] * 64)
-    assert even.random.deviation < again.chosen.deviation < even.chosen.deviation
-    assert again.samples < even.samples, "some groups lose their contrast when they are rolled out again"
-
-
-def test_the_exponent_that_gains_follow_is_found():
-    pairs = [
-        Expected(Contrast(0.5, 0.2), Contrast(1.0, 0.3), plain, ours)
-        for plain, ours in ((120, 60), (40, 90), (60, 64))
-    ]
-    assert fitted_exponent([(one, one.gain(0.7)) for one in pairs]) == pytest.approx(0.7)
 
 
 def gain(low: float, median: float, high: float) -> dict[str, float]:

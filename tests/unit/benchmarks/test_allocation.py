@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.exploration.allocation import captured
-from benchmarks.exploration.planner_baselines import (
+from benchmarks.exploration.allocation import (
     BASELINES,
     Position,
+    captured,
     even,
     halving,
     play,

@@ -39,13 +39,7 @@ _STARTED = b"Ray runtime started."
 
 @contextmanager
 def autoscaled_ray(folder: Path, reserved_cpus: int, most_spot: int) -> Iterator[str]:
-    """Its address, for `runtime.cluster`; no process of it is left.
-
-    Args:
-        folder: for what its head says.
-        reserved_cpus: processes that the reserved instance holds.
-        most_spot: spot instances of one processor that there may be at once.
-    """
+    """Its address, for `runtime.cluster`; no process of it is left."""
     port, client_port, config = free_port(), free_port(), folder / "autoscaler.json"
     address = f"{LOOPBACK}:{port}"
     config.write_text(json.dumps(_config(address, reserved_cpus, most_spot)))

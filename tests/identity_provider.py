@@ -20,14 +20,7 @@ _KEY_ID = "key-1"
 
 
 class IdentityProvider:
-    """What it says of the person, and for how long; both may be changed while it serves.
-
-    Attributes:
-        url: its address, also its name as issuer.
-        email: whose login it is.
-        lasts_s: how long an identity token is valid.
-        logins: how many tokens it has given.
-    """
+    """What it says of the person, and for how long; both may be changed while it serves."""
 
     def __init__(self, client_id: str, client_secret: str) -> None:
         self.client_id, self.client_secret = client_id, client_secret

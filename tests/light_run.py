@@ -23,12 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def started(
     home: Home, name: str, tasks: int, folder: Path = ROOT, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """A run of so many tasks of a fifth of a second, as a process of its own.
-
-    Args:
-        folder: its current one.
-        environment: a person's variables.
-    """
+    """A run of so many tasks of a fifth of a second, as a process of its own."""
     own = {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT), **(environment or {})}
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.Popen(

@@ -23,12 +23,7 @@ _Pairs = list[tuple[float, float]]  # scores by stale weights and by the rollout
 
 
 def explored(record: IterationRecord, holds: float = 0.85) -> IterationRecord:
-    """The record as exploration would have left it: a third to two thirds of the drafts are rolled out.
-
-    Args:
-        record: as `tests.sample_run.iteration_record` makes it.
-        holds: how often a seed's score is the same with the next weights.
-    """
+    """The record as exploration would have left it: a third to two thirds of the drafts are rolled out."""
     dice = random.Random(f"seeds/{record.run_id}/{record.iteration}")
     by_prompt: dict[int, list[SampleRecord]] = defaultdict(list)
     for sample in record.samples:

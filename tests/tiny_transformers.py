@@ -1,4 +1,6 @@
-"""The transformer families at their smallest, with random weights, and inputs for them.
+"""A transformer of each way to hand text over, at its smallest, with random weights, and inputs for it.
+
+`tests/integration/test_shared_families.py` has the whole pipelines of all families.
 
 Shape suffixes: B samples, S image tokens, L text tokens.
 """
@@ -9,36 +11,22 @@ from typing import Any
 
 import torch
 from diffusers import (
-    Flux2Transformer2DModel,
     FluxTransformer2DModel,
     HunyuanVideo15Transformer3DModel,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     WanTransformer3DModel,
-    ZImageTransformer2DModel,
 )
-
-from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.models.families.wan import TwoExperts
 
 BATCH = 2
 HEADS = 4
 CHANNELS = 8
 TEXT_WIDTH = 12
 POOLED = 6
-ANY_TEXT = ("embedded", "qwen", "wan", "wan-experts", "hunyuan-video")
+ANY_TEXT = ("qwen", "wan", "hunyuan-video")
 """Those whose text is masked, or whole on every member."""
 
-FAMILIES = (*ANY_TEXT, "flux", "flux2", "sd3", "sd35", "z-image")
-
-
-class StackedZImage(ZImageTransformer2DModel):
-    """Z-Image's transformer with its rows as one tensor, as the other families have them."""
-
-    def forward(self, *args: Any, **inputs: Any) -> Any:
-        """The rows' outputs, stacked."""
-        rows: Any = super().forward(*args, **inputs)[0]
-        return (torch.stack(rows),)
+FAMILIES = (*ANY_TEXT, "flux", "sd3")
 
 
 def transformer_of(family: str, heads: int = HEADS) -> torch.nn.Module:
@@ -53,8 +41,6 @@ def transformer_of(family: str, heads: int = HEADS) -> torch.nn.Module:
 
 
 def _build(family: str, heads: int) -> torch.nn.Module:
-    if family == "embedded":
-        return EmbeddedModel.load("embedded:glyphs").transformer
     if family == "qwen":
         return QwenImageTransformer2DModel(
             patch_size=1, in_channels=CHANNELS, out_channels=CHANNELS, num_layers=2, attention_head_dim=16,
@@ -66,36 +52,21 @@ def _build(family: str, heads: int) -> torch.nn.Module:
             num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=POOLED,
             guidance_embeds=True, axes_dims_rope=(4, 6, 6),
         )  # fmt: skip
-    if family == "flux2":
-        return Flux2Transformer2DModel(
-            in_channels=CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16,
-            num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, guidance_embeds=False,
-            axes_dims_rope=(4, 4, 4, 4),
-        )  # fmt: skip
-    if family == "z-image":
-        return StackedZImage(
-            in_channels=CHANNELS, dim=16 * heads, n_layers=2, n_refiner_layers=1, n_heads=heads,
-            n_kv_heads=heads, cap_feat_dim=TEXT_WIDTH, axes_dims=[4, 6, 6], axes_lens=[512, 64, 64],
-        )  # fmt: skip
     if family == "wan":
         return WanTransformer3DModel(
             num_attention_heads=heads, attention_head_dim=16, in_channels=CHANNELS, out_channels=CHANNELS,
             text_dim=TEXT_WIDTH, freq_dim=32, ffn_dim=32, num_layers=2, rope_max_seq_len=16,
         )  # fmt: skip
-    if family == "wan-experts":  # one is frozen, and so no submodule
-        return TwoExperts(_build("wan", heads), _build("wan", heads), 500, "low")
     if family == "hunyuan-video":
         return HunyuanVideo15Transformer3DModel(
             in_channels=CHANNELS, out_channels=CHANNELS, num_attention_heads=heads, attention_head_dim=16,
             num_layers=2, num_refiner_layers=1, mlp_ratio=2.0, text_embed_dim=TEXT_WIDTH,
             text_embed_2_dim=TEXT_WIDTH, image_embed_dim=TEXT_WIDTH, rope_axes_dim=(4, 6, 6), task_type="t2v",
         )  # fmt: skip
-    width, later = 16 * heads, family == "sd35"
     return SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=CHANNELS, num_layers=2, attention_head_dim=16,
-        num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, caption_projection_dim=width,
+        num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, caption_projection_dim=16 * heads,
         pooled_projection_dim=POOLED, out_channels=CHANNELS, pos_embed_max_size=16,
-        dual_attention_layers=(0,) if later else (), qk_norm="rms_norm" if later else None,
     )  # fmt: skip
 
 
@@ -110,24 +81,17 @@ def inputs_of(
 
     timestep_B = torch.rand(batch, generator=draw)
     common: dict[str, Any] = {"return_dict": False}
-    if family in ("embedded", "qwen"):
-        width, channels = (128, 32) if family == "embedded" else (TEXT_WIDTH, CHANNELS)
+    if family == "qwen":
         mask_BL = torch.ones(batch, text_tokens, dtype=torch.bool)
         mask_BL[0, text_tokens - 2 :] = False
         return common | {
-            "hidden_states": normal(batch, rows * columns, channels),
-            "encoder_hidden_states": normal(batch, text_tokens, width),
+            "hidden_states": normal(batch, rows * columns, CHANNELS),
+            "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
             "encoder_hidden_states_mask": mask_BL,
             "timestep": timestep_B,
             "img_shapes": [[(1, rows, columns)]] * batch,
         }
-    if family == "z-image":
-        return common | {
-            "x": list(normal(batch, CHANNELS, 1, 2 * rows, 2 * columns)),
-            "t": timestep_B,
-            "cap_feats": list(normal(batch, text_tokens, TEXT_WIDTH)),
-        }
-    if family.startswith("wan"):  # two frames
+    if family == "wan":  # two frames
         return common | {
             "hidden_states": normal(batch, CHANNELS, 2, rows, 2 * columns),
             "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
@@ -144,16 +108,6 @@ def inputs_of(
             "encoder_attention_mask_2": torch.tensor([True, False, False]).repeat(batch, 1),
             "image_embeds": torch.zeros(batch, 2, TEXT_WIDTH),
             "timestep": timestep_B * 1000,
-        }
-    if family == "flux2":
-        tokens = torch.cartesian_prod(*(torch.arange(side) for side in (1, rows, columns, 1)))
-        words = torch.cartesian_prod(*(torch.arange(side) for side in (1, 1, 1, text_tokens)))
-        return common | {
-            "hidden_states": normal(batch, rows * columns, CHANNELS),
-            "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
-            "timestep": timestep_B,
-            "img_ids": tokens[None],
-            "txt_ids": words[None],
         }
     common |= {
         "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),

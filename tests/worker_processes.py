@@ -26,12 +26,7 @@ WEIGHTS = WeightsVersion(0)
 
 
 class ProcessFleet:
-    """What the loop that generates needs of a fleet; no worker is replaced.
-
-    Args:
-        workers: the trainer first.
-        store: where they meet.
-    """
+    """What the loop that generates needs of a fleet; no worker is replaced."""
 
     def __init__(self, workers: Sequence[LocalActor[DeviceWorker]], store: ControlStore) -> None:
         self.store = store
@@ -43,37 +38,30 @@ class ProcessFleet:
         self.lost: list[str] = []
 
     def workers(self, version: WeightsVersion) -> list[Device]:
-        """See `GeneratingFleet`."""
         return list(self._devices)
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """See `GeneratingFleet`."""
         return []
 
     forming = False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """See `GeneratingFleet`."""
         return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
-        """See `GeneratingFleet`."""
         if self.states[worker][-1:] != [state]:
             self.states[worker].append(state)
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
-        """See `GeneratingFleet`."""
         device.notice = notice
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
-        """See `GeneratingFleet`."""
         self._devices.remove(device)
         self.lost.append(device.name)
         if device.name == "reserved-0":
             raise RuntimeFailure(f"the trainer's process is gone ({error})")
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
-        """See `GeneratingFleet`."""
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(reason))
 

@@ -134,16 +134,6 @@ def test_no_change_and_change_for_the_worse(store: RunStore):
     assert not short.error
 
 
-def test_the_newest_run_at_work_is_opened(store: RunStore):
-    write_sample_run(store, "at-work", iterations=1, status="running")
-    store.create_run("killed-on-purpose", RunConfig(), {}, os.getpid())
-    store.set_status("killed-on-purpose", "failed", "RuntimeFailure: by a fault")
-    assert opened().selectbox[0].value == "at-work"
-    store.set_status("at-work", "finished")
-    read_anew()
-    assert opened().selectbox[0].value == "killed-on-purpose"
-
-
 def test_a_run_of_a_check_is_marked_and_gives_way(store: RunStore):
     store.create_run("own", RunConfig(), {}, os.getpid())
     for purpose in ("chaos", "reproduction"):
@@ -206,18 +196,6 @@ def test_scorer_errors_and_hostile_text(store: RunStore):
     assert "not scored: &lt;b&gt;boom" in gallery
 
 
-def test_runs_that_differ_in_the_seed_alone_give_an_interval(store: RunStore):
-    for seed in (3, 4):
-        store.create_run(f"seed-{seed}", RunConfig(seed=seed), {}, os.getpid())
-        for iteration in (0, 10):
-            store.commit_evaluation(evaluation_record(f"seed-{seed}", iteration, time.time()))
-        store.set_status(f"seed-{seed}", "finished")
-    page = opened(run="seed-3")
-    charts = [str(chart.proto) for chart in page.get("plotly_chart")]
-    assert any("Over 2 run seeds" in chart and "95 % interval of the mean" in chart for chart in charts)
-    assert any("seed-4 (seed 4)" in caption.value for caption in page.caption)
-
-
 def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
     record = iteration_record("r", 1, time.time())
@@ -228,13 +206,6 @@ def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):
     store.commit_iteration(record)
     read_anew()
     assert figures(opened())["KL to the reference"] == "0.25"
-
-
-def test_a_run_with_settings_of_another_version_is_still_shown(store: RunStore):
-    write_sample_run(store, iterations=1)
-    set_run(store, "glyphs-sample", config={"gone": 1})
-    page = opened()
-    assert figures(page)["Iterations"] == "1"
 
 
 def test_a_run_that_is_not_there_is_not_replaced_by_another(store: RunStore):
@@ -293,14 +264,3 @@ def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore, monke
     report = report_page(store, "r")
     assert f'<a href="{address}"' in report, "a report outlives servers"
     assert '<a href="http://127.0.0.1:8600/?run=r"' in report
-
-
-def test_a_run_s_page_and_its_report_link_to_its_page_of_an_mlflow_server(store: RunStore):
-    write_sample_run(store, "r", iterations=1)
-    address = "https://mlflow.example.org/#/experiments/1/runs/abc"
-    NoteStore(store.home).link("r", "mlflow", address)
-    [button] = opened().get("link_button")
-    assert address in str(button.proto)
-    assert f'<a href="{address}"' in report_page(store, "r")
-    NoteStore(store.home).link("r", "mlflow", "javascript:alert(1)")
-    assert "alert(1)" not in report_page(store, "r")

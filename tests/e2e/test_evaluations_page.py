@@ -84,14 +84,6 @@ def test_two_evaluations_are_compared_prompt_by_prompt(store: RunStore):
     assert "4 pairs" in "\n".join(caption.value for caption in page.caption)
 
 
-def test_evaluations_of_different_scorers_are_not_compared(store: RunStore):
-    evaluate(store, "before", None, [0.0, 0.5], scorer="jpeg")
-    evaluate(store, "after", None, [1.0, 0.5])
-    page = opened(evaluation="after")
-    page.selectbox("before-after").select("before").run()
-    assert "another reward" in page.warning[0].value
-
-
 def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: Path):
     folder = tmp_path / "kept"
     for place in (0, 2):

@@ -53,7 +53,9 @@ def hostile(store: RunStore) -> RunStore:
         store.commit_evaluation(evaluation)
     store.add_event(run_id, "staleness", MARKUP)
     store.set_status(run_id, "failed", MARKUP)
-    NoteStore(store.home).change(run_id, tags=[MARKUP[:40]], note=MARKUP)
+    notes = NoteStore(store.home)
+    notes.change(run_id, tags=[MARKUP[:40]], note=MARKUP)
+    notes.link(run_id, "mlflow", "javascript:alert(3)")
     return store
 
 
@@ -119,7 +121,7 @@ def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunSt
     assert SECRET not in page
     assert MARKUP not in page
     assert "<script>alert" not in page
-    assert "<img src=x" not in page
+    assert "<img src=x" not in page and "alert(3)" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     after = page.split("</head>", 1)[1]  # before it stands plotly.js
     assert page.count("plotly.js v") == 1, "embedded once"

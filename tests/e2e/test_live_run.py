@@ -15,7 +15,7 @@ from storage.config.run_config import RunConfig
 from storage.record.run_folder import EVENTS_FILE
 from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
-from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew, sentences
+from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
 from ui.charts.layout import Axis
 from ui.data.run import read_run
@@ -55,11 +55,9 @@ def test_a_live_run_says_what_it_does_and_when_it_is_done(live: RunStore, name: 
     assert text.endswith("min left")
     log = next(code.value for code in page.code if "iteration 10 of 40" in code.value)
     assert log.splitlines()[-1].endswith("explore begins")
-
-
-def test_a_run_that_has_ended_has_no_bar(live: RunStore):
     live.set_status("live", "finished")
-    assert not opened_page(page_file("convergence"), {}).get("progress")
+    read_anew()
+    assert not ran(page).get("progress")
 
 
 def test_the_time_left_is_that_of_the_recent_iterations(live: RunStore):
@@ -68,14 +66,6 @@ def test_the_time_left_is_that_of_the_recent_iterations(live: RunStore):
     assert seconds_left(view, ended_at) == pytest.approx(30 * 18, rel=1e-3)
     assert seconds_left(view, ended_at + 10) == pytest.approx(30 * 18 - 10, rel=1e-3)
     assert seconds_left(view, ended_at + 1e6) == 0
-
-
-def test_why_a_run_ended_is_said_in_words(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    store.set_status("r", "cancelled", "TerminationSignal")
-    text = sentences(opened_page(page_file("convergence"), {}))
-    assert "The run was cancelled: it was told to end, by Cancel in Prefect's UI" in text
-    assert "Resume with `spotlight resume r`" in text
 
 
 def test_metrics_are_chosen_smoothed_and_put_on_an_axis(live: RunStore):

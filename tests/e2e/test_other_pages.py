@@ -151,23 +151,11 @@ def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):
     assert "(51 %)" in page.success[0].value
     assert "Assumption: the same devices for the same seconds" in captions(page)
     titles = (
-        "Cost so far, by market",
-        "What was paid for",
-        "By phase and market",
-        "The bill, and on demand only",
-    )
+        "Cost so far, by market", "What was paid for", "By phase and market", "The bill, and on demand only",
+    )  # fmt: skip
     assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
-
-
-def test_a_bill_without_spot_devices_is_not_compared(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    record = iteration_record("r", 1, 0.0)
-    kept = [interval for interval in record.intervals if interval.market == "reserved"]
-    store.commit_iteration(type(record)(**{**vars(record), "intervals": kept}))
-    page = opened("cost")
-    assert figures(page)["On demand only"] == "-"
-    assert "nothing to compare with" in captions(page)
-    assert len(charts(page)) == 3
+    assert "modelled" not in sentences(page) + captions(page) + page.header[0].value, "they were rented"
+    assert not [metric.label for metric in page.metric if "modelled" in metric.label]
 
 
 def test_images_over_the_iterations(recorded: None):
@@ -177,6 +165,14 @@ def test_images_over_the_iterations(recorded: None):
     assert grid.count("before training</div>") == 8
     large = [element.proto.body for element in page.get("html") if 'class="sl-large"' in element.proto.body]
     assert large[0].count("<img") == 5
+    assert "after 40 iterations" in chosen_evaluation(page)
+    page.select_slider[0].set_value(0).run()
+    assert "before training" in chosen_evaluation(page)
+    assert "Mean score of these 12 images" in captions(page)
+    page.selectbox[1].select("most gained").run()
+    gained = pictures(page)
+    page.selectbox[1].select("most lost").run()
+    assert not page.exception and pictures(page) != gained
     page.number_input[0].set_value(2).run()
     assert pictures(page).count("<details") == 4 * 5
     prompt = page.selectbox[2]
@@ -187,28 +183,12 @@ def test_images_over_the_iterations(recorded: None):
     assert "empty the field to see all" in captions(page)
 
 
-def test_a_slider_goes_through_the_evaluations(recorded: None):
-    page = opened("images", run="glyphs-1")
-
-    def shown() -> str:
-        found = [element.proto.body for element in page.get("html") if "sl-evaluation" in element.proto.body]
-        return found[0]
-
-    assert shown().count("<img") == 12
-    assert "after 40 iterations" in shown()
-    page.select_slider[0].set_value(0).run()
-    assert not page.exception
-    assert "before training" in shown()
-    assert "Mean score of these 12 images" in captions(page)
-
-
-def test_images_in_order_of_what_they_gained(recorded: None):
-    page = opened("images", run="glyphs-1")
-    page.selectbox[1].select("most gained").run()
-    gained = pictures(page)
-    page.selectbox[1].select("most lost").run()
-    assert not page.exception
-    assert pictures(page) != gained
+def chosen_evaluation(page: AppTest) -> str:
+    """The images of the evaluation that the slider chooses."""
+    bodies = (element.proto.body for element in page.get("html"))
+    found = next(body for body in bodies if "sl-evaluation" in body)
+    assert found.count("<img") == 12
+    return found
 
 
 def test_the_health_of_a_run(store: RunStore):
@@ -272,12 +252,6 @@ def test_a_run_on_cpu_is_called_modelled_once_a_page(store: RunStore, name: str)
     assert all(chart.count("US dollars") == chart.count("US dollars (modelled)") for chart in charts(page))
     assert "saved" not in sentences(page)
     assert not [box for box in page.success if r"\$" in box.value and name == "cost"]
-
-
-def test_sums_of_rented_devices_are_not_called_modelled(recorded: None):
-    page = opened("cost", run="glyphs-1")
-    assert "modelled" not in sentences(page) + captions(page) + page.header[0].value
-    assert not [metric.label for metric in page.metric if "modelled" in metric.label]
 
 
 def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store: RunStore):

@@ -8,16 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import pytest
 import streamlit as st
 
-from flows.deployed import deployments
-from flows.deployed.forms import TrainingForm
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError
-from storage.record.run_status import Activity, RunLog, read_activity
+from storage.record.run_status import RunLog
 from storage.record.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import write_sample_run
@@ -61,21 +57,17 @@ def test_a_run_whose_devices_are_loaded_is_starting_everywhere(store: RunStore):
     assert words(store, "new") == ["running"] * 4
 
 
-def test_a_run_that_is_being_resumed_is_starting_everywhere(store: RunStore):
+def test_a_run_that_is_being_resumed_is_starting_everywhere_until_it_ends(store: RunStore):
     write_sample_run(store, "again", iterations=1)
     store.set_status("again", "cancelled", "it was stopped")
     time.sleep(0.01)
     RunLog(store.home, "again").starting()
     assert words(store, "again") == ["starting"] * 4
     assert "spotlight resume" not in str(opened_page(page_file("health"), {}).warning)
-
-
-def test_a_start_that_ended_before_the_run_did_is_over(store: RunStore):
-    write_sample_run(store, "r", iterations=1)
-    RunLog(store.home, "r").starting()
     time.sleep(0.01)
-    store.set_status("r", "failed", "no device started")
-    assert words(store, "r") == ["failed"] * 4
+    store.set_status("again", "failed", "no device started")
+    read_anew()
+    assert words(store, "again") == ["failed"] * 4
 
 
 @pytest.mark.parametrize("name", ["runs", "health"])
@@ -98,24 +90,6 @@ def test_a_page_looks_for_new_runs_although_none_goes_on(
     parts.clear()
     ran(page)
     assert parts == (["2s", "5s"] if name == "runs" else [None, "5s"])
-
-
-def test_a_run_of_a_form_is_starting_before_its_checks(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    seen: list[Activity] = []
-
-    def preflight(config: RunConfig) -> None:
-        seen.append(read_activity(store.home, "by-form"))
-        raise ConfigurationError("no such prompts")
-
-    monkeypatch.setattr(deployments, "shown_in_prefect", nullcontext)
-    monkeypatch.setattr(deployments, "gone_soon_when_cancelled", nullcontext)
-    monkeypatch.setattr(deployments, "name_given_in_prefect", lambda: "by-form")
-    monkeypatch.setattr(deployments, "run_preflight", preflight)
-    with pytest.raises(ConfigurationError, match="no such prompts"):
-        deployments.post_train_by_form.fn(TrainingForm(preset="smoke"))
-    [activity] = seen
-    assert activity.is_starting
-    assert activity.is_alive
 
 
 def test_the_report_says_levels_and_endings_in_words(store: RunStore):

@@ -16,12 +16,11 @@ from storage.record.results import run_result
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_store import RunStore
 from tasks.inputs import plugin_facts
-from tests.dashboard_page import opened_page, page_file, pictures, ran, read_anew, sentences
+from tests.dashboard_page import opened_page, page_file, pictures, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored
 from tests.tampering import set_run
-from ui.pages.runs import data
-from ui.pages.runs.data import first_compared, of_one_scale, time_to_score
+from ui.pages.runs.data import first_compared, of_one_scale
 from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -48,7 +47,7 @@ def page(store: RunStore) -> AppTest:
     return opened_page(page_file("runs"), {})
 
 
-def test_the_table_says_what_was_trained_and_how(page: AppTest):
+def test_the_table_says_what_was_trained_and_runs_of_one_task_are_compared_and_found(page: AppTest):
     table = page.dataframe[0].value.set_index("run")
     assert table.loc["shapes-2", ["preset", "reward", "strategy"]].tolist() == [
         "my/shapes.toml", "shapes", "stale"
@@ -57,9 +56,9 @@ def test_the_table_says_what_was_trained_and_how(page: AppTest):
         "its name is no preset"
     )
     assert set(table["prices"]) == {"modelled"}
-
-
-def test_runs_are_found_by_words_and_filters(page: AppTest):
+    assert page.multiselect("compared").value == ["shapes-2", "shapes-1"]
+    page.multiselect("run_reward").set_value(["ocr"]).run()
+    assert page.multiselect("compared/reward=['ocr']").value == ["glyphs-1"]
     page.multiselect("run_reward").set_value(["shapes"]).run()
     assert listed(page) == ["shapes-2", "shapes-1"]
     page.text_input("run_words").input("STALE").run()
@@ -80,12 +79,6 @@ def test_runs_of_checks_are_left_out_marked_and_found(store: RunStore):
     assert page.dataframe[0].value["purpose"].tolist() == ["", "reproduction", ""]
     page.text_input("run_words").input("reproduction").run()
     assert listed(page) == ["again"]
-
-
-def test_runs_of_one_task_are_compared_at_first(page: AppTest):
-    assert page.multiselect("compared").value == ["shapes-2", "shapes-1"]
-    page.multiselect("run_reward").set_value(["ocr"]).run()
-    assert page.multiselect("compared/reward=['ocr']").value == ["glyphs-1"]
 
 
 def test_scores_of_other_rewards_and_base_models_are_not_drawn_beside_them(page: AppTest):
@@ -191,25 +184,15 @@ def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):
     assert listed(page) == ["shapes-2", "shapes-1"]
     page.toggle("run_archived").set_value(True).run()
     assert "glyphs-1" in listed(page)
-
-
-def test_a_tag_is_added_to_several_runs(page: AppTest, store: RunStore):
-    NoteStore(store.home).change("shapes-1", tags=["old"], note="stays")
-    read_anew()
-    ran(page).multiselect("noted").set_value(["shapes-1", "shapes-2"]).run()
-    page.text_input("tags-shapes-1+shapes-2").input("new")
-    page.button[0].click().run()
-    assert NoteStore(store.home).notes() == {
-        "shapes-1": RunNotes(("old", "new"), "stays"), "shapes-2": RunNotes(("new",)),
-    }  # fmt: skip
-
-
-def test_a_tag_that_is_too_long_is_refused(page: AppTest, store: RunStore):
-    page.multiselect("noted").set_value(["glyphs-1"]).run()
-    page.text_input("tags-glyphs-1").input("x" * 41)
+    page.multiselect("noted").set_value(["glyphs-1", "shapes-1"]).run()
+    page.text_input("tags-glyphs-1+shapes-1").input("x" * 41)
     page.button[0].click().run()
     assert "at most 40 are kept" in page.error[0].value
-    assert NoteStore(store.home).notes() == {}
+    page.text_input("tags-glyphs-1+shapes-1").input("new")
+    page.button[0].click().run()
+    assert {run: notes.tags for run, notes in NoteStore(store.home).notes().items()} == {
+        "glyphs-1": ("paper", "good", "new"), "shapes-1": ("new",),
+    }  # fmt: skip
 
 
 def test_the_time_to_a_score_begins_with_training(store: RunStore):
@@ -228,33 +211,9 @@ def test_the_time_to_a_score_begins_with_training(store: RunStore):
     assert page.dataframe[1].value["after iterations"].tolist() == ["before training"]
 
 
-def test_a_run_without_an_evaluation_before_training_counts_from_its_start():
-    courses = pd.DataFrame(
-        {"run_id": "r", "iteration": [10], "score": [0.7], "elapsed_s": [200.0], "usd": [2.0]}
-    )
-    [row] = time_to_score(courses, ["r"], "score", 0.5).to_dict("records")
-    assert (row["elapsed_s"], row["usd"]) == (200.0, 2.0)
-
-
 def test_no_more_runs_are_compared_at_first_than_fit():
     table = pd.DataFrame({"run_id": list("abcd"), "score_now": [0.5] * 4, "task": ["x", "y", "x", "x"]})
     assert first_compared(table, 2) == ["a", "c"]
-
-
-def test_archived_runs_take_no_place_of_those_that_are_listed(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(data, "MOST_RUNS", 2)
-    for number in range(4):
-        store.create_run(f"r-{number}", RunConfig(), {}, os.getpid())
-    for number in (2, 3):
-        NoteStore(store.home).change(f"r-{number}", archived=True)
-    read_anew()
-    page = opened_page(page_file("runs"), {})
-    assert listed(page) == ["r-1", "r-0"]
-    assert "of 4 runs" not in "".join(caption.value for caption in page.caption)
-    page.toggle("run_archived").set_value(True).run()
-    assert listed(page) == ["r-3", "r-2"]
 
 
 def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(store: RunStore):

@@ -29,7 +29,6 @@ from tests.dashboard_page import (
 )
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
-from tests.tampering import set_run
 from ui.pages.seeds.charts import draft_map
 
 pytestmark = pytest.mark.xdist_group("recorded")
@@ -82,22 +81,6 @@ def test_a_finished_run(recorded: None, recorded_home: Home):
     assert page.slider[0].value == (1, 40)
     assert "best: seed" in pictures(page)
     assert pictures(page).count("Iteration ") == pictures(page).count("data:image/png;base64,") / 2
-
-
-def test_iterations_and_prompt_can_be_chosen(store: RunStore):
-    write_sample_run(store, iterations=6, exploring=True)
-    page = opened()
-    whole, shown = str(page.get("plotly_chart")[0].proto), pictures(page)
-    page.slider[0].set_value((2, 3)).run()
-    assert not page.exception
-    assert str(page.get("plotly_chart")[0].proto) != whole
-    page.slider[0].set_value((1, 1)).run()  # its drafts were not stale
-    assert "No seed of these iterations" in captions(page)
-    assert len(page.get("plotly_chart")) == 4
-    prompt = page.selectbox[1]
-    prompt.select_index(3).run()
-    assert not page.exception
-    assert pictures(page) != shown
 
 
 def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
@@ -179,15 +162,20 @@ def test_ranks_that_do_not_hold(store: RunStore):
 
 
 @pytest.mark.parametrize(
-    "missing",
+    ("missing", "dashes", "said"),
     [
-        ("spearman", "kendall", "kept_overlap", "draft_error"),
-        ("spread_random", "spread_kept", "spread_rollout"),
-        ("spread_rollout",),
-        ("drafts", "prompts_unexplored", "explore_wait_s"),
+        (("spearman", "kendall", "kept_overlap", "draft_error"), ("Kept overlap", "Draft error"),
+         "Not known yet"),
+        (("spread_random", "spread_kept", "spread_rollout"), ("Variance gain",),
+         "has not measured the spread"),
+        (("spread_rollout",), (), "By their drafts, kept groups have"),
+        (("drafts", "prompts_unexplored", "explore_wait_s"),
+         ("Drafts", "Wait for exploration", "Prompts without drafts"), ""),
     ],
-)
-def test_metrics_that_are_missing(store: RunStore, missing: tuple[str, ...]):
+)  # fmt: skip
+def test_metrics_that_are_missing(
+    store: RunStore, missing: tuple[str, ...], dashes: tuple[str, ...], said: str
+):
     live_run(store)
     for iteration in (1, 2):
         record = explored(iteration_record("live", iteration, 18.0 * iteration))
@@ -195,22 +183,9 @@ def test_metrics_that_are_missing(store: RunStore, missing: tuple[str, ...]):
             record.metrics.pop(name, None)
         store.commit_iteration(record)
     page = opened()
-    shown = figures(page)
-    if "spearman" in missing:
-        assert "Not known yet" in sentences(page)
-        assert (shown["Kept overlap"], shown["Draft error"]) == ("-", "-")
-    if "spread_random" in missing:
-        assert "has not measured the spread" in captions(page)
-        assert shown["Variance gain"] == "-"
-        assert "variance of random ones" not in sentences(page)
-    if missing == ("spread_rollout",):
-        assert "By their drafts, kept groups have" in sentences(page)
-    if "drafts" in missing:
-        assert [shown[name] for name in ("Drafts", "Wait for exploration", "Prompts without drafts")] == [
-            "-",
-            "-",
-            "-",
-        ]
+    assert [figures(page)[name] for name in dashes] == ["-"] * len(dashes)
+    assert said in sentences(page) + captions(page)
+    assert ("variance of random ones" in sentences(page)) == ("spread_random" not in missing)
 
 
 def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
@@ -220,14 +195,6 @@ def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
     page = opened()
     assert "No drafts are recorded yet" in captions(page)
     assert "Pictures appear with the first iteration" in captions(page)
-
-
-def test_drafts_are_shown_whatever_the_settings_say(store: RunStore):
-    write_sample_run(store, iterations=2, exploring=True)
-    set_run(store, "glyphs-sample", config={"gone": 1})
-    page = opened()
-    assert len(page.get("plotly_chart")) == 5
-    assert page.slider[0].value == (1, 2)
 
 
 @pytest.mark.parametrize(("prompts_an_iteration", "drawn"), [(2, False), (20, True)])

@@ -13,7 +13,7 @@ from storage.config.run_config import RunConfig
 from storage.record.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.record.run_store import RunStore
 from tests.dashboard_page import captions, figures, opened_page, page_file, ran, read_anew, sentences
-from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
 from ui.data import devices as spot_data
 
@@ -36,12 +36,7 @@ def below(page: AppTest, label: str) -> str:
 
 
 def charts(page: AppTest) -> dict[str, str]:
-    known = (
-        "What every device did",
-        "Use of spot",
-        "Use of reserved",
-        "Which devices shared images",
-    )
+    known = ("What every device did", "Use of spot", "Use of reserved", "Which devices shared images")
     texts = [str(chart.proto) for chart in page.get("plotly_chart")]
     return {next(title for title in known if title in text): text for text in texts}
 
@@ -81,32 +76,32 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert workers["unaccounted"].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
 
 
-def test_decisions_on_the_number_of_devices_have_a_table_with_their_reasons(store: RunStore):
-    store = begun(store)
+def test_decisions_standbys_and_groups_have_tables_and_a_chart_where_there_are_any(store: RunStore):
+    begun(store)
     store.commit_iteration(iteration_record("r", 1, START))
-    assert "Devices rented" not in [heading.value for heading in opened().subheader]
+    assert not {"Devices rented", "Which devices shared images"} & {part.value for part in opened().subheader}
     store.add_event("r", "resumed", "another event")
-    for reason in ("nothing has been measured yet", "1 spot device instead of 3: the last 2 save nothing"):
+    reasons = ["nothing has been measured yet", "1 spot device instead of 3: the last 2 save nothing"]
+    for reason in reasons:
         store.add_event("r", "capacity", reason)
+    times = [StandbyTime("standby-0", 40.0, 11.0, 2**29, "taken"), StandbyTime("standby-1", 9.0, 8.0, 2**28)]
+    groups = [
+        GroupRecord(1, 0, "", ("reserved-0", "spot-0"), START + 18, START + 22),
+        GroupRecord(2, 0, "", ("reserved-0",), START + 22.2, START + 26),
+    ]
+    record = iteration_record("r", 2, START + 18, samples=32)
+    store.commit_iteration(dataclasses.replace(record, standby_time=times, groups=groups))
     read_anew()
     page = opened()
-    assert "Devices rented" in [heading.value for heading in page.subheader]
     decisions = next(frame.value for frame in page.dataframe if "decision" in frame.value.columns)
-    assert decisions["decision"].tolist() == [
-        "1 spot device instead of 3: the last 2 save nothing", "nothing has been measured yet",
-    ]  # fmt: skip
-
-
-def test_standbys_have_a_table_of_their_own(store: RunStore):
-    times = [StandbyTime("standby-0", 40.0, 11.0, 2**29, "taken"), StandbyTime("standby-1", 9.0, 8.0, 2**28)]
-    store = begun(store)
-    store.commit_iteration(dataclasses.replace(iteration_record("r", 1, START), standby_time=times))
-    page = opened()
+    assert decisions["decision"].tolist() == reasons[::-1]
     accounts: pd.DataFrame = page.dataframe[-1].value
     assert accounts.to_numpy().tolist() == [
         ["standby-0", 40.0, 11.0, 512.0, 1, 0], ["standby-1", 9.0, 8.0, 256.0, 0, 0],
     ]  # fmt: skip
-    assert "they hold no device" in captions(page)
+    assert "they hold no device" in captions(page) and "share every image" in captions(page)
+    drawn = charts(page)["Which devices shared images"]
+    assert "2 together" in drawn and "alone" in drawn and "reserved-0, spot-0" in drawn
 
 
 def test_the_iterations_of_the_time_line_can_be_chosen(store: RunStore):
@@ -151,27 +146,6 @@ def test_a_run_that_does_not_explore(store: RunStore):
     assert "did not record losses here" in captions(page)
 
 
-def test_a_live_run_moves_on(store: RunStore):
-    begun(store)
-    store.commit_evaluation(evaluation_record("r", 0, START))
-    page = opened()
-    assert "Shares appear with the first iteration" in captions(page)
-    assert "Use of spot" not in charts(page)
-    at = START + 9
-    for iteration in (1, 2, 3, 4):
-        store.commit_iteration(exploring(iteration_record("r", iteration, at)))
-        at += 18
-    read_anew()
-    ran(page)
-    assert "end of 2" in gantt(page)
-    assert "end of 1" not in gantt(page), "the latest three"
-    store.commit_iteration(exploring(iteration_record("r", 5, at)))
-    read_anew()
-    ran(page)
-    assert "end of 5" in gantt(page)
-    assert "end of 2" not in gantt(page)
-
-
 def test_states_that_do_not_sum_to_the_bill(store: RunStore):
     begun(store)
     record = with_joined(iteration_record("r", 1, START))
@@ -212,20 +186,6 @@ def test_a_long_time_line_is_cut_and_iterations_share_bars(store: RunStore, monk
     assert "The latest 20 of 36 intervals" in captions(page)
     assert "Each bar is 2 iterations" in captions(page)
     assert "end of 4" in gantt(page)
-
-
-def test_groups_that_shared_samples(store: RunStore):
-    begun(store)
-    record = iteration_record("r", 1, START, samples=32)
-    groups = [
-        GroupRecord(1, 0, "", ("reserved-0", "spot-0"), START, START + 4),
-        GroupRecord(2, 0, "", ("reserved-0",), START + 4.2, START + 8),
-    ]
-    store.commit_iteration(dataclasses.replace(record, groups=groups))
-    page = opened()
-    drawn = charts(page)["Which devices shared images"]
-    assert "2 together" in drawn and "alone" in drawn and "reserved-0, spot-0" in drawn
-    assert "share every image" in captions(page)
 
 
 def test_the_degree_that_measured_times_have_chosen(store: RunStore):

@@ -23,8 +23,6 @@ from ui.pages.what_if.data import (
     FIGURES,
     Asked,
     in_words,
-    milestone_figures,
-    milestone_table,
     policy_figures,
     policy_table,
     read_time_line,
@@ -125,28 +123,6 @@ def test_the_answer_is_the_command_s_sentence(store: RunStore, in_process: None)
     assert said == markdown_text(printed("--preset=smoke", "--spot=3", "--iterations=4").partition("\n")[0])
 
 
-def test_without_spot_devices(store: RunStore, in_process: None):
-    page = filled_page(reserved_usd=8.0, windows=1)
-    page.toggle(key="with_spot").set_value(False)
-    page.selectbox(key="spot_profile").select("H100")
-    answer = simulated(page).session_state["what_if"].answer
-    assert " on 1 reserved and 0 spot devices, " in answer["answer"]
-    assert answer["reserved_usd_per_hour"] == 8.0, "the price of spot devices is not asked for"
-
-
-def test_a_goal_in_hours(store: RunStore, in_process: None):
-    page = opened_page(PAGE, {"preset": "smoke", "iterations": "300", "hours": "0.018", "simulate": "1"})
-    [said] = [box.value for box in page.success]
-    assert markdown_text(" spot devices end in 0.018 h: ") in said and said.endswith("and not measured.")
-    command = printed("--preset=smoke", "--reserved=1", "--iterations=300", "--hours=0.018")
-    assert said in markdown_text(command).splitlines()
-    tried = page.dataframe[0].value
-    assert list(tried.columns) == ["spot devices", "time", "dollars"] and len(tried) > 1
-    assert any("- prices: " in one.value for one in page.markdown) and not page.get("plotly_chart")
-    page.number_input(key="spot").set_value(3)
-    assert "leave --spot out" in sentences(simulated(page))
-
-
 def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store: RunStore, in_process: None):
     page = asked_page(loss_rate=20.0)
     table = page.dataframe[0].value
@@ -168,31 +144,6 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
         assert "of 1.1 million parameters, not on embedded:glyphs" in said, "the curves are not of this model"
     again = ran(page)
     assert again.dataframe[0].value.equals(table), "the answer stays"
-
-
-def test_counted_times_are_marked_with_their_range(store: RunStore, in_process: None):
-    page = opened_page(PAGE, SMALL_ADDRESS | {"preset": "sd3.5-ocr-512", "iterations": "1", "windows": "1"})
-    [said] = [warning.value for warning in page.warning]
-    assert said.startswith("Counted from operations and bytes, not measured, in seconds: on H100 step_s ")
-    asked = page.session_state["what_if"]
-    assert asked.answer["evidence"] == "counted"
-    assert set(policy_figures(asked)["evidence"]) == set(milestone_figures(asked)["evidence"]) == {"counted"}
-
-
-def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: None):
-    page = asked_page()
-    before = json.loads(page.get("plotly_chart")[1].proto.spec)
-    chosen = next(box for box in page.selectbox if box.label == "Policy")
-    other = "on-demand" if chosen.value == "reserved" else "reserved"
-    chosen.select(other).run()
-    assert not page.exception
-    assert page.session_state["what_if"].line.policy == other
-    after = json.loads(page.get("plotly_chart")[1].proto.spec)
-    rows = {row for bars in after["data"] for row in bars["y"]}
-    assert after != before and all(row.startswith("reserved-") for row in rows)
-    assert f"The run of {other}" in "".join(caption.value for caption in page.caption)
-    next(slider for slider in page.slider if slider.label == "Iterations").set_range(0, 4).run()
-    assert not page.exception
 
 
 def test_what_cannot_be_is_refused_in_the_command_s_words(store: RunStore, in_process: None):
@@ -267,41 +218,6 @@ def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: floa
     figures = {name: {"low": value / 2, "median": value, "high": value} for name, value in spread.items()}
     about = {"policy": policy, "summary": f"does {policy}", "evidence": "modelled", "live": True}
     return {**about, "best": best, **figures}
-
-
-def milestone(share: float, time_s: float, usd: float, unreached: int = 0) -> dict:
-    def figure(median: float) -> dict:
-        ends = {"low": median / 2, "high": median}
-        return {"median": median, "learning": ends, "system": ends}
-
-    iterations = {"low": 1.0, "median": 2.0, "high": 3.0}
-    return {
-        "share": share, "score": share / 2, "run_seeds": 3, "unreached": unreached, "iterations": iterations,
-        "time_s": figure(time_s), "usd": figure(usd),
-    }  # fmt: skip
-
-
-def test_milestones_as_a_table_and_as_numbers():
-    reached = [milestone(0.25, 60.0, 1.0), milestone(1.0, 7200.0, 20.5, unreached=1)]
-    policies = [
-        row("lean", 100.0, 3600.0, best=True) | {"milestones": reached},
-        row("fresh", 120.0, 3600.0) | {"milestones": []},
-    ]
-    answer = {"policies": policies, "curves_in_words": "curves c: of another model"}
-    asked = Asked(Question(preset="glyphs"), answer, read_time_line("lean", small_trace()))
-    assert rows(milestone_table(asked)) == [
-        {
-            "policy": "lean ★", "25%, a score of 0.125": "60.0 s, $1.00",
-            "100%, a score of 0.5": "≥ 120.0 min, $20.50",
-            "learning": "× 0.5 to 1.0", "system": "× 0.5 to 1.0",
-        }
-    ]  # fmt: skip
-    figures = milestone_figures(asked)
-    assert set(figures["curves"]) == {answer["curves_in_words"]}
-    assert set(figures["evidence"]) == {"modelled"} and figures["usd_median"].tolist() == [1.0, 20.5]
-    assert figures["time_s_learning_low"].tolist() == [30.0, 3600.0]
-    none = Asked(Question(preset="glyphs"), {"policies": policies[1:]}, asked.line)
-    assert milestone_table(none).empty and milestone_figures(none).empty
 
 
 def small_trace() -> str:

@@ -115,6 +115,8 @@ def test_what_is_being_written_or_fetched_is_in_no_view(store: RunStore):
     tables = ("runs", "samples", "events", *separate)
     before = {table: answer(home, f"SELECT count(*) FROM {table}") for table in tables}
     assert before["samples"] != [(0,)]
+    doubled = "SELECT run_id, purpose, prompt_id FROM prompts GROUP BY ALL HAVING count(*) > 1"
+    assert answer(home, doubled) == [], "a prompt is there once"
     for name in (".fetching-r", ".before-fetching-r-1"):
         shutil.copytree(home.run("r"), home.runs / name)
     evaluation = home.evaluations / ".saving-e"
@@ -122,9 +124,3 @@ def test_what_is_being_written_or_fetched_is_in_no_view(store: RunStore):
     (evaluation / "evaluation.json").write_text(json.dumps({"evaluation_id": "e"}))
     (home.reproductions / ".writing-p.json").write_text(json.dumps({"reproduction_id": "p"}))
     assert {table: answer(home, f"SELECT count(*) FROM {table}") for table in tables} == before
-
-
-def test_a_prompt_is_in_the_view_once(store: RunStore):
-    write_sample_run(store, "r", iterations=2)
-    doubled = "SELECT run_id, purpose, prompt_id FROM prompts GROUP BY ALL HAVING count(*) > 1"
-    assert answer(store.home, doubled) == []

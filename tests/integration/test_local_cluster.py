@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,7 @@ LIMIT_S = 240.0
 
 
 class Parrot:
-    """Says what it is told.
-
-    Args:
-        word: its first one; the wrong one keeps it from being built.
-    """
+    """Says what it is told."""
 
     def __init__(self, word: str = "hello") -> None:
         if word == "wrong":
@@ -115,19 +112,9 @@ def test_calls_are_served_in_the_order_in_which_they_were_made(parrot):
 
 
 def test_calls_of_several_threads_all_have_their_own_answers(parrot):
-    answers: dict[int, Any] = {}
-
-    def ask(first: int) -> None:
-        for number in range(first, first + 200):
-            answers[number] = parrot.call(Parrot.say, number).result(LIMIT_S)
-
-    threads = [threading.Thread(target=ask, args=(1000 * place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 800
-    assert all(answer == ((number,), False) for number, answer in answers.items())
+    with ThreadPoolExecutor(4) as threads:
+        said = threads.map(lambda number: parrot.call(Parrot.say, number).result(LIMIT_S), range(800))
+        assert list(said) == [((number,), False) for number in range(800)]
 
 
 def test_large_values_go_both_ways_while_more_are_on_their_way(parrot):
@@ -180,16 +167,13 @@ def test_a_kill_in_the_midst_of_a_call_ends_all_open_calls(parrot, stopped: bool
     await_end(pid)
 
 
-def test_a_process_that_ends_by_itself_is_lost_with_what_it_printed_last(parrot):
+def test_why_a_worker_is_gone_is_said_to_all_that_call_it(cluster: LocalCluster, parrot):
     with pytest.raises(WorkerLostError, match=r"its process ended; it last printed: out of memory"):
         parrot.call(Parrot.print_and_end, "out of memory").result(LIMIT_S)
-
-
-def test_a_worker_that_cannot_be_built_says_why_to_all_that_call_it(cluster: LocalCluster):
-    parrot = cluster.start("parrot-1", Parrot, "wrong", gpu=False)
+    never_built = cluster.start("parrot-1", Parrot, "wrong", gpu=False)
     for _ in range(2):
         with pytest.raises(WorkerLostError, match="'parrot-1' is gone: RuntimeFailure: no parrot says wrong"):
-            parrot.call(Parrot.say).result(LIMIT_S)
+            never_built.call(Parrot.say).result(LIMIT_S)
 
 
 def test_processes_are_named_and_have_the_environment_of_now_and_a_single_threaded_parent(

@@ -14,7 +14,6 @@ import httpx
 import pytest
 from mlflow import MlflowClient
 
-import storage.readers.following
 from storage.home import Home
 from storage.readers.follower import REPORT
 from storage.readers.following import FLUSH_WAIT_S
@@ -122,29 +121,6 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, store: Run
     assert not (store.home.path / "mlflow.db").exists(), "nothing is kept twice"
 
 
-def test_figures_of_a_server_s_absence_are_sent_when_it_is_back(
-    server: MlflowServer, store: RunStore, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(storage.readers.following, "RETRY_S", 0.5)
-    own = Followed(store, "away", begin(store, "away", os.getpid(), uri=server.uri))
-    commit(store, "away", 1)
-    own.readers.wake()
-    wait_until("the first figures are there", lambda: steps(mlflow_points(server.uri, "away")) == [1])
-    server.kill()
-    for iteration in (2, 3, 4):
-        commit(store, "away", iteration)
-        own.readers.wake()
-    wait_until("the silence is noticed", lambda: bool(own.troubles))
-    assert own.troubles[0].startswith(f"MLflow at {server.uri} failed (")
-    assert own.troubles[0].endswith("; the run goes on, and what it lacks is sent when it answers")
-    server.start()
-    wait_until("the kept figures are sent", lambda: len(own.troubles) == 2)
-    commit(store, "away", 5)
-    own.readers.finish("finished")
-    assert own.troubles[1:] == [f"MLflow at {server.uri} answers again; what it lacked was sent"]
-    assert mlflow_points(server.uri, "away") == recorded_points(store.home, "away")
-
-
 def test_what_a_server_that_stays_away_lacks_is_named_at_the_end_and_sent_by_the_next_run(
     server: MlflowServer, store: RunStore
 ):
@@ -165,6 +141,8 @@ def test_what_a_server_that_stays_away_lacks_is_named_at_the_end_and_sent_by_the
     finally:
         server.start()
     assert len(own.troubles) == 2
+    assert own.troubles[0].startswith(f"MLflow at {server.uri} failed (")
+    assert own.troubles[0].endswith("; the run goes on, and what it lacks is sent when it answers")
     assert "lacks the figures of iterations 2 to 3, the run's end" in own.troubles[1]
     assert followed(store, "next", begin(store, "next", os.getpid(), uri=server.uri)) == []
     assert mlflow_points(server.uri, "gone") == recorded_points(store.home, "gone")

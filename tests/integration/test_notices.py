@@ -46,34 +46,20 @@ def taken(watcher: NoticeWatcher, now: float = NOON) -> Notice:
 
 @pytest.mark.parametrize("provider", HTTP_PROVIDERS)
 class TestEveryHttpProvider:
-    def test_nothing_to_say(self, provider, watch):
-        assert watch(provider).poll(NOON) is None
-
-    def test_a_notice_with_its_deadline(self, provider, watch, service):
+    def test_nothing_then_the_same_notice_at_every_poll_until_it_is_withdrawn(
+        self, provider, watch, service, monkeypatch
+    ):
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")  # proxies are not asked
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+        monkeypatch.delenv("NO_PROXY", raising=False)
         watcher = watch(provider)
+        assert watcher.poll(NOON) is None
         service.answers.update(TAKEN[provider])
-        notice = taken(watcher)
-        assert (notice.provider, notice.received_at) == (provider, NOON)
-        assert notice.deadline == NOON + GRACE_S[provider]
-
-    def test_the_same_notice_at_every_poll(self, provider, watch, service):
-        watcher = watch(provider)
-        service.answers.update(TAKEN[provider])
-        first, later = taken(watcher), taken(watcher, NOON + 5)
-        assert first == later
-        assert (first.deadline, later.received_at) == (later.deadline, NOON + 5)
-
-    def test_a_deadline_that_has_passed_is_now(self, provider, watch, service):
-        watcher = watch(provider)
-        service.answers.update(TAKEN[provider])
-        first, later = taken(watcher), taken(watcher, NOON + 1000)
-        assert later.deadline == NOON + 1000
-        assert first == later
-
-    def test_withdrawn(self, provider, watch, service):
-        watcher = watch(provider)
-        service.answers.update(TAKEN[provider])
-        taken(watcher)
+        first, later, late = taken(watcher), taken(watcher, NOON + 5), taken(watcher, NOON + 1000)
+        assert (first.provider, first.received_at) == (provider, NOON)
+        assert first.deadline == later.deadline == NOON + GRACE_S[provider]
+        assert first == later == late and later.received_at == NOON + 5
+        assert late.deadline == NOON + 1000, "one that has passed is now"
         del service.answers[FLAG_OF[provider]]
         service.answers.update(QUIET[provider])
         assert watcher.poll(NOON) is None
@@ -99,13 +85,11 @@ class TestEveryHttpProvider:
         service.answers.update(TAKEN[provider])
         taken(watcher)
 
-    def test_no_answer_in_time(self, provider, watch, service):
+    def test_no_answer_in_time_and_a_body_without_end(self, provider, watch, service):
         watcher = watch(provider, timeout_s=0.2)
         service.answers[FLAG_OF[provider]] = None
         with pytest.raises(NoticeError, match=r"0\.2 s"):
             watcher.poll(NOON)
-
-    def test_a_body_without_end(self, provider, watch, service):
         watcher = watch(provider)
         service.answers[FLAG_OF[provider]] = "x" * (LARGEST_BODY_BYTES + 1)
         with pytest.raises(NoticeError, match="more than 262144 bytes"):
@@ -119,25 +103,15 @@ class TestEveryHttpProvider:
             watcher.poll(NOON)
         watcher.close()
 
-    def test_proxies_of_the_environment_are_not_asked(self, provider, watch, monkeypatch):
-        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
-        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-        monkeypatch.delenv("NO_PROXY", raising=False)
-        assert watch(provider).poll(NOON) is None
-
 
 class TestAws:
-    def test_the_token_is_asked_for_once_and_sent_along(self, watch, service):
+    def test_the_token_is_asked_for_once_sent_along_and_renewed_when_it_expired(self, watch, service):
         watcher = watch("aws")
         watcher.poll(NOON)
         watcher.poll(NOON)
-        assert service.paths().count(aws.TOKEN_PATH) == 1
+        assert service.paths() == [aws.TOKEN_PATH, aws.ACTION_PATH, aws.ACTION_PATH], "nor is advice"
         assert service.asked[0][2]["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
         assert {headers.get("x-aws-ec2-metadata-token") for _, _, headers in service.asked[1:]} == {"token-1"}
-
-    def test_a_token_that_expired_is_renewed(self, watch, service):
-        watcher = watch("aws")
-        watcher.poll(NOON)
         service.answers[AWS_TOKEN] = "token-2"
         service.answers[AWS_ACTION] = lambda headers: (
             SPOT_ACTION if headers["x-aws-ec2-metadata-token"] == "token-2" else 401
@@ -170,19 +144,13 @@ class TestAws:
         service.answers[AWS_ACTION] = json.dumps(said)
         assert taken(watcher).deadline is None
 
-    def test_advice_is_not_asked_for(self, watch, service):
-        watch("aws").poll(NOON)
-        assert service.paths() == [aws.TOKEN_PATH, aws.ACTION_PATH]
-
 
 class TestGcp:
-    def test_asks_with_the_header_and_does_not_wait(self, watch, service):
-        watch("gcp").poll(NOON)
-        [(_, path, headers)] = service.asked
-        assert (path, headers["metadata-flavor"]) == (gcp.PREEMPTED_PATH, "Google")
-
     def test_the_grace_period_counts_from_the_first_sight(self, watch, service):
         watcher = watch("gcp", grace_s=12.0)
+        watcher.poll(NOON)
+        [(_, path, headers)] = service.asked
+        assert (path, headers["metadata-flavor"]) == (gcp.PREEMPTED_PATH, "Google"), "it does not wait"
         service.answers[GCP_FLAG] = "true\n"
         assert [taken(watcher, NOON + second).deadline for second in (0, 5)] == [NOON + 12, NOON + 12]
         service.answers[GCP_FLAG] = "FALSE"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.errors import TrainingError
-from tests.live_workers import worker_process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("even_plans")]
 
@@ -34,13 +30,7 @@ SETTINGS = [
 def iterate(
     runtime: Runtime, plan: SeedPlan, ahead: bool = True
 ) -> tuple[Rollout, list[Score], Trained, SeedPlan]:
-    """Roll out, reward and train, the last two beside exploring, as the flow does.
-
-    Args:
-        runtime: what does it.
-        plan: the seeds.
-        ahead: whether devices that find nothing more to roll out draft already.
-    """
+    """Roll out, reward and train, the last two beside exploring, as the flow does."""
     following = plan.iteration + 1
     drafts = runtime.ahead(following)
     rolled = runtime.rollout(plan, drafts if ahead else None)
@@ -127,23 +117,6 @@ def test_seeds_without_a_draft_are_rolled_out_with_the_weights_of_now(fresh):
     assert trained.report.ratio_deviation <= fresh.config.algorithm.ratio_tolerance
 
 
-def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, begin_again):
-    _, _, _, plan = iterate(fresh, fresh.explore(1))
-    saved, state = fresh.blobs(2), fresh.explorer.state()
-    assert {"drafts.safetensors", "drafts.json"} <= saved.keys()
-    once, _, _, following = iterate(fresh, plan)
-    expected: Mapping[str, bytes] = fresh.blobs(3)
-    begin_again()
-    assert fresh._search.kept.of(2) == {}
-    fresh.restore(saved, 1, state)
-    again, _, _, same = iterate(fresh, plan)
-    assert bits(again) == bits(once)
-    found = fresh.blobs(3)
-    assert same.seeds == following.seeds and found.keys() == expected.keys()
-    # Which device made a draft, and when it was judged, is recorded beside it.
-    assert [name for name in found if found[name] != expected[name] and name != "drafts.json"] == []
-
-
 def test_samples_of_another_age_are_refused(fresh):
     _, _, _, plan = iterate(fresh, fresh.explore(1))
     rolled = fresh.rollout(plan)
@@ -162,27 +135,3 @@ def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
     assert not fresh.explorer.state()["strategy"]["trains_on_drafts"]
     rolled = fresh.rollout(following)
     assert {one.sample.request.policy_version for one in rolled.delivered} == {2}
-
-
-def test_a_killed_drafter_changes_no_sample(fresh, begin_again):
-    """Last in this file: workers have other names afterwards.
-
-    All devices are free when drafting begins, so this one surely drafts.
-    """
-    _, _, _, plan = iterate(fresh, fresh.explore(1), ahead=False)
-    undisturbed = bits(fresh.rollout(plan))
-    begin_again()
-    enter = fresh._fleet.enter
-
-    def kill(worker, state):
-        enter(worker, state)
-        if (worker, state) == ("spot-0", "explore"):
-            os.kill(worker_process("spot-0").pid, signal.SIGKILL)
-
-    fresh._fleet.enter = kill
-    try:
-        _, _, _, plan = iterate(fresh, fresh.explore(1), ahead=False)
-    finally:
-        fresh._fleet.enter = enter
-    assert fresh.lost_workers == ["spot-0"]
-    assert bits(fresh.rollout(plan)) == undisturbed

@@ -17,7 +17,7 @@ from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import ConfigurationError
 from storage.readers.follower import REPORT, position_file
-from storage.readers.following import Readers, send_evaluation
+from storage.readers.following import send_evaluation
 from storage.readers.protocol import ReadRun
 from storage.readers.registry import check_readers
 from storage.record.run_notes import NoteStore
@@ -240,21 +240,17 @@ def test_neither_commits_nor_the_end_wait_for_one_that_hangs(store: RunStore, ow
     own.goes_on.set()
 
 
-def test_a_run_that_is_cancelled_before_its_first_iteration_asks_no_reader(store: RunStore, own: Any):
+def test_a_run_that_is_cancelled_before_its_first_iteration_asks_no_reader_nor_does_one_without(
+    store: RunStore, own: Any
+):
     run = Followed(store, "r", begin(store, "r", os.getpid(), to=[NAME]))
     run.readers.finish("cancelled")
     assert own.told == []
     assert not position_file(store.home.run("r"), NAME).exists()
-
-
-def test_no_reader_no_work(store: RunStore):
-    config = begin(store, "r", os.getpid(), to=[])
+    config = begin(store, "none", os.getpid(), to=[])
     before = threading.active_count()
-    readers = Readers(store.home, "r", config.tracking)
-    assert threading.active_count() == before
-    readers.wake()
-    readers.finish("finished")
-    assert not (store.home.run("r") / "readers").exists()
+    assert followed(store, "none", config) == [] and threading.active_count() == before
+    assert not (store.home.run("none") / "readers").exists()
 
 
 def test_it_takes_an_evaluation_as_a_run_of_its_own(

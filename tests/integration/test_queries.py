@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
 from typing import Any
 
 import pytest
 
 from storage.config.run_config import RunConfig
 from storage.record.queries import comparisons as comparison_queries
-from storage.record.queries import images as image_queries
 from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
-from storage.record.reading import RecordConnection
 from storage.record.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
-from ui.pages.convergence.charts import read_seed_courses
-from ui.pages.runs import data as runs_data
 
 
 def test_odd_values_survive(store: RunStore):
@@ -38,32 +33,6 @@ def test_odd_values_survive(store: RunStore):
     assert row == ("emoji 🌞 'quoted'", 2**40, "boom", None, None)
     assert math.isnan(frame["loss"].iloc[0])
     assert frame["new name"].tolist() == [float("inf")]
-
-
-def test_going_back_keeps_the_bill(store: RunStore):
-    write_sample_run(store, iterations=12)
-    with store.reading() as connection:
-        paid = queries.cost_by_state(connection, "glyphs-sample")[["device_s", "usd"]].sum()
-        elapsed = queries.metric_curves(connection, "glyphs-sample")["elapsed_s"].max()
-    for _ in range(2):  # a resume may itself be killed and come again
-        store.discard_after("glyphs-sample", 8)
-    with store.reading() as connection:
-        states = queries.cost_by_state(connection, "glyphs-sample")
-        after = states[["device_s", "usd"]].sum()
-        assert queries.metric_curves(connection, "glyphs-sample")["iteration"].tolist() == list(range(1, 9))
-        assert queries.score_curve(connection, "glyphs-sample")["iteration"].tolist() == [0]
-        booked = connection.execute(
-            "SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states"
-        ).fetchall()
-    assert after.to_numpy() == pytest.approx(paid.to_numpy())
-    assert booked[0][0] == pytest.approx(paid["usd"])
-    lost = states[states["state"] == "lost"]
-    assert sum(lost["device_s"].tolist()) == pytest.approx(3 * (4 * 18 + 9))
-    # Done again, at a later time: paid twice, and the time at work goes on from where it was.
-    store.commit_iteration(iteration_record("glyphs-sample", 9, time.time() + 3600))
-    with store.reading() as connection:
-        again = queries.metric_curves(connection, "glyphs-sample")
-    assert float(again["elapsed_s"].iloc[-1]) == pytest.approx(elapsed + 18)
 
 
 def test_queries_on_hand_worked_figures(store: RunStore):
@@ -98,19 +67,6 @@ def test_queries_on_hand_worked_figures(store: RunStore):
     assert overview[["iterations", "score_before", "score_now", "usd"]].to_numpy().tolist() == [
         pytest.approx([3, 0.25, 0.75, 0.06])
     ]
-
-
-def test_images_of_the_same_prompt_and_seed(store: RunStore):
-    write_sample_run(store, iterations=10)
-    with store.reading() as connection:
-        images = image_queries.images_before_after(connection, "glyphs-sample")
-        pairs = image_queries.paired_figures(connection, "glyphs-sample", only="score")
-    assert len(images) == 12
-    assert set(images["iteration_before"]) == {0}
-    assert set(images["iteration_after"]) == {10}
-    assert all(bytes(png).startswith(b"\x89PNG") for png in [*images["png_before"], *images["png_after"]])
-    assert len(pairs) == 96
-    assert sum(pairs["after"].tolist()) > sum(pairs["before"].tolist())
 
 
 def begun(store: RunStore, run_id: str, **settings: Any) -> None:
@@ -149,21 +105,6 @@ def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
     assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
 
 
-def test_the_courses_of_several_runs_with_what_was_paid_until_then(store: RunStore):
-    begun(store, "a")
-    begun(store, "silent")
-    store.commit_evaluation(evaluation_record("a", 0, 0.0))
-    store.commit_iteration(iteration_record("a", 1, 9.0))
-    store.commit_evaluation(evaluation_record("a", 1, 27.0))
-    with store.reading() as connection:
-        frame = comparison_queries.score_courses(connection, ["silent", "a"])
-        assert comparison_queries.score_courses(connection, ["silent"]).empty
-    assert frame["run_id"].tolist() == ["a", "a"]
-    assert frame["elapsed_s"].tolist() == pytest.approx([9.0, 36.0])
-    hourly = 10.98 + 2 * 2.51
-    assert frame["usd"].tolist() == pytest.approx([9 * hourly / 3600, 36 * hourly / 3600])
-
-
 def test_runs_that_differ_in_the_seed_alone(store: RunStore):
     for run_id, settings in {
         "one": {"seed": 1}, "two-old": {"seed": 2}, "two": {"seed": 2, "name": "other"},
@@ -198,42 +139,6 @@ def test_lists_of_runs_open_no_file_of_rows(store: RunStore):
     assert listed[["run_id", "status"]].to_numpy().tolist() == [["two", "running"], ["one", "finished"]]
     assert listed["score_now"].isna().tolist() == [True, False]
     assert listed.iloc[1][["score_before", "score_now"]].tolist() == [0.25, 0.75]
-
-
-def test_pages_open_the_rows_of_the_runs_that_they_show_alone(
-    store: RunStore, monkeypatch: pytest.MonkeyPatch
-):
-    for run_id, settings in {"one": {"seed": 1}, "two": {"seed": 2}, "apart": {"iterations": 7}}.items():
-        begun(store, run_id, **settings)
-        for iteration in (0, 1):
-            store.commit_evaluation(evaluation_record(run_id, iteration, 20.0 * iteration))
-    for file in (store.home.runs / "apart").rglob("*.parquet"):
-        file.write_bytes(b"damaged")
-    closed: list[RecordConnection] = []
-    close = RecordConnection.close
-    monkeypatch.setattr(RecordConnection, "close", lambda self: (closed.append(self), close(self)))
-    seeds, courses = read_seed_courses(store, "one")
-    assert seeds == {1: "one", 2: "two"}
-    assert courses["run_id"].tolist() == ["one", "one", "two", "two"], "no row twice"
-    monkeypatch.setattr(runs_data, "MOST_RUNS", 2)
-    store.folder("apart").change(RUN_FILE, lambda run: run | {"created_at": 0.0})  # the oldest
-    table = runs_data.load_table(store.home.path)
-    assert sorted(table["run_id"]) == ["one", "two"] and set(table["of"]) == {3}
-    assert len(closed) == 4 and all(connection.damaged == [] for connection in closed)
-
-
-def test_pictures_of_some_images_at_some_evaluations(store: RunStore):
-    write_sample_run(store, "r", iterations=20)
-    with store.reading() as connection:
-        images = image_queries.pictured_images(connection, "r")
-        assert image_queries.pictured_evaluations(connection, "r") == [0, 10, 20]
-        found = image_queries.pictures(connection, "r", [0, 20], [(3, 0), (1, 0)])
-        assert image_queries.pictures(connection, "other", [0], [(3, 0)]).empty
-        assert image_queries.pictures(connection, "r", [0], []).empty
-    assert images["prompt_id"].tolist() == list(range(12))
-    assert set(images["evaluations"]) == {3}
-    assert found[["prompt_id", "iteration"]].to_numpy().tolist() == [[1, 0], [1, 20], [3, 0], [3, 20]]
-    assert all(bytes(png).startswith(b"\x89PNG") for png in found["png"])
 
 
 def test_evenly_spread_iterations(store: RunStore):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -142,22 +143,14 @@ def test_files_are_read_in_the_order_in_which_they_were_begun(
     assert tensorboard_points(store.home, "r") == rounded(recorded_points(store.home, "r"))
 
 
-def test_event_files_that_were_deleted_are_written_again(store: RunStore):
-    import shutil
-
+def test_event_files_that_were_deleted_and_a_killed_write_leave_each_figure_once(store: RunStore):
     config = begin(store, "r", os.getpid(), to=["tensorboard"])
     commit(store, "r", 1, 2)
     assert followed(store, "r", config, "interrupted") == []
     shutil.rmtree(store.home.tensorboard)
-    assert followed(store, "r", config) == []
+    assert followed(store, "r", config, "failed") == []
     assert tensorboard_points(store.home, "r") == rounded(recorded_points(store.home, "r"))
-
-
-def test_a_killed_write_leaves_nothing_twice(store: RunStore):
-    """Written, but not noted: the last iteration is voided and written again."""
-    config = begin(store, "r", os.getpid(), to=["tensorboard"])
-    commit(store, "r", 1, 2)
-    assert followed(store, "r", config, "interrupted") == []
+    # Written, but not noted: the last iteration is voided and written again.
     file = store.home.run("r") / "readers" / "tensorboard.json"
     file.write_text(file.read_text().replace('"moment": 4', '"moment": 2'))
     assert followed(store, "r", config) == []
@@ -168,8 +161,6 @@ def test_a_killed_write_leaves_nothing_twice(store: RunStore):
 def test_a_package_that_is_missing_is_refused_with_the_command_that_installs_it(
     package: str, monkeypatch: pytest.MonkeyPatch
 ):
-    import storage.readers.registry
-
-    monkeypatch.setattr(storage.readers.registry, "find_spec", lambda name: None)
+    monkeypatch.setattr("storage.readers.registry.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=rf"pip install -c constraints.txt -e '\.\[{package}\]'"):
         check_readers(TrackingConfig(to=(package,)))

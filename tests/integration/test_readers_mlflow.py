@@ -19,7 +19,7 @@ from storage.errors import StorageError
 from storage.home import Home
 from storage.readers.figures import figure_name
 from storage.readers.follower import REPORT, position_file
-from storage.readers.mlflow_reader import EXPERIMENT, MlflowReader
+from storage.readers.mlflow_reader import MlflowReader
 from storage.record.files import locked
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore
@@ -113,31 +113,21 @@ def test_odd_figures_and_settings_are_taken(store: RunStore, gone: int):
     assert run is not None and len(run.data.params["model.negative_prompt"]) == 6000
 
 
-def test_a_resumed_run_goes_on_in_the_same_copy(store: RunStore, gone: int):
-    config = begin(store, "resumed", gone)
-    commit(store, "resumed", 1, 2)
-    assert followed(store, "resumed", config, "interrupted") == []
-    before = mlflow_run(store.home.mlflow_uri, "resumed")
-    assert before is not None and before.info.status == "KILLED"
-    store.resume_run("resumed", gone)
-    commit(store, "resumed", 3, life=1)
-    assert followed(store, "resumed", config) == []
-    after = mlflow_run(store.home.mlflow_uri, "resumed")
-    assert after is not None and after.info.run_id == before.info.run_id
-    assert after.info.status == "FINISHED"
-    assert points(store, "resumed") == recorded_points(store.home, "resumed")
-
-
-def test_after_a_return_to_a_checkpoint_the_newest_points_are_the_record_s(store: RunStore, gone: int):
+def test_a_resumed_run_goes_on_in_the_same_copy_whose_newest_points_are_the_record_s(
+    store: RunStore, gone: int
+):
     config = begin(store, "returned", gone)
     commit(store, "returned", 1, 2, 3)
     assert followed(store, "returned", config, "interrupted") == []
+    before = mlflow_run(store.home.mlflow_uri, "returned")
+    assert before is not None and before.info.status == "KILLED"
     store.resume_run("returned", gone)
     store.discard_after("returned", 1)
     commit(store, "returned", 2, 3, 4, life=1, metrics={"reward_mean": 0.125})
     assert followed(store, "returned", config) == []
     run = mlflow_run(store.home.mlflow_uri, "returned")
-    assert run is not None
+    assert run is not None and run.info.run_id == before.info.run_id
+    assert run.info.status == "FINISHED"
     history = MlflowClient(tracking_uri=store.home.mlflow_uri).get_metric_history(
         run.info.run_id, "score/reward_mean"
     )
@@ -161,23 +151,20 @@ def test_a_copy_that_was_lost_is_made_again_whole(store: RunStore, gone: int):
     assert points(store, "lost") == recorded_points(store.home, "lost")
 
 
-@pytest.mark.parametrize("refusing", [False, True])
-def test_a_broken_store_is_told_once_and_stops_nothing(
-    tmp_path: Path, refusing: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Nor does a disk that takes no word of it."""
     monkeypatch.setattr(storage.readers.following, "RETRY_S", 0.01)
     store = RunStore(Home(tmp_path).ensure())
     (tmp_path / "mlflow.db").write_bytes(b"no database" * 1000)
     config = begin(store, "r", os.getpid())
     own = Followed(store, "r", config)
-    if refusing:
-        note = RunStore.add_event
+    note = RunStore.add_event
 
-        def refuse(store: RunStore, run_id: str, kind: str, message: str) -> None:
-            note(store, run_id, kind, message)
-            raise StorageError("locked")
+    def refuse(store: RunStore, run_id: str, kind: str, message: str) -> None:
+        note(store, run_id, kind, message)
+        raise StorageError("locked")
 
-        monkeypatch.setattr(RunStore, "add_event", refuse)
+    monkeypatch.setattr(RunStore, "add_event", refuse)
     for iteration in (1, 2):
         commit(store, "r", iteration)
         own.readers.wake()
@@ -208,17 +195,6 @@ def test_what_mlflow_refuses_does_not_cost_the_rest(
     assert steps(points(store, "refused")) == [1, 3]
 
 
-def test_the_experiment_is_one_of_training_also_where_an_earlier_version_made_it(tmp_path: Path):
-    """MLflow takes an experiment without the tag for one of prompts and traces (GenAI)."""
-    store = RunStore(Home(tmp_path).ensure())
-    client = MlflowClient(tracking_uri=store.home.mlflow_uri)
-    client.create_experiment(EXPERIMENT, store.home.artifacts.as_uri())
-    assert followed(store, "r", begin(store, "r", os.getpid())) == []
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
-
-
 def test_any_two_names_are_two_names_that_mlflow_takes():
     tags = [
         "颜色", "位置", "größe", "gro\u0308ße", "a:b", "a_b", "a b", "a\u00a0b", "a\nb", "😀", "😁",
@@ -244,21 +220,6 @@ def test_a_run_cancelled_before_its_first_iteration_is_sent_once_by_a_later_one(
     assert run.info.status == "KILLED"
     assert (run.info.start_time, run.info.end_time) == (int(row.created_at * 1000), int(row.ended_at * 1000))
     assert points(store, "early") == recorded_points(store.home, "early")
-
-
-def test_what_a_run_lacks_that_was_cut_off_is_added(store: RunStore, gone: int):
-    config = begin(store, "cut-off", gone)
-    commit(store, "cut-off", 1)
-    own = Followed(store, "cut-off", config)
-    own.readers.wake()
-    wait_until("its first iteration is there", lambda: steps(points(store, "cut-off")) == [1])
-    # As where its process was killed: nothing is taken any more, and the lock is free.
-    own.readers._threads[0]._follower.catch_up = lambda status, at: None  # type: ignore[method-assign]
-    own.readers.finish("interrupted")
-    commit(store, "cut-off", 2, 3)
-    store.set_status("cut-off", "interrupted")
-    assert followed(store, "cut-off-found", begin(store, "cut-off-found", gone)) == []
-    assert points(store, "cut-off") == recorded_points(store.home, "cut-off")
 
 
 def test_runs_that_go_on_or_were_not_done_are_left_alone(store: RunStore, gone: int):

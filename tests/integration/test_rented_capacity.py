@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gpu_runtime.cluster.build import open_cluster
@@ -15,7 +13,6 @@ from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.fleet import rented_capacity
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
-from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history import check_history
@@ -23,6 +20,7 @@ from gpu_runtime.worker.history import read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from tests.fake_capacity import FakeCapacity
+from tests.live_workers import same_bits
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.scorer_workers=1",
@@ -46,12 +44,6 @@ def await_spot(runtime: Runtime, *workers: str) -> Rollout:
         assert time.monotonic() < deadline
 
 
-def assert_same(one: Rollout, other: Rollout) -> None:
-    for a, b in zip(one.delivered, other.delivered, strict=True):
-        assert np.array_equal(a.sample.image_HWC, b.sample.image_HWC)
-        assert np.array_equal(a.sample.trajectory.log_prob_W, b.sample.trajectory.log_prob_W)
-
-
 def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDecision:
     return CapacityDecision(terms.most, "the test wants all")
 
@@ -73,7 +65,7 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
 
         provider.offers = [Offer("one", usd_per_hour=1.5)]
         with_one = await_spot(runtime, "spot-0")
-        assert_same(alone, with_one)
+        assert same_bits(alone, with_one)
 
         # Called back in the midst of a rollout: what it has is committed and goes on elsewhere.
         steps_redone = runtime.counters.redone_steps
@@ -87,8 +79,8 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
             look(at_once=True)
 
         monkeypatch.setattr(capacity, "look", call_back)
-        assert_same(alone, runtime.rollout(PLAN))
-        assert_same(alone, runtime.rollout(PLAN))
+        assert same_bits(alone, runtime.rollout(PLAN))
+        assert same_bits(alone, runtime.rollout(PLAN))
         assert runtime.counters.redone_steps == steps_redone, "a device that is called back loses nothing"
         assert provider.released == ["one"] and runtime.lost_workers == []
         before = runtime.collect()
@@ -101,63 +93,10 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
         provider.offers = [Offer("two")]
         await_spot(runtime, "spot-0.1")
         provider.offers = []
-        assert_same(alone, runtime.rollout(PLAN))
+        assert same_bits(alone, runtime.rollout(PLAN))
         assert runtime.lost_workers == ["spot-0.1"]
         after = runtime.collect()
         states = {part.worker for part in [*before.intervals, *after.intervals]}
         assert states == {part.worker for part in [*before.paid_time, *after.paid_time]}
     report = check_history(read_history(tmp_path))
     assert report.broken() == []
-
-
-def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
-    trace = tmp_path / "trace.csv"
-    trace.write_text("0,add,a\n4000000,remove,a\n")
-    options = f"runtime.options.file={trace}"
-    config = rented("runtime.capacity=trace", options, "runtime.spot_workers=1")
-    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
-        await_spot(runtime, "spot-0")
-        notes = runtime.collect().notes
-        assert notes[0] == "nothing has been measured yet: 1 spot device at first"
-        # The fleet's clock is the trace's: its end comes.
-        assert runtime._fleet._rented is not None
-        capacity = runtime._fleet._rented._provider
-        assert isinstance(capacity, TraceCapacity)
-        capacity._began_s -= 5000.0
-        runtime.rollout(PLAN)
-        assert runtime.lost_workers == ["spot-0"]
-
-
-ACQUIRE = """
-import json, pathlib, sys
-asked = json.load(sys.stdin)
-log = pathlib.Path(sys.argv[1])
-log.write_text(log.read_text() + json.dumps({"acquire": asked}) + "\\n")
-there = [{"instance": f"i-{number}", "usd_per_hour": 2.0} for number in range(asked["devices"])]
-print(json.dumps({"instances": there}))
-"""
-RELEASE = """
-import json, pathlib, sys
-log = pathlib.Path(sys.argv[1])
-log.write_text(log.read_text() + json.dumps({"release": json.load(sys.stdin)["instance"]}) + "\\n")
-"""
-
-
-def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path):
-    (tmp_path / "acquire.py").write_text(ACQUIRE)
-    (tmp_path / "release.py").write_text(RELEASE)
-    log = tmp_path / "log"
-    log.write_text("")
-    commands = [
-        f"runtime.options.{name}=python3 {tmp_path}/{name}.py {log}" for name in ("acquire", "release")
-    ]
-    config = rented("runtime.capacity=command", *commands, "runtime.spot_workers=1")
-    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
-        rolled = await_spot(runtime, "spot-0")
-        assert len(rolled.delivered) == 32
-        assert [note for note in runtime.collect().notes if "status" in note] == []
-    logged = [json.loads(line) for line in log.read_text().splitlines()]
-    assert logged[0] == {"acquire": {"devices": 1, "deadline_s": None, "cluster": "", "held": []}}
-    assert logged[-1] == {"release": "i-0"}
-    acquired, released = (sum(kind in line for line in logged) for kind in ("acquire", "release"))
-    assert acquired == released

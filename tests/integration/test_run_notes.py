@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.record.run_notes import NoteStore, RunNotes
 from storage.record.run_store import RunStore
-from tests.sample_run import evaluation_record, iteration_record
 
 pytestmark = pytest.mark.usefixtures("run_r")
 
@@ -22,15 +19,6 @@ def test_what_is_not_given_stays(store: RunStore):
     assert notes.notes() == {"r": RunNotes(("paper", "good"), "a word", True)}
     notes.change("r", tags=[], archived=False)
     assert notes.notes() == {"r": RunNotes((), "a word", False)}
-
-
-def test_a_run_that_writes_loses_nothing(store: RunStore):
-    store.commit_evaluation(evaluation_record("r", 0, time.time()))
-    NoteStore(store.home).change("r", tags=["live"])
-    store.commit_iteration(iteration_record("r", 1, time.time()))
-    store.set_status("r", "finished")
-    assert NoteStore(store.home).notes()["r"].tags == ("live",)
-    assert store.run("r").last_iteration == 1
 
 
 def test_the_newest_link_to_a_place_counts(store: RunStore):

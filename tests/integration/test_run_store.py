@@ -18,9 +18,8 @@ from storage.home import Home
 from storage.record.records import IterationRecord
 from storage.record.run_folder import RUN_FILE
 from storage.record.run_store import RunStore, bare_folders
-from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
-from tests.tampering import make_earlier_home
 
 TABLES = (
     "runs", "iterations", "iteration_metrics", "prompts", "samples", "evaluations", "evaluation_images",
@@ -124,19 +123,6 @@ def test_a_configuration_of_another_version_does_not_hide_the_run(store: RunStor
     [row] = store.runs()
     with pytest.raises(ConfigurationError, match="gone"):
         _ = row.config
-
-
-def test_writing_a_record_twice_is_writing_it_once(store: RunStore):
-    write_sample_run(store, iterations=3)
-    iteration = iteration_record("glyphs-sample", 4, 5e8)
-    evaluation = evaluation_record("glyphs-sample", 4, 6e8)
-    store.commit_iteration(iteration)
-    store.commit_evaluation(evaluation)
-    once = contents(store)
-    store.commit_iteration(iteration)
-    store.commit_evaluation(evaluation)
-    assert contents(store) == once
-    assert len(once["samples"]) == 4 * 256
 
 
 def test_a_shorter_record_leaves_nothing_of_a_longer_one(store: RunStore):
@@ -289,13 +275,6 @@ class TestTheFolder:
         with store.reading() as connection:
             assert connection.execute("SELECT count(*) FROM samples").fetchall() == rows
 
-    def test_a_damaged_identity(self, store: RunStore):
-        store.create_run("r", RunConfig(), {}, os.getpid())
-        (store.folder("r").path / RUN_FILE).write_text("{")
-        for attempt in (store.runs, lambda: store.run("r")):
-            with pytest.raises(StorageError, match=r"run\.json is damaged.*restore the file"):
-                attempt()
-
     def test_a_foreign_file_is_left_alone(self, store: RunStore):
         write_sample_run(store, iterations=2)
         whole = contents(store)
@@ -309,12 +288,6 @@ class TestTheFolder:
         store.folder("glyphs-sample").sweep(-1)
         assert (run / "notes of mine.txt").exists()
 
-    def test_a_home_of_an_earlier_version_is_refused(self, store: RunStore):
-        make_earlier_home(store.home)
-        for attempt in (store.runs, store.home.ensure, lambda: store.create_run("r", RunConfig(), {}, 1)):
-            with pytest.raises(StorageError, match=r"made by an earlier version.*SPOTLIGHT_HOME"):
-                attempt()
-
     def test_threads_take_turns(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())
 
@@ -327,21 +300,3 @@ class TestTheFolder:
             list(pool.map(work, range(4)))
         assert len(contents(store)["events"]) == 32
         assert len(store.run("r").environment) == 32
-
-    def test_a_full_disk_leaves_what_was_there(self, store: RunStore, monkeypatch: pytest.MonkeyPatch):
-        write_sample_run(store, iterations=2)
-        whole = contents(store)
-
-        def refuse(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(os, "fsync", refuse)
-        for attempt in (
-            lambda: store.commit_iteration(iteration_record("glyphs-sample", 3, 0.0)),
-            lambda: store.add_event("glyphs-sample", "a", "b"),
-            lambda: store.set_status("glyphs-sample", "failed"),
-        ):
-            with pytest.raises(StorageError, match="No space left on device; free disk space"):
-                attempt()
-        monkeypatch.undo()
-        assert contents(store) | {"events": 0} == whole | {"events": 0}

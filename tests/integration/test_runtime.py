@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load
 
@@ -20,30 +21,20 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.capacity_decision import LiveWindow
-from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.report import TrainingReport
 from gpu_runtime.learning.weights import weights_digest
-from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
-from tests.live_workers import worker_process
+from tests.live_workers import at_first_chunk, kill_at_first_chunk, same_bits, worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1",
     "runtime.cluster=local",
 ]  # fmt: skip
-
-
-def same(a, b) -> bool:
-    return all(
-        np.array_equal(x.sample.image_HWC, y.sample.image_HWC)
-        and np.array_equal(x.sample.trajectory.log_prob_W, y.sample.trajectory.log_prob_W)
-        for x, y in zip(a.delivered, b.delivered, strict=True)
-    )
 
 
 def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
@@ -58,21 +49,6 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
         assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC)
         assert np.array_equal(delivered.sample.trajectory.after_WSC, sample.trajectory.after_WSC)
     assert len({delivered.worker for delivered in rolled.delivered}) > 1
-
-
-def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> int:
-    """Send a worker a signal when its first chunk of the next rollout has come in; its process."""
-    on_chunk, victim = Fleet.on_notice, worker_process(name).pid
-    struck: list[int] = []
-
-    def strike_on_chunk(fleet, device, notice):
-        if not struck and device.name == name:
-            struck.append(victim)
-            os.kill(victim, number)
-        on_chunk(fleet, device, notice)
-
-    monkeypatch.setattr(Fleet, "on_notice", strike_on_chunk)
-    return victim
 
 
 def steps_gone_on_from(monkeypatch) -> list[int]:
@@ -100,10 +76,10 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
     returned, redone = runtime.counters.returned, runtime.counters.redone_steps
     runtime.collect()
     with monkeypatch.context() as patched:
-        strike_at_first_commit(patched, "spot-0", signal.SIGKILL)
+        kill_at_first_chunk(patched, "spot-0")
         steps = steps_gone_on_from(patched)
         disturbed = runtime.rollout(plan)
-    assert same(undisturbed, disturbed)
+    assert same_bits(undisturbed, disturbed)
     assert len(steps) == 4 and set(steps) <= {1, 2}
     assert runtime.counters.returned == returned + 4
     assert runtime.counters.redone_steps == redone + 4
@@ -118,7 +94,7 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
         assert time.monotonic() < deadline
         again = runtime.rollout(plan)
         names = {delivered.worker for delivered in again.delivered}
-        assert same(undisturbed, again)
+        assert same_bits(undisturbed, again)
     done = runtime.collect()
     lost, joined = done.device_events
     assert (lost.worker, lost.market, lost.kind) == ("spot-0", "spot", "lost")
@@ -139,13 +115,14 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
     impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
     config = runtime.config.model_copy(update={"runtime": impatient})
     monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config.runtime, config.sampling.batch_size))
-    stopped = strike_at_first_commit(monkeypatch, name, signal.SIGSTOP)
+    stopped = worker_process(name)
+    at_first_chunk(monkeypatch, name, stopped.suspend)
     steps = steps_gone_on_from(monkeypatch)
     try:
-        assert same(undisturbed, runtime.rollout(plan))
+        assert same_bits(undisturbed, runtime.rollout(plan))
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(stopped, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            stopped.kill()
     assert runtime.lost_workers[-1] == name
     assert len(steps) == 4 and set(steps) <= {1, 2}
     lost = [event.detail for event in runtime.collect().device_events if event.kind == "lost"]
@@ -182,18 +159,6 @@ def test_evaluations_between_leave_training_as_the_bare_loop_has_it(fresh, confi
         assert trained.report.ratio_deviation <= config.algorithm.ratio_tolerance
         fresh.evaluate(fresh.compared_prompts)
     assert weights_digest(load(fresh.blobs()["weights.safetensors"])) == expected.digest
-
-
-def test_restoring_goes_on_to_the_same_weights(fresh, untrained):
-    rolled = fresh.rollout(fresh.explore(1))
-    scores = fresh.reward(rolled)
-    fresh.train(rolled, scores)
-    once = fresh.blobs()
-    assert once["weights.safetensors"] != untrained["weights.safetensors"]
-    fresh.restore(untrained, 0)
-    assert fresh.blobs() == untrained
-    fresh.train(fresh.rollout(fresh.explore(1)), scores)
-    assert fresh.blobs() == once
 
 
 def test_a_sync_that_changes_nothing_is_an_error(fresh, monkeypatch):
@@ -276,23 +241,15 @@ def test_groups_that_were_given_and_are_not_trained_on_leave_nothing(fresh, untr
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     flat = [replace(score, value=0.5, exact=False) for score in scores]
-    assert fresh.train(rolled, flat).report.training_steps == 0
+    trained = fresh.train(rolled, flat)
+    assert (trained.report.training_steps, trained.policy_version) == (0, 0)
+    assert trained.advantages.dropped == rolled.prompt_count
     assert fresh.blobs() == untrained
     fresh.reward(rolled)
     fresh.reward(fresh.rollout(fresh.explore(1)))
     expected = run(fresh.config, 1)
     fresh.train(rolled, scores)
     assert weights_digest(load(fresh.blobs()["weights.safetensors"])) == expected.digest
-
-
-def test_an_iteration_without_variance_keeps_the_weights_and_their_version(fresh, untrained):
-    rolled = fresh.rollout(fresh.explore(1))
-    flat = [Score(0.5, False, "") for _ in rolled.delivered]
-    trained = fresh.train(rolled, flat)
-    assert trained.report.training_steps == 0
-    assert trained.policy_version == 0
-    assert trained.advantages.dropped == rolled.prompt_count
-    assert fresh.blobs() == untrained
 
 
 def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):

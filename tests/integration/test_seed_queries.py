@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import pandas as pd
 import pytest
 
-from storage.errors import StorageError
-from storage.record.queries import runs as queries
 from storage.record.queries import seeds as seed_queries
 from storage.record.records import (
     CandidateRecord,
@@ -161,19 +159,3 @@ def test_best_and_worst(store: RunStore):
     assert bytes(latest["png"].iloc[0]) == b"\x89PNG"
     assert rows(one, "iteration", "place") == [(7, "best"), (7, "worst"), (6, "best"), (6, "worst")]
     assert rows(prompts, "prompt_id", "prompt", "iteration") == [(0, "prompt 0", 7), (4, "prompt 4", 6)]
-
-
-def test_events_of_some_kinds_newest_first(store: RunStore):
-    for kind in ("staleness", "mlflow", "exploration"):
-        store.add_event("r", kind, f"about {kind}")
-    with store.reading() as connection:
-        alerts = queries.events(connection, "r", kinds=("staleness", "exploration"))
-        assert alerts["kind"].tolist() == ["exploration", "staleness"]
-        assert queries.events(connection, "r", kinds=()).empty
-        assert queries.events(connection, "r")["kind"].tolist() == ["exploration", "mlflow", "staleness"]
-        assert queries.events(connection, "r", limit=1)["kind"].tolist() == ["exploration"]
-
-
-def test_the_same_draft_twice_is_refused(store: RunStore):
-    with pytest.raises(StorageError, match="rows of candidates have the same"):
-        committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])

@@ -15,8 +15,6 @@ from gpu_runtime.exploration import monitor
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
-from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.worker.protocol import Worker
 from storage.errors import RewardError
 from tests.live_workers import worker_process
 
@@ -69,20 +67,6 @@ def test_seeds_are_chosen_from_drafts_of_the_last_rollouts_weights(fresh):
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
-def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
-    rolled = fresh.rollout(fresh.explore(1))
-    version = fresh._current.version
-    (device, *_) = fresh._fleet.drafters(version)
-    chosen = [delivered.sample for delivered in rolled.delivered[:4]]
-    requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
-    chunk, chunks = device.actor.call(Worker.begin_samples, version, -1, requests, 1).result(), 1
-    while not chunk.samples:
-        chunk, chunks = device.actor.call(Worker.advance_samples, -1, 1).result(), chunks + 1
-    assert chunks == fresh.config.sampling.rollout_steps
-    for image, sample in zip(chunk.samples, chosen, strict=True):
-        assert np.array_equal(image.image_HWC, sample.image_HWC)
-
-
 def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
     rolled, scores, plan = iterate(fresh, fresh.explore(1))
     first = fresh.review(rolled, scores, plan)
@@ -121,13 +105,6 @@ def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after
     assert fresh.explore(2, fresh.ahead(2)) == beside
     fresh.train(again, scores)
     assert fresh.blobs() == blobs
-
-
-def test_plans_repeat_to_the_bit(fresh, begin_again):
-    _, _, once = iterate(fresh, fresh.explore(1))
-    begin_again()
-    _, _, again = iterate(fresh, fresh.explore(1))
-    assert again == once
 
 
 def test_fresh_drafts_use_every_device_and_foretell_the_rollout(fresh):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +17,8 @@ from gpu_runtime.worker.history import new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
-from tests.integration.test_shared_processes import generate, strike_after_chunks
+from tests.integration.test_shared_processes import generate
 from tests.pipeline_reference import PROMPTS, STEPS, TEXT_LENGTH, family_config, source_of
-from tests.shared_samples import NEAR
 from tests.tiny_pipelines import PIPELINES, TWO_EXPERTS, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
@@ -88,16 +86,3 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, name: str):
     pairs = zip(plain, expected, strict=True)
     assert min(float(np.abs(a.latents_SC - b.latents_SC).max()) for a, b in pairs) > 1e-3
     assert len({sample.latents_SC.tobytes() for sample in expected}) == len(requests)
-
-
-def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: Path):
-    config = configuration("qwen-image", save_pipeline("qwen-image", tmp_path / "model"))
-    with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
-        weights = trained_weights(config)
-        give_weights(fleet, weights)
-        strike = strike_after_chunks(fleet.actors["spot-0"], signal.SIGKILL, 2)
-        requests = requests_of("qwen-image")
-        rough = generate(fleet, config, tmp_path, GroupRegistry(), strike, requests=requests)
-        assert fleet.lost == ["spot-0"]
-    assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}
-    assert max(rough.apart(alone(config, weights)).values()) <= NEAR

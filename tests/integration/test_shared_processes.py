@@ -35,6 +35,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
 from storage.errors import GroupBrokenError
+from tests.running_up import wait_until
 from tests.shared_samples import NEAR, degrees_of
 from tests.sharing_processes import forking_context
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
@@ -263,10 +264,8 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
             for joined in form(fleet, group, members):
                 joined.result(timeout=120.0)
             notices.warn("spot-0")
-            deadline = time.monotonic() + 120
-            while fleet.actors["spot-0"].call(Worker.notice).result() is None:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            spot = fleet.actors["spot-0"]
+            wait_until("it is warned", lambda: spot.call(Worker.notice).result() is not None)
             begun = [
                 fleet.actors[name].call(Worker.in_group, 1, "begin_samples", WEIGHTS, 0, REQUESTS[:4], 6)
                 for name in members

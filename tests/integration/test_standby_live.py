@@ -2,58 +2,41 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from gpu_runtime.chaos.run_processes import RunProcesses
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history import check_history
-from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history import HistoryTail, read_history
 from storage.config.loading import load_config
+from tests.live_workers import kill_at_first_chunk, same_bits
+from tests.running_up import wait_until
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.spot_workers=1",
     "runtime.scorer_workers=1", "runtime.commit_steps=1",
-    "runtime.history=true", "runtime.standby_workers=1",
+    "runtime.history=true", "runtime.standby_workers=1", "runtime.cluster=local",
 ]  # fmt: skip
 PLAN = plain_plan([0, 1, 2, 3], 8, 1)
-LIMIT_S = 240.0
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ray", marks=pytest.mark.slow), "local"])
 def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = load_config("smoke", [*SETTINGS, f"runtime.cluster={kind}"], {})
-    tail, cast, on_notice = HistoryTail(tmp_path), RunProcesses(), Fleet.on_notice
-    victims: list[int] = []
-
-    def kill_at_first_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
-        if device.name == "spot-0" and not victims:
-            cast.read(tail.new())
-            (spot,) = cast.spots()
-            victims.append(spot.pid)
-            os.kill(spot.pid, signal.SIGKILL)
-        on_notice(fleet, device, notice)
-
+    config = load_config("smoke", SETTINGS, {})
+    tail, cast = HistoryTail(tmp_path), RunProcesses()
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
         runtime.enter("rollout", 1)
         undisturbed = runtime.rollout(PLAN)
-        deadline = time.monotonic() + LIMIT_S
-        while not any(line.event == "standby_ready" for line in read_history(tmp_path)):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        monkeypatch.setattr(Fleet, "on_notice", kill_at_first_chunk)
+        wait_until(
+            "a standby is ready",
+            lambda: any(line.event == "standby_ready" for line in read_history(tmp_path)),
+        )
+        kill_at_first_chunk(monkeypatch, "spot-0")
         rolled = runtime.rollout(PLAN)
         done = runtime.collect()
         events = [(event.worker, event.kind) for event in done.device_events]
@@ -68,9 +51,7 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
     assert states == paid == {"reserved-0", "spot-0", "spot-0.1"}, "a standby is no device"
     assert (standby.standby, standby.end) == ("standby-0", "taken")
     assert standby.cpu_s > 0 and standby.memory_bytes > 2**20
-    for one, other in zip(rolled.delivered, undisturbed.delivered, strict=True):
-        assert np.array_equal(one.sample.image_HWC, other.sample.image_HWC)
-        assert np.array_equal(one.sample.trajectory.log_prob_W, other.sample.trajectory.log_prob_W)
+    assert same_bits(rolled, undisturbed)
     lines = read_history(tmp_path)
     pids = {line.facts["name"]: line.facts["pid"] for line in lines if line.event == "process"}
     assert successor.name == "spot-0.1" and successor.pid == pids["standby-0"] == pids["spot-0.1"]

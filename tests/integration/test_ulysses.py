@@ -43,7 +43,7 @@ def shared_forward(
 
 
 @pytest.mark.parametrize(("size", "text_tokens"), [(1, 8), (2, 8), (4, 8), (2, 7), (4, 6)])
-def test_every_family_computes_what_one_process_does(size: int, text_tokens: int):
+def test_every_transformer_computes_what_one_process_does(size: int, text_tokens: int):
     answers = run_in_group(size, shared_forward, text_tokens, BATCH)
     assert set(answers[0]) == set(FAMILIES if text_tokens % size == 0 else ANY_TEXT)
     for family in answers[0]:

@@ -87,15 +87,6 @@ def test_two_equal_faults_come_both():
     assert pending.due(2.0) == []
 
 
-def test_a_schedule_written_by_hand():
-    text = json.dumps(
-        [{"kind": "slow_worker", "iteration": 2, "phase": "rollout", "duration_s": 9, "slowdown": 3}]
-    )
-    assert faults_from_json(text) == (
-        Fault("slow_worker", iteration=2, phase="rollout", duration_s=9, slowdown=3),
-    )
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [

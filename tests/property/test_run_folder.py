@@ -31,13 +31,7 @@ CALLS = ("rename", "mkdir", "fsync", "unlink", "rmdir", "replace", "write")
 
 
 class Faulty:
-    """Lets so many calls to the file system pass, then fails.
-
-    Args:
-        patch: of the test.
-        passing: calls that work.
-        kill: whether all later ones fail too; else one, as on a full disk.
-    """
+    """Lets so many calls to the file system pass, then fails."""
 
     def __init__(self, patch: pytest.MonkeyPatch, passing: int, kill: bool) -> None:
         self.left, self.kill, self.met = passing, kill, False

@@ -97,16 +97,6 @@ def sampling(**changes) -> SamplingConfig:
     return tiny_config(sampling=changes).sampling
 
 
-def test_stopping_after_every_single_step_gives_the_same_bits() -> None:
-    expected = in_one_go(("flow", 4))
-    sampler = Sampler(ELSEWHERE, SETTINGS["flow", 4])
-    states = sampler.begin(REQUESTS)
-    for _ in range(4):
-        states = sampler.advance(states, 1)
-    for sample in sampler.finish(states):
-        assert_same_bits(sample, expected[sample.request])
-
-
 def test_a_trajectory_holds_the_window_and_nothing_else() -> None:
     samples = in_one_go(("flow", 4)).values()
     windows = set()
@@ -120,15 +110,6 @@ def test_a_trajectory_holds_the_window_and_nothing_else() -> None:
         assert sample.trajectory.before_WSC.shape == (2, 4, 8)
         assert np.array_equal(sample.trajectory.before_WSC[1], sample.trajectory.after_WSC[0])
     assert windows == {(0, 1), (1, 2)}, "the window is drawn for each sample"
-
-
-def test_an_explored_seed_is_the_rollout_of_the_same_seed() -> None:
-    samples = in_one_go(("flow", 4))
-    for prompt_id in range(4):
-        explored = samples[request(prompt_id, 1, RequestKind.EXPLORE)]
-        rolled_out = samples[request(prompt_id, 1, RequestKind.ROLLOUT)]
-        assert np.array_equal(explored.image_HWC, rolled_out.image_HWC)
-        assert explored.latents_SC.tobytes() == rolled_out.latents_SC.tobytes()
 
 
 def test_other_seeds_prompts_and_iterations_give_other_samples() -> None:

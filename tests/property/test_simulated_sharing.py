@@ -42,40 +42,21 @@ def shared_run(trace: Trace, spot: int, degrees: dict[str, Any], **more: Any) ->
     loss=st.sampled_from([0.0, 0.7, 20.0]),
     regroup=st.sampled_from([0.0, 0.3, 5.0]),
     instance_devices=st.sampled_from([0, 2, 3]),
+    static=st.booleans(),
 )  # fmt: skip
 def test_with_groups_every_paid_moment_is_in_one_state_and_repeating_changes_nothing(
     reserved: int, spot: int, seed: int, degrees: dict[str, Any], strategy: Strategy, notice_s: float,
-    loss: float, regroup: float, instance_devices: int,
+    loss: float, regroup: float, instance_devices: int, static: bool,
 ):  # fmt: skip
-    times = times_of(SHARED, loss=loss, regroup=regroup)
+    """Static groups, which no live run has, are booked as exactly."""
+    times, ways = times_of(SHARED, loss=loss, regroup=regroup), {}
+    if static:
+        ways, strategy, instance_devices = {"static_groups": True}, PLAIN, 0
+        degrees = {"rollout": 4 if degrees.get("rollout") == 4 else 2}
     runs = [
         shared_run(
             rough_trace(spot, seed), spot, degrees, reserved=reserved, strategy=strategy, notice_s=notice_s,
-            times=times, instance_devices=instance_devices, repeats=repeats,
-        )
-        for repeats in (True, False)
-    ]  # fmt: skip
-    check_conserved(runs, reserved)
-    assert runs[0].batches == 3 * 4, "each batch of an iteration is rolled out, whatever was lost"
-
-
-@DRAWN
-@given(
-    reserved=st.integers(1, 3),
-    spot=st.integers(1, 6),
-    seed=st.integers(0, 10_000),
-    degree=st.sampled_from([2, 4]),
-    notice_s=st.sampled_from([0.0, 0.4, 30.0]),
-    loss=st.sampled_from([0.0, 0.7, 20.0]),
-    regroup=st.sampled_from([0.0, 0.3]),
-)
-def test_static_groups_are_booked_as_exactly(
-    reserved: int, spot: int, seed: int, degree: int, notice_s: float, loss: float, regroup: float
-):
-    runs = [
-        shared_run(
-            rough_trace(spot, seed), spot, {"rollout": degree}, reserved=reserved, notice_s=notice_s,
-            times=times_of(SHARED, loss=loss, regroup=regroup), repeats=repeats, ways={"static_groups": True},
+            times=times, instance_devices=instance_devices, repeats=repeats, ways=ways,
         )
         for repeats in (True, False)
     ]  # fmt: skip

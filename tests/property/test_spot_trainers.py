@@ -63,14 +63,7 @@ def alone() -> list[Alone]:
 
 
 class Trainer(RemoteActor[Worker]):
-    """A trainer in this process.
-
-    Attributes:
-        dies_at: call that ends with its loss, or None.
-        warned_at: call after which it is under notice, or None.
-        warned: whether it is.
-        gave: shards that it has given, by update, since the iteration began.
-    """
+    """A trainer in this process."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -81,7 +74,6 @@ class Trainer(RemoteActor[Worker]):
         self.gave: list[Moment] = []
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        """See `RemoteActor`."""
         answer: Future[Any] = Future()
         name = method.__name__
         moment = name, args[0] if name in ("shard_sums", "take_training_step") else 0
@@ -94,7 +86,6 @@ class Trainer(RemoteActor[Worker]):
         return answer
 
     def kill(self) -> None:
-        """See `RemoteActor`."""
         self.dead = True
 
     def _do(self, name: str, args: tuple[Any, ...]) -> Any:

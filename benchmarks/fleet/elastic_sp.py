@@ -146,9 +146,7 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
         members = lease.facts["worker"].split(MEMBERS_JOINED_BY)
         return lease.at > since and len(members) > 1 and victim not in members
 
-    for kill in ordered:
-        if kill.by != KILLER:
-            continue
+    for kill in (line for line in ordered if line.by == KILLER and line.event == "kill"):
         victim = kill.facts["worker"]
         regrouped_at = next((step.at for step in steps if is_of_survivors(step, victim, kill.at)), None)
         trials.hangs += regrouped_at is None or regrouped_at - kill.at > HANG_S

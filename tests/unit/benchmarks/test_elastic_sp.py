@@ -22,6 +22,7 @@ def history(ends_at: float) -> list[HistoryLine]:
     return [
         *leases,
         line(0.9, "spot-2", "chunk", lease=0),
+        line(0.5, KILLER, "process", name=KILLER),  # which each history begins with
         line(1.0, KILLER, "kill", worker="spot-2"),
         line(1.15, "reserved-0", "step", lease=1),
         line(ends_at, DRIVER, "generated"),

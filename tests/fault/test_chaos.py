@@ -1,4 +1,4 @@
-"""`spotlight chaos` on a tiny run: three faults are really done, and every promise is kept."""
+"""`spotlight chaos` on tiny runs: faults are really done, and every promise is kept."""
 
 from __future__ import annotations
 
@@ -16,26 +16,23 @@ from storage.home import Home
 from storage.pictures import CLIP_BYTES, read_frames
 from storage.record.run_store import RunStore
 from tests.killed_run import served
+from tests.running_up import ROOT
 
 SETTINGS = (
     "iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1",
-    "runtime.cluster=local",
+    "runtime.cluster=local", "algorithm.prompts_per_iteration=4", "algorithm.group_size=4",
+    "sampling.rollout_steps=4", "sampling.evaluate_steps=4", "sampling.window_size=3",
+    "sampling.window_stop=3", "evaluation.prompts=4", "evaluation.every=0",
 )  # fmt: skip
 FAULTS = [
     {"kind": "kill_while_committing", "iteration": 0, "phase": "rollout"},
     {"kind": "scorer_death", "iteration": 0, "phase": "reward"},
     {"kind": "kill", "iteration": 1, "phase": "rollout"},
 ]
-CLIPS = (
-    "algorithm.prompts_per_iteration=4", "algorithm.group_size=4", "sampling.rollout_steps=4",
-    "sampling.evaluate_steps=4", "sampling.window_size=3", "sampling.window_stop=3", "evaluation.every=0",
-)  # fmt: skip
-
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def chaos(home: Path, *arguments: str, preset: str = "smoke") -> dict[str, Any]:
+def chaos(home: Path, preset: str, *arguments: str) -> dict[str, Any]:
     """What the command says of a tiny run."""
     command = [sys.executable, "-m", "flows.cli.command_line", "chaos", "--preset", preset, *arguments]
     answer = subprocess.run(
@@ -51,47 +48,39 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_a_tiny_run_keeps_its_promises_under_three_faults(home, tmp_path):
+def test_a_run_of_clips_keeps_its_promises_under_three_faults(home, tmp_path):
     schedule = tmp_path / "faults.json"
     schedule.write_text(json.dumps(FAULTS))
-    sets = [item for value in SETTINGS for item in ("--set", value)]
-    result = chaos(home, "--schedule", str(schedule), *sets)
+    lines = (ROOT / "presets/prompts/moving-shapes-evaluate.txt").read_text().splitlines()
+    (held_out := tmp_path / "held-out.txt").write_text("\n".join(lines[:4]))
+    settings = (*SETTINGS, f"prompts.evaluate={held_out}")
+    sets = [item for value in settings for item in ("--set", value)]
+    result = chaos(home, "moving-shapes", "--schedule", str(schedule), *sets)
     assert (result["faults"], result["faults_left"]) == (3, 0)
     assert sorted(result["faults_by_kind"]) == ["kill", "kill_while_committing", "scorer_death"]
     assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
     assert result["lost"] == result["duplicated_deliveries"] == result["hangs"] == 0
-    # 16 samples of three iterations and 8 held-out ones before and after, in one run or more.
-    assert result["samples"] == result["runs"] * (3 * 16 + 2 * 8)
-    rows = RunStore(Home(home)).runs()
+    # 16 samples of three iterations, and two of each held-out prompt before and after, in one run or more.
+    assert result["samples"] == result["runs"] * (3 * 16 + 2 * 2 * 4)
+    store = RunStore(Home(home))
+    rows = store.runs()
     assert {row.status for row in rows} == {"finished"} and len(rows) == 1 + result["runs"]
     assert {row.environment["purpose"] for row in rows} == {"chaos"}, "marked on the dashboard"
+    with store.reading() as record:
+        kept = record.execute(
+            "SELECT png FROM evaluation_images WHERE png IS NOT NULL UNION ALL "
+            "SELECT png FROM sample_images WHERE png IS NOT NULL"
+        ).fetchall()
+    clips = [content for (content,) in kept]
+    assert clips and {read_frames(content).shape for content in clips} == {(8, 24, 24, 3)}
+    assert max(map(len, clips)) <= CLIP_BYTES
 
 
 def test_a_run_keeps_its_promises_while_instances_come_and_go(home, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n30000,add,b\n60000,remove,a\n120000,remove,b\n")
-    result = chaos(home, "--trace", str(trace), "--set", "iterations=4")
+    result = chaos(home, "smoke", "--trace", str(trace), "--set", "iterations=4")
     assert (result["trace"], result["instances_in_trace"], result["most_at_once"]) == ("trace.csv", 2, 2)
     assert result["faults"] == result["instances_removed"] >= 1
     assert result["instances_added"] + result["instances_skipped"] >= result["instances_removed"]
     assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
-
-
-def test_a_run_of_clips_ends_with_the_same_bits_and_keeps_animated_images(home, tmp_path):
-    schedule = tmp_path / "faults.json"
-    schedule.write_text(json.dumps(FAULTS))
-    sets = [item for value in (*SETTINGS, *CLIPS) for item in ("--set", value)]
-    result = chaos(home, "--schedule", str(schedule), *sets, preset="moving-shapes")
-    assert (result["faults"], result["faults_left"]) == (3, 0)
-    assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
-    runs = [
-        row.run_id for row in RunStore(Home(home)).runs() if row.config.model.path.endswith("moving-shapes")
-    ]
-    with RunStore(Home(home)).reading() as record:
-        kept = record.execute(
-            "SELECT run_id, png FROM evaluation_images WHERE png IS NOT NULL UNION ALL "
-            "SELECT run_id, png FROM sample_images WHERE png IS NOT NULL"
-        ).fetchall()
-    clips = [content for run_id, content in kept if run_id in runs]
-    assert clips and {read_frames(content).shape for content in clips} == {(8, 24, 24, 3)}
-    assert max(map(len, clips)) <= CLIP_BYTES

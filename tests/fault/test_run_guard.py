@@ -52,13 +52,7 @@ for process in (first, second):
 
 
 def run(home: Home, *lines: str, address: str = "") -> tuple[int, str]:
-    """Exit code and standard error of a run that ends as its standard input says.
-
-    Args:
-        home: of the run.
-        lines: of its standard input.
-        address: of the head that it has joined.
-    """
+    """Exit code and standard error of a run with these lines as its input, which joined a head or none."""
     child = subprocess.Popen(
         [sys.executable, "-c", RUN, str(home.path), address],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
@@ -79,15 +73,13 @@ def home(tmp_path):
     return Home(tmp_path)
 
 
-def test_an_orderly_end_is_left_as_it_is(home):
-    assert run(home, "orderly") == (0, "")
+@pytest.mark.parametrize(
+    ("end", "status", "error"), [("orderly", "failed", "why"), ("guard", "finished", None)]
+)
+def test_an_orderly_end_is_left_as_it_is_also_without_the_guard(home, end, status, error):
+    assert run(home, end) == (0, "")
     row = RunStore(home).run("r")
-    assert (row.status, row.error) == ("failed", "why")
-
-
-def test_an_orderly_end_without_the_guard_is_one_too(home):
-    assert run(home, "guard") == (0, "")
-    assert RunStore(home).run("r").status == "finished"
+    assert (row.status, row.error) == (status, error)
 
 
 def test_what_ended_first_is_named(home):

@@ -30,17 +30,6 @@ def assert_nothing_is_left(up: RunningUp) -> None:
             httpx.get(url, timeout=5)
 
 
-def test_ctrl_c_ends_all_and_a_second_one_is_refused_meanwhile(home: Home):
-    with running_up(home) as up:
-        assert len(up.processes()) >= 3
-        assert httpx.get(f"{up.dashboard}/_stcore/health", timeout=60).status_code == 200
-        second = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
-        assert second.returncode == 2
-        assert f"runs already for {home.path} (process {up.process.pid}" in " ".join(second.stderr.split())
-        assert up.end() == 0
-        assert_nothing_is_left(up)
-
-
 def test_when_one_dies_it_says_which_and_ends_the_others(home: Home):
     """The server, which the others need; each of them is watched in the same way."""
     with running_up(home) as up:
@@ -50,7 +39,7 @@ def test_when_one_dies_it_says_which_and_ends_the_others(home: Home):
         assert_nothing_is_left(up)
 
 
-def test_nothing_outlives_its_kill_and_the_next_one_tells_prefect_how_its_run_ended(home: Home):
+def test_nothing_outlives_its_kill_and_the_next_one_knows_how_its_run_ended_and_ends_by_ctrl_c(home: Home):
     settings = ["runtime.cluster=local", "runtime.spot_workers=1", "evaluation.every=0"]
     form = {"preset": "smoke", "iterations": 400, "settings": settings}
     with running_up(home) as up:
@@ -65,7 +54,13 @@ def test_nothing_outlives_its_kill_and_the_next_one_tells_prefect_how_its_run_en
         )
     with running_up(home) as up:
         assert up.flow_run(flow_run["id"])["state"]["type"] == "CANCELLED"
+        assert len(up.processes()) >= 3
+        assert httpx.get(f"{up.dashboard}/_stcore/health", timeout=60).status_code == 200
+        second = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
+        assert second.returncode == 2
+        assert f"runs already for {home.path} (process {up.process.pid}" in " ".join(second.stderr.split())
         assert up.end() == 0
+        assert_nothing_is_left(up)
 
 
 def test_down_ends_what_a_killed_one_left(home: Home):

@@ -13,7 +13,6 @@ import pytest
 
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster, ray
 from gpu_runtime.cluster.ray.ray_internals import Node, kept_signal_handlers, ray_utils
-from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -21,6 +20,10 @@ pytestmark = pytest.mark.slow
 
 
 class Parrot:
+    def gpus(self) -> list[Any]:
+        """Those that Ray gave it."""
+        return ray.get_gpu_ids()
+
     def say(self, *what: Any) -> Any:
         return what
 
@@ -41,9 +44,19 @@ class Unreadable:
         return int, ("no number",)
 
 
+CONFIG = tiny_config(
+    model={"device": "auto"}, reward={"scorer": "clip-score"},
+    runtime={"reserved_workers": 1, "spot_workers": 1, "scorer_workers": 2, "scorer_gpu": 0.5},
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    cluster = RayCluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
+    """A cluster that is told of three GPUs."""
+    start = ray.init
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "init", lambda **options: start(num_gpus=3, **options))
+        cluster = RayCluster(CONFIG)
     yield cluster
     cluster.shutdown()
 
@@ -55,6 +68,7 @@ def test_references_arrive_as_their_values_beside_plain_arguments(cluster: RayCl
     said = actor.call(Parrot.say, references[1], "key", references[0], references[1]).result(timeout=240)
     assert said[1] == "key" and np.array_equal(said[2], small)
     assert np.array_equal(said[0], large) and np.array_equal(said[3], large)
+    actor.kill()  # the workers below need its place
 
 
 def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: RayCluster):
@@ -80,6 +94,32 @@ def test_ray_does_not_take_sigterm_over():
     assert ray_utils.set_sigterm_handler is rays
 
 
+def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+):
+    with monkeypatch.context() as shared:
+        # One that is refused looks at the same cluster, and leaves it to us to end.
+        shared.setattr(ray, "init", lambda **options: None)
+        ended: list[RayCluster] = []
+        shared.setattr(RayCluster, "shutdown", lambda cluster: ended.append(cluster))
+        refuse("takes 3 GPUs, and the cluster has 3", scorer_workers=6)
+        refuse("standby_workers = 1, but the workers have GPUs", standby_workers=1)
+    assert len(ended) == 2, "each ends what it has started"
+    workers = [cluster.start(f"worker-{n}", Parrot, gpu=True) for n in range(2)]
+    scorers = [cluster.start(f"scorer-{n}", Parrot, gpu=False, gpu_share=0.5) for n in range(2)]
+    of_workers, of_scorers = (
+        [actor.call(Parrot.gpus).result(timeout=240) for actor in actors] for actors in (workers, scorers)
+    )
+    assert of_scorers[0] == of_scorers[1]
+    assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
+
+
+def refuse(why: str, **settings: Any) -> None:
+    other = CONFIG.model_copy(update={"runtime": CONFIG.runtime.model_copy(update=settings)})
+    with pytest.raises(ConfigurationError, match=why):
+        RayCluster(other)
+
+
 def test_a_signal_while_ray_ends_its_processes_is_this_process_s(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ):
@@ -93,51 +133,7 @@ def test_a_signal_while_ray_ends_its_processes_is_this_process_s(
     monkeypatch.setattr(Node, "kill_all_processes", end_processes)
     ours = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
     try:
-        cluster.shutdown()  # the last test of this cluster
+        cluster.shutdown()  # this is its last test
     finally:
         signal.signal(signal.SIGTERM, ours)
     assert got == [signal.SIGTERM]
-
-
-class Seer:
-    """Says which GPU Ray gave it."""
-
-    def gpus(self) -> list[Any]:
-        return ray.get_gpu_ids()
-
-
-def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
-    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
-):
-    cluster.shutdown()  # a process has one cluster at a time
-    start = ray.init
-    monkeypatch.setattr(ray, "init", lambda **options: start(num_gpus=3, **options))
-    config = tiny_config(
-        model={"device": "auto"}, reward={"scorer": "clip-score"},
-        runtime={"reserved_workers": 1, "spot_workers": 1, "scorer_workers": 2, "scorer_gpu": 0.5},
-    )  # fmt: skip
-    fleet = RayCluster(config)
-    try:
-        with monkeypatch.context() as shared:
-            # One that is refused looks at the same cluster, and leaves it to us to end.
-            shared.setattr(ray, "init", lambda **options: None)
-            ended: list[RayCluster] = []
-            shared.setattr(RayCluster, "shutdown", lambda cluster: ended.append(cluster))
-            refuse(config, "takes 3 GPUs, and the cluster has 3", scorer_workers=6)
-            refuse(config, "standby_workers = 1, but the workers have GPUs", standby_workers=1)
-        assert len(ended) == 2, "each ends what it has started"
-        workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
-        scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
-        of_workers, of_scorers = (
-            [actor.call(Seer.gpus).result(timeout=240) for actor in actors] for actors in (workers, scorers)
-        )
-    finally:
-        fleet.shutdown()
-    assert of_scorers[0] == of_scorers[1]
-    assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
-
-
-def refuse(config: RunConfig, why: str, **settings: Any) -> None:
-    other = config.model_copy(update={"runtime": config.runtime.model_copy(update=settings)})
-    with pytest.raises(ConfigurationError, match=why):
-        RayCluster(other)

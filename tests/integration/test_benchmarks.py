@@ -22,20 +22,12 @@ SHORTEST = {
     "allocation": "--quick",
     "bare_loop": "--preset smoke --iterations 1",
     "families": "--only sd3.5",
-    "scheduler": "--quick",
     "simulator": "--quick",
-    "ui": "--iterations 20 --samples 16 --devices 6 --long 20 --runs 12 --repeats 1",
 }
 """Name -> its arguments."""
 
-LEFT_OUT = {
-    # A property test makes schedules now; of live turns the best ones were told, too.
-    "scheduler": {"schedules", "live_pulls_per_s_best", "live_rounds_per_s_best",
-                  "live_ray_alone_rounds_per_s_best"},
-    "simulator": {"growth_10_to_10000"},  # devices, and the shortest form goes to 100
-    "ui": {"database_mb"},  # which runs had when it was kept
-}  # fmt: skip
-"""Figures of a kept result that the shortest form does not have."""
+LEFT_OUT = {"growth_10_to_10000"}
+"""Figures of a kept result that the shortest form does not have: it goes to 100 devices."""
 
 
 def figures_of(name: str, arguments: str, home: Path) -> dict[str, Any]:
@@ -51,7 +43,7 @@ def figures_of(name: str, arguments: str, home: Path) -> dict[str, Any]:
 def test_it_runs_and_has_the_figures_that_were_kept(name: str, tmp_path: Path):
     figures = figures_of(name, SHORTEST[name], tmp_path / "home")
     kept = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    assert not kept["figures"].keys() - figures.keys() - LEFT_OUT.get(name, set())
+    assert not kept["figures"].keys() - figures.keys() - LEFT_OUT
 
 
 def test_the_kept_curves_give_the_figures_that_the_readme_has(tmp_path: Path):

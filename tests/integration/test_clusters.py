@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.weights import weights_digest
 from gpu_runtime.runtime import Runtime
 from storage.config.loading import load_config
-from tests.live_workers import worker_process
+from tests.live_workers import kill_at_first_chunk
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
     "runtime.start_timeout_s=900", "exploration.strategy=fresh",
     "exploration.candidates=6", "exploration.drafts=12",
 ]  # fmt: skip
-
-
-def kill_a_worker_at_its_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    victim, on_chunk = worker_process("spot-0").pid, Fleet.on_notice
-    struck: list[int] = []
-
-    def strike(fleet, device, notice):
-        if not struck and device.name == "spot-0":
-            struck.append(victim)
-            os.kill(victim, signal.SIGKILL)
-        on_chunk(fleet, device, notice)
-
-    monkeypatch.setattr(Fleet, "on_notice", strike)
 
 
 def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):
@@ -46,7 +29,7 @@ def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):
             seeds.append(plan.seeds)
             with monkeypatch.context() as patched:
                 if number == 2:
-                    kill_a_worker_at_its_first_chunk(patched)
+                    kill_at_first_chunk(patched, "spot-0")
                 rolled = runtime.rollout(plan)
             scores.append(runtime.reward(rolled))
             runtime.train(rolled, scores[-1])

@@ -13,9 +13,6 @@ import pytest
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster
-from gpu_runtime.cluster.ray.trace_replay import TraceReplay
-from gpu_runtime.spot.traces.replay import Replay
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.record.records import Market
@@ -79,14 +76,10 @@ def test_workers_are_placed_by_market_wait_for_an_instance_and_are_lost_with_it(
     assert psutil.pid_exists(pid)
     assert not any(call.done() for call in starts)
 
-    # A trace brings an instance: it has room for one of them, in its own process group.
-    replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "one")])), instances)
-    replay.start()
+    # An instance comes: it has room for one of them, in its own process group.
+    instances.add("one")
     while not any(call.done() for call in starts):
-        assert replay.done.failure is None
         time.sleep(0.1)
-    replay.stop()
-    assert (len(replay.done.added), instances.names) == (1, ["one"])
     (placed,) = [place for place, call in enumerate(starts) if call.done()]
     pid, group = starts[placed].result()
     assert group == instances._process_group("one")
@@ -114,7 +107,7 @@ def emptied(instances: LocalInstances) -> Iterator[LocalInstances]:
         instances.remove(name)
 
 
-def test_a_drained_instance_gets_no_further_worker_though_it_has_room(
+def test_devices_are_counted_and_a_drained_instance_gets_no_further_worker_though_it_has_room(
     emptied: LocalInstances, cluster: RayCluster
 ):
     from ray._private.state import state  # not before the cluster's folder has set how Ray authenticates
@@ -128,10 +121,12 @@ def test_a_drained_instance_gets_no_further_worker_though_it_has_room(
     assert reserved.drain_instance("gcp, in 30 s: preempted", time.time() + 30) == ""
     assert first.drain_instance("gcp, in 30 s: preempted", time.time() + 30) == ""
     assert list(state.get_draining_nodes()) == [leaving], "an instance with reserved workers is left alone"
+    assert cluster.devices() == {"reserved": 0, "spot": 2}, "GPUs, where there are any"
     second = start(cluster, "spot-4", "spot")
     first.call(Idling.where).result(timeout=LIMIT_S)  # a worker that is there goes on
     instances.add("coming", gpus=2)
     assert second.instance().result(timeout=LIMIT_S) != leaving
+    assert cluster.devices() == {"reserved": 0, "spot": 4}
 
 
 def test_an_instance_that_is_not_there_cannot_go(instances: LocalInstances):

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.cluster.ray.trace_replay import TraceReplay
-from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
-from tests.live_workers import worker_process
+from tests.live_workers import at_first_chunk, same_bits, worker_process
 from tests.local_ray_instances import local_ray_instances
 
 SETTINGS = [
@@ -53,26 +48,6 @@ def workers_of(rolled: Rollout) -> set[str]:
     return {delivered.worker for delivered in rolled.delivered}
 
 
-def same(a: Rollout, b: Rollout) -> bool:
-    return all(
-        np.array_equal(x.sample.image_HWC, y.sample.image_HWC)
-        and np.array_equal(x.sample.trajectory.log_prob_W, y.sample.trajectory.log_prob_W)
-        for x, y in zip(a.delivered, b.delivered, strict=True)
-    )
-
-
-def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    on_chunk, acted = Fleet.on_notice, threading.Event()
-
-    def act_on_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
-        if device.market == "spot" and not acted.is_set():
-            acted.set()
-            act()
-        on_chunk(fleet, device, notice)
-
-    monkeypatch.setattr(Fleet, "on_notice", act_on_chunk)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_devices_follow_the_instances_and_no_bit_changes(
@@ -87,12 +62,12 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     trainer = worker_process("reserved-0")
     trainer.suspend()
     with ThreadPoolExecutor(1) as beside, monkeypatch.context() as patched:
-        at_first_chunk_of_a_spot_worker(patched, trainer.resume)
+        at_first_chunk(patched, "spot", trainer.resume)
         rolling = beside.submit(runtime.rollout, PLAN)
         instances.add("one")
         joined = rolling.result(timeout=LIMIT_S)
     assert len(workers_of(joined)) == 2, "it joined in the midst of the phase"
-    assert same(alone, joined)
+    assert same_bits(alone, joined)
     (first,) = workers_of(joined) - {"reserved-0"}
     groups = {name: os.getpgid(worker_process(name).pid) for name in (first, "reserved-0")}
     assert len(set(groups.values())) == 2, "it is not placed on the trainer's instance"
@@ -100,10 +75,10 @@ def test_devices_follow_the_instances_and_no_bit_changes(
 
     # It is lost without a word.
     with monkeypatch.context() as patched:
-        at_first_chunk_of_a_spot_worker(patched, lambda: instances.remove("one"))
+        at_first_chunk(patched, "spot", lambda: instances.remove("one"))
         disturbed = runtime.rollout(PLAN)
     assert first in runtime.lost_workers and not instances.names
-    assert same(alone, disturbed)
+    assert same_bits(alone, disturbed)
     # A start that was queued at the instance may end with it.
     assert runtime.lost_workers.count(first) == 1
     assert runtime.counters.returned > 0
@@ -116,7 +91,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     while not second:
         assert time.monotonic() < deadline
         rolled = runtime.rollout(PLAN)
-        assert same(alone, rolled)
+        assert same_bits(alone, rolled)
         second = workers_of(rolled) - {"reserved-0"}
     replay.stop()
     assert (len(replay.done.added), instances.names) == (1, ["two"])
@@ -127,7 +102,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
         time.sleep(0.1)
     assert workers_of(runtime.rollout(PLAN)) == {"reserved-0"}
     instances.remove("two")
-    assert same(alone, runtime.rollout(PLAN))
+    assert same_bits(alone, runtime.rollout(PLAN))
     assert runtime.counters.redone_steps == redone
     (name,) = second
     known = {"reserved-0", first, name}
